@@ -1,14 +1,12 @@
 """The models beside the policy: frozen ones, by name.
 
-1. A Cookbook completer, a sampling client or a remote endpoint answers the calls to its name;
-   they are no transitions.
-2. It answers wherever the agent calls from: natively, blocking, over SDKs, by take-over.
-3. What goes wrong reaches the agent that called; closing tells whoever waits.
-4. What is no model, or has the policy's name, is refused when the Env is made.
+A Cookbook completer, a sampling client, a remote endpoint or a function answers the calls to its
+name, wherever the agent calls from; they are no transitions. What goes wrong reaches the agent that
+called, and closing tells whoever waits.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -18,27 +16,18 @@ import pytest
 import pytest_asyncio
 import tinker
 from aiohttp import web
+from tests.kit import ask, ask_blocking, call, play, reward, tool, user
 from tinker_cookbook.completers import MessageCompleter, StopCondition, TokenCompleter
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Trajectory
 
-from evert import (
-    AgentClient,
-    BlockingAgentClient,
-    ChatAgentEnv,
-    EnvClosedError,
-    ScriptedPolicy,
-)
+from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, EnvClosedError, ScriptedPolicy
 from evert.bridge.errors import AgentError, InvalidModelError
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
+from evert.trainers.engine.embedded import embedded_engine
 
-HELLO: Any = [{"role": "user", "content": "Hello?"}]
-TOOL: Any = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
-}
+HELLO: Any = [user("Hello?")]
+ADD = tool("add")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
 
 
@@ -53,116 +42,95 @@ class Judge(MessageCompleter):
         return {"role": "assistant", "content": str(messages[-1]["content"]).upper()}
 
 
-async def play(agent: Any, **options: Any) -> Trajectory:
-    return await do_single_rollout(
-        ScriptedPolicy(lambda prompt: "Policy."), ChatAgentEnv(agent, **options)
-    )
+async def hello(client: AgentClient, model: str = "judge", **fields: Any) -> Any:
+    return await call(client, *HELLO, model=model, **fields)
 
 
-async def ask(client: AgentClient, model: str, **fields: Any) -> Any:
-    return await client.chat.completions.create(model=model, **{"messages": HELLO, **fields})
+async def alone(agent: Any, **options: Any) -> None:
+    """Plays an agent that asks frozen models alone: no call of it is the policy's."""
+    ended: Any = await ChatAgentEnv(agent, **options).initial_observation()
+    assert ended.reward == 1.0
 
 
-def content(completion: Any) -> str:
-    return str(completion.choices[0].message.content)
+# -- kinds of models -----------------------------------------------------------------------------
 
 
-# -- 1. kinds of models --------------------------------------------------------------------------
-
-
-async def test_a_message_completer_answers_and_its_calls_are_no_transitions() -> None:
+async def test_a_message_completer_answers_beside_the_policy_and_is_no_transition() -> None:
     judge = Judge()
 
     async def agent(client: AgentClient) -> float:
-        assert content(await ask(client, "judge")) == "HELLO?"
-        assert content(await ask(client, "policy")) == "Policy."
-        assert content(await ask(client, "judge")) == "HELLO?"
-        return 1.0
+        names = ["policy", "judge", "policy", "judge"]
+        said = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
+        assert [model.id async for model in client.openai.models.list()] == ["policy", "judge"]
+        with pytest.raises(openai.BadRequestError, match="takes no tools. Give the Env a Token"):
+            await hello(client, tools=[ADD])
+        return float(said == ["Fine.", "HELLO?"] * 2)
 
     trajectory = await play(agent, models={"judge": judge})
 
-    assert len(trajectory.transitions) == 1
-    assert judge.asked == [[{"role": "user", "content": "Hello?"}]] * 2
-
-
-async def test_an_episode_of_frozen_calls_alone_has_no_transition() -> None:
-    async def agent(client: AgentClient) -> float:
-        return float(content(await ask(client, "judge")) == "HELLO?")
-
-    result: Any = await ChatAgentEnv(agent, models={"judge": Judge()}).initial_observation()
-    assert result.reward == 1.0
-
-
-async def test_a_message_completer_takes_no_tools_and_says_what_does() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="takes no tools. Give the Env a Token"):
-            await ask(client, "judge", tools=[TOOL])
-        return 1.0
-
-    await ChatAgentEnv(agent, models={"judge": Judge()}).initial_observation()
+    assert (len(trajectory.transitions), reward(trajectory)) == (2, 1.0)
+    assert judge.asked == [HELLO] * 2
 
 
 async def test_a_token_completer_is_read_with_the_envs_renderer() -> None:
-    helper = ScriptedPolicy([f"{CALL}", "One. Two.", "Long enough to be cut."])
+    helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL])
     got: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        got.append(await ask(client, "other", tools=[TOOL]))
-        got.append(await ask(client, "other", stop="Two"))
-        got.append(await ask(client, "other", max_tokens=2))
+        for fields in ({"tools": [ADD]}, {"stop": "Two"}, {"max_tokens": 2}, {"tools": [ADD]}):
+            got.append(await hello(client, "other", **fields))
         return 1.0
 
-    await ChatAgentEnv(agent, models={"other": helper}).initial_observation()
+    await alone(agent, models={"other": helper})
 
-    called, stopped, cut = got
-    assert called.choices[0].message.tool_calls[0].function.name == "add"
-    assert called.model == "other"
-    assert content(stopped) == "One. "
-    assert cut.choices[0].finish_reason == "length"
+    called, stopped, cut, again = (completion.choices[0] for completion in got)
+    assert called.message.tool_calls[0].function.name == "add"
+    assert called.message.tool_calls[0].id != again.message.tool_calls[0].id
+    assert got[0].model == "other"
+    assert stopped.message.content == "One. "
+    assert cut.finish_reason == "length"
     assert [one.usage.completion_tokens for one in got] == [len(a) for a in helper.actions]
     assert "# Tools" in helper.prompts[0]
 
 
 async def test_a_sampling_client_answers(tmp_path: Path) -> None:
-    from evert.trainers.engine.embedded import embedded_engine
-
     got: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        got.append(await ask(client, "base", max_tokens=4))
+        got.append(await hello(client, "base", max_tokens=4))
         got.append(await asyncio.to_thread(in_thread, client.blocking))
         return 1.0
 
     def in_thread(client: BlockingAgentClient) -> Any:
-        return client.openai_sync.chat.completions.create(
-            model="base", messages=HELLO, max_tokens=4
-        )
+        create = client.openai_sync.chat.completions.create
+        return create(model="base", messages=HELLO, max_tokens=4)
 
     with embedded_engine(tmp_path / "store", device="cpu"):
         sampler = tinker.ServiceClient().create_sampling_client(base_model=BASE_MODEL)
-        await ChatAgentEnv(agent, models={"base": sampler}).initial_observation()
+        await alone(agent, models={"base": sampler})
 
     assert len(got) == 2
     assert all(1 <= one.usage.completion_tokens <= 4 for one in got)
 
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
-AS_OBJECT: Any = {"response_format": {"type": "json_object"}}
-AS_SCHEMA: Any = {
-    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
-}
+AS_OBJECT = {"response_format": {"type": "json_object"}}
+
+
+def as_schema(name: str) -> Any:
+    wanted = {"name": name, "schema": SCHEMA}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
 
 
 async def test_a_completer_is_told_the_format_of_the_reply() -> None:
     judge, other = Judge(), ScriptedPolicy(["{}"])
 
     async def agent(client: AgentClient) -> float:
-        await ask(client, "judge", **AS_OBJECT)
-        await ask(client, "other", **AS_OBJECT)
+        await hello(client, **AS_OBJECT)
+        await hello(client, "other", **AS_OBJECT)
         return 1.0
 
-    models: dict[str, Any] = {"judge": judge, "other": other}
-    await ChatAgentEnv(agent, models=models).initial_observation()
+    await alone(agent, models={"judge": judge, "other": other})
 
     assert judge.asked[0][-1]["content"] == "Answer with one JSON object and nothing else."
     assert "Answer with one JSON object and nothing else." in other.prompts[0]
@@ -173,9 +141,9 @@ class Remote:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
-        self.url = ""
         self.message: dict[str, Any] = {"role": "assistant", "content": "Remote."}
         self.status = 200
+        self.models: dict[str, Any] = {}
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.headers["authorization"], await request.json()))
@@ -189,108 +157,69 @@ class Remote:
 
 
 @pytest_asyncio.fixture
-async def remote() -> AsyncIterator[Remote]:
+async def remote(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remote]:
+    """It answers as the model "judge"."""
+    monkeypatch.setenv("JUDGE_KEY", "secret")
     server = Remote()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    server.models = {"judge": RemoteModel("gpt-judge", url, "JUDGE_KEY")}
     yield server
     await runner.cleanup()
 
 
-async def test_a_remote_model_is_asked_with_the_fields_that_count(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "secret")
-    model = RemoteModel("gpt-judge", remote.url, "JUDGE_KEY")
-
-    async def agent(client: AgentClient) -> float:
-        completion = await ask(
-            client, "judge", tools=[TOOL], max_tokens=7, stop="END", temperature=0.5, seed=1
-        )
-        assert content(completion) == "Remote."
-        assert completion.usage.prompt_tokens == 5
-        assert completion.usage.completion_tokens == 6
-        return 1.0
-
-    result: Any = await ChatAgentEnv(agent, models={"judge": model}).initial_observation()
-
-    assert result.reward == 1.0
-    assert remote.asked == [
-        (
-            "Bearer secret",
-            {
-                "model": "gpt-judge",
-                "messages": HELLO,
-                "tools": [TOOL],
-                "max_completion_tokens": 7,
-                "stop": ["END"],
-            },
-        )
-    ]
-    assert "secret" not in repr(model)
-
-
-LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+BOTH = {"tools": [ADD, tool("look")]}
 NAMED = {"type": "function", "function": {"name": "add"}}
-FORMATS: dict[str, tuple[Any, Any]] = {
-    "json_object": (AS_OBJECT, AS_OBJECT),
-    "json_schema": (
-        AS_SCHEMA,
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "reply", "schema": SCHEMA},
-            }
-        },
+FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"tools": [ADD], "max_tokens": 7, "stop": "END", "temperature": 0.5, "seed": 1},
+        {"tools": [ADD], "max_completion_tokens": 7, "stop": ["END"]},
     ),
-    "a tool": ({"tools": [TOOL, LOOK], "tool_choice": NAMED}, {"tool_choice": NAMED}),
-    "any tool": ({"tools": [TOOL, LOOK], "tool_choice": "required"}, {"tool_choice": "required"}),
-    "nothing": ({"tools": [TOOL], "tool_choice": "auto"}, {}),
-}
+    (AS_OBJECT, AS_OBJECT),
+    (as_schema("s"), as_schema("reply")),
+    ({**BOTH, "tool_choice": NAMED}, {**BOTH, "tool_choice": NAMED}),
+    ({**BOTH, "tool_choice": "required"}, {**BOTH, "tool_choice": "required"}),
+    ({"tools": [ADD], "tool_choice": "auto"}, {"tools": [ADD]}),
+]
 
 
-@pytest.mark.parametrize(("fields", "expected"), FORMATS.values(), ids=FORMATS)
-async def test_a_remote_model_is_asked_for_the_format_by_its_own_fields(
+@pytest.mark.parametrize(("fields", "expected"), FIELDS)
+async def test_a_remote_model_is_asked_with_the_fields_that_count(
     remote: Remote, fields: Any, expected: Any
 ) -> None:
     async def agent(client: AgentClient) -> float:
-        await ask(client, "judge", **fields)
-        return 1.0
+        completion = await hello(client, **fields)
+        usage = completion.usage
+        assert completion.choices[0].message.content == "Remote."
+        return float((usage.prompt_tokens, usage.completion_tokens) == (5, 6))
 
-    models = {"judge": RemoteModel("m", remote.url)}
-    await ChatAgentEnv(agent, models=models).initial_observation()
+    await alone(agent, models=remote.models)
 
-    [(_, sent)] = remote.asked
-    for name in ("response_format", "tool_choice"):
-        assert sent.get(name) == expected.get(name)
+    body = {"model": "gpt-judge", "messages": HELLO, **expected}
+    assert remote.asked == [("Bearer secret", body)]
+    assert "secret" not in repr(remote.models)
 
 
 async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(remote: Remote) -> None:
-    call = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    remote.message = {
-        "role": "assistant",
-        "content": None,
-        "reasoning_content": "Hm.",
-        "tool_calls": [call],
-    }
+    made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    remote.message = {"role": "assistant", "content": None, "tool_calls": [made]}
+    remote.message["reasoning_content"] = "Hm."
 
     async def agent(client: AgentClient) -> float:
-        message: Any = (await ask(client, "judge", tools=[TOOL])).choices[0].message
+        message: Any = (await hello(client, tools=[ADD])).choices[0].message
         assert message.reasoning_content == "Hm."
         assert [one.id for one in message.tool_calls] == ["c7"]
-        history = [*HELLO, message, {"role": "tool", "tool_call_id": "c7", "content": "5"}]
-        await ask(client, "judge", messages=history)
+        result = {"role": "tool", "tool_call_id": "c7", "content": "5"}
+        await call(client, *HELLO, message, result, model="judge")
         return 1.0
 
-    models = {"judge": RemoteModel("m", remote.url)}
-    await ChatAgentEnv(agent, models=models).initial_observation()
+    await alone(agent, models=remote.models)
 
-    _, sent = remote.asked[1]
-    assert sent["messages"][1]["tool_calls"] == [call]
+    assert remote.asked[1][1]["messages"][1]["tool_calls"] == [made]
 
 
 @pytest.mark.parametrize(
@@ -302,34 +231,28 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(
     remote.status = status
 
     async def agent(client: AgentClient) -> float:
-        with pytest.raises(error) as caught:
-            await ask(client, "judge")
-        assert caught.value.code == "bad_key"
-        with pytest.raises(error) as caught:
-            await client.openai.chat.completions.create(model="judge", messages=HELLO)
-        assert caught.value.code == "bad_key"
+        for each in (client, client.openai):
+            with pytest.raises(error) as caught:
+                await hello(each)  # type: ignore[arg-type]
+            assert caught.value.code == "bad_key"
         return 1.0
 
-    models = {"judge": RemoteModel("m", remote.url)}
-    await ChatAgentEnv(agent, models=models).initial_observation()
+    await alone(agent, models=remote.models)
 
 
-# -- 2. from wherever the agent calls ------------------------------------------------------------
+# -- from wherever the agent calls ---------------------------------------------------------------
 
 
 async def natively(client: AgentClient) -> str:
-    return content(await ask(client, "judge"))
+    return await ask(client, *HELLO, model="judge")
 
 
 async def blocking(client: AgentClient) -> str:
-    create = client.blocking.chat.completions.create
-    return content(await asyncio.to_thread(create, model="judge", messages=HELLO))
+    return await asyncio.to_thread(ask_blocking, client.blocking, *HELLO, model="judge")
 
 
 async def over_chat(client: AgentClient) -> str:
-    return content(
-        await client.openai.chat.completions.create(model="judge", messages=HELLO, stream=False)
-    )
+    return await ask(client.openai, *HELLO, model="judge", stream=False)  # type: ignore[arg-type]
 
 
 async def over_responses(client: AgentClient) -> str:
@@ -344,70 +267,42 @@ async def over_anthropic(client: AgentClient) -> str:
 
 async def by_take_over(client: AgentClient) -> str:
     async with openai.AsyncOpenAI(api_key="x") as sdk:
-        return content(await sdk.chat.completions.create(model="judge", messages=HELLO))
+        return await ask(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
 
 
-def _own_client() -> str:
+def own_client() -> str:
     with openai.OpenAI(api_key="x") as sdk:
-        return content(sdk.chat.completions.create(model="judge", messages=HELLO))
+        return ask_blocking(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
 
 
 async def by_take_over_in_a_thread(client: AgentClient) -> str:
-    return await asyncio.to_thread(_own_client)
+    return await asyncio.to_thread(own_client)
 
 
-WAYS = [
-    natively,
-    blocking,
-    over_chat,
-    over_responses,
-    over_anthropic,
-    by_take_over,
-    by_take_over_in_a_thread,
-]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_a_frozen_model_answers_from_everywhere(way: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        *(natively, blocking, over_chat, over_responses, over_anthropic),
+        *(by_take_over, by_take_over_in_a_thread),
+    ],
+)
+async def test_a_frozen_model_answers_from_everywhere(
+    way: Callable[[AgentClient], Awaitable[str]],
+) -> None:
     async def agent(client: AgentClient) -> float:
         return float(await way(client) == "HELLO?")
 
-    result: Any = await ChatAgentEnv(agent, models={"judge": Judge()}).initial_observation()
-    assert result.reward == 1.0
+    await alone(agent, models={"judge": Judge()})
 
 
 async def test_a_plain_agent_may_call_it_too() -> None:
     def agent(client: BlockingAgentClient) -> float:
-        said = content(client.chat.completions.create(model="judge", messages=HELLO))
-        return float(said == "HELLO?" == _own_client())
+        return float(ask_blocking(client, *HELLO, model="judge") == "HELLO?" == own_client())
 
-    result: Any = await ChatAgentEnv(agent, models={"judge": Judge()}).initial_observation()
-    assert result.reward == 1.0
+    await alone(agent, models={"judge": Judge()})
 
 
-async def test_frozen_models_answer_while_the_policy_is_asked() -> None:
-    async def agent(client: AgentClient) -> float:
-        said = await asyncio.gather(
-            *(ask(client, model) for model in ["policy", "judge", "policy", "judge"])
-        )
-        return float([*map(content, said)] == ["Policy.", "HELLO?"] * 2)
-
-    trajectory = await play(agent, models={"judge": Judge()})
-
-    assert len(trajectory.transitions) == 2
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-async def test_the_names_are_listed() -> None:
-    async def agent(client: AgentClient) -> float:
-        names = [model.id async for model in client.openai.models.list()]
-        return float(names == ["policy", "judge"])
-
-    result: Any = await ChatAgentEnv(agent, models={"judge": Judge()}).initial_observation()
-    assert result.reward == 1.0
-
-
-# -- 3. what goes wrong --------------------------------------------------------------------------
+# -- what goes wrong -----------------------------------------------------------------------------
 
 
 class Broken(MessageCompleter):
@@ -432,39 +327,40 @@ class Stuck(MessageCompleter):
         raise AssertionError
 
 
-@pytest.mark.parametrize("way", [natively, blocking], ids=lambda way: way.__name__)
-async def test_an_error_of_a_frozen_model_reaches_the_agent(way: Callable[..., Any]) -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(LookupError, match="The judge is out"):
-            await way(client)
-        return 1.0
+class Stubborn(MessageCompleter):
+    """Takes no notice of being cancelled, either."""
 
-    result: Any = await ChatAgentEnv(agent, models={"judge": Broken()}).initial_observation()
-    assert result.reward == 1.0
+    async def __call__(self, messages: list[Message]) -> Message:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+        raise AssertionError
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["async", "plain"])
-async def test_closing_tells_whoever_waits_for_a_frozen_model(sync: bool) -> None:
+async def asks_the_judge(client: AgentClient) -> float:
+    await natively(client)
+    return 1.0
+
+
+def asks_the_judge_blocking(client: BlockingAgentClient) -> float:
+    ask_blocking(client, *HELLO, model="judge")
+    return 1.0
+
+
+EITHER = pytest.mark.parametrize("agent", [asks_the_judge, asks_the_judge_blocking])
+
+
+@EITHER
+async def test_an_error_of_a_frozen_model_reaches_the_agent(agent: Any) -> None:
+    with pytest.raises(AgentError, match="The judge is out") as caught:
+        await play(agent, models={"judge": Broken()})
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@EITHER
+async def test_closing_tells_whoever_waits_for_a_frozen_model(agent: Any) -> None:
     stuck = Stuck()
-    told: list[BaseException] = []
-
-    async def agent(client: AgentClient) -> float:
-        try:
-            await ask(client, "judge")
-        except BaseException as error:
-            told.append(error)
-            raise
-        return 1.0
-
-    def plain(client: BlockingAgentClient) -> float:
-        try:
-            client.chat.completions.create(model="judge", messages=HELLO)
-        except BaseException as error:
-            told.append(error)
-            raise
-        return 1.0
-
-    env = ChatAgentEnv(plain if sync else agent, models={"judge": stuck})
+    env = ChatAgentEnv(agent, models={"judge": stuck})
     observing = asyncio.create_task(env.initial_observation())
     await stuck.asked.wait()
     await env.close()
@@ -473,147 +369,58 @@ async def test_closing_tells_whoever_waits_for_a_frozen_model(sync: bool) -> Non
 
     assert stuck.cancelled
     assert not env.is_running
-    assert len(told) == 1
-    assert isinstance(told[0], EnvClosedError | asyncio.CancelledError)
 
 
-async def test_a_frozen_call_that_the_agent_leaves_behind_is_cancelled() -> None:
-    stuck = Stuck()
+async def test_a_frozen_call_that_the_agent_gives_up_or_leaves_behind_is_ended() -> None:
+    given_up, outlived = Stuck(), Stuck()
+    left: list[asyncio.Task[Any]] = []
 
     async def agent(client: AgentClient) -> float:
-        left = asyncio.create_task(ask(client, "judge"))
-        await stuck.asked.wait()
-        left.cancel()
+        left[:] = [asyncio.create_task(hello(client, name)) for name in ("given up", "outlived")]
+        await asyncio.gather(given_up.asked.wait(), outlived.asked.wait())
+        left[0].cancel()
         return 1.0
 
-    result: Any = await ChatAgentEnv(agent, models={"judge": stuck}).initial_observation()
-    await asyncio.sleep(0)
+    await alone(agent, models={"given up": given_up, "outlived": outlived})
+    told = await asyncio.gather(*left, return_exceptions=True)
 
-    assert result.reward == 1.0
-    assert stuck.cancelled
-
-
-async def test_a_name_that_nobody_has_is_the_policys_where_there_is_nothing_else() -> None:
-    """Agents name the model they were written for."""
-
-    async def agent(client: AgentClient) -> float:
-        return float(content(await ask(client, "gpt-4o")) == "Policy.")
-
-    trajectory = await play(agent)
-    assert trajectory.transitions[-1].reward == 1.0
+    assert [type(one).__name__ for one in told] == ["CancelledError", "EpisodeEndedError"]
+    assert given_up.cancelled
 
 
-async def test_a_mistyped_name_beside_other_models_is_a_400_with_the_nearest_one() -> None:
-    async def agent(client: AgentClient) -> float:
-        for each in (client, client.openai):
-            with pytest.raises(openai.BadRequestError, match="Did you mean 'judge'") as caught:
-                await ask(each, "jugde")  # type: ignore[arg-type]
-            assert caught.value.code == "model_not_found"
-        return float(content(await ask(client, "policy")) == "Policy.")
-
-    trajectory = await play(agent, models={"judge": Judge()})
-    assert len(trajectory.transitions) == 1
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-# -- 4. what is refused --------------------------------------------------------------------------
-
-
-async def agent_of_none(client: AgentClient) -> float:
-    return 0.0
-
-
-def test_the_policys_own_name_is_refused() -> None:
-    with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} has the policy's own"):
-        ChatAgentEnv(agent_of_none, models={"policy": Judge()})
-    ChatAgentEnv(agent_of_none, models={"policy": Judge()}, policy_names="student")
-
-
-@pytest.mark.parametrize("model", ["gpt-4o", None, 5, object(), Judge])
-def test_what_is_no_model_is_refused(model: Any) -> None:
-    with pytest.raises(InvalidModelError, match=r"models\['judge'\] is .*; expected a Message"):
-        ChatAgentEnv(agent_of_none, models={"judge": model})
-
-
-def test_a_completer_of_the_users_own_is_a_model() -> None:
-    class Own(TokenCompleter):
-        async def __call__(
-            self,
-            model_input: tinker.ModelInput,
-            stop: StopCondition,
-            *,
-            max_tokens: int | None = None,
-        ) -> Any:
-            raise NotImplementedError
-
-    ChatAgentEnv(agent_of_none, models={"own": Own()})
-
-
-# -- 5. clocks, ends and ids -----------------------------------------------------------------------
-
-
-class Slow(MessageCompleter):
-    """Takes its time."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    async def __call__(self, messages: list[Message]) -> Message:
-        await asyncio.sleep(self._seconds)
-        return {"role": "assistant", "content": "At last."}
-
-
-async def test_a_judges_time_is_not_the_agents() -> None:
-    async def agent(client: AgentClient) -> float:
-        for _ in range(4):
-            await ask(client, "judge")
-        await ask(client, "policy")
-        return 1.0
-
-    trajectory = await play(agent, models={"judge": Slow(0.2)}, agent_timeout=0.4)
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-class Stubborn(Slow):
-    """Takes no notice of being cancelled, either."""
-
-    async def __call__(self, messages: list[Message]) -> Message:
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
-        return await super().__call__(messages)
-
-
-@pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize("judge", [Slow(60), Stubborn(60)], ids=["slow", "stubborn"])
+@EITHER
+@pytest.mark.parametrize("judge", [Stuck, Stubborn])
 async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(
-    sync: bool, judge: Slow
+    agent: Any, judge: Any
 ) -> None:
-    async def asks(client: AgentClient) -> float:
-        await ask(client, "judge")
-        return 1.0
-
-    def asks_in_a_thread(client: BlockingAgentClient) -> float:
-        client.chat.completions.create(model="judge", messages=HELLO)
-        return 1.0
-
-    agent = asks_in_a_thread if sync else asks
     with pytest.raises(AgentError, match="'judge' gave no reply within 0.05 s") as caught:
-        await play(agent, models={"judge": judge}, model_timeout=0.05, agent_timeout=0.01)
+        await play(agent, models={"judge": judge()}, model_timeout=0.05, agent_timeout=0.01)
 
     cause = caught.value.__cause__
     assert isinstance(cause, openai.BadRequestError)
     assert cause.code == "model_timeout"
 
 
-async def test_a_remote_model_that_never_replies_has_a_time_limit_of_its_own() -> None:
+async def test_a_judges_time_is_not_the_agents() -> None:
+    class Slow(Judge):
+        async def __call__(self, messages: list[Message]) -> Message:
+            await asyncio.sleep(0.2)
+            return await super().__call__(messages)
+
     async def agent(client: AgentClient) -> float:
-        await ask(client, "far")
+        for _ in range(4):
+            await natively(client)
+        await ask(client)
         return 1.0
 
+    assert reward(await play(agent, models={"judge": Slow()}, agent_timeout=0.4)) == 1.0
+
+
+async def test_a_remote_model_that_never_replies_has_a_time_limit_of_its_own() -> None:
     async with dripping() as url:
-        model = RemoteModel("far-away", url, timeout=0.2)
-        with pytest.raises(AgentError, match="'far' gave no reply within 0.2 s"):
-            await play(agent, models={"far": model}, model_timeout=None)
+        models = {"judge": RemoteModel("far-away", url, timeout=0.2)}
+        with pytest.raises(AgentError, match="'judge' gave no reply within 0.2 s"):
+            await play(asks_the_judge, models=models, model_timeout=None)
 
 
 @asynccontextmanager
@@ -639,37 +446,21 @@ async def dripping() -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, connections))
 
 
-async def test_a_straggler_that_waits_for_a_judge_is_told_that_the_episode_is_over() -> None:
-    told: list[str] = []
-    stragglers: list[asyncio.Task[None]] = []
-
-    async def agent(client: AgentClient) -> float:
-        async def straggle() -> None:
-            try:
-                await ask(client, "judge")
-            except Exception as error:
-                told.append(type(error).__name__)
-
-        stragglers.append(asyncio.create_task(straggle()))
-        await ask(client, "policy")
-        return 1.0
-
-    await play(agent, models={"judge": Slow(60)})
-    await asyncio.gather(*stragglers)
-    assert told == ["EpisodeEndedError"]
+# -- what is refused -----------------------------------------------------------------------------
 
 
-async def test_tool_calls_of_a_frozen_model_have_ids_of_their_own() -> None:
-    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    ids: list[str] = []
+class Own(TokenCompleter):
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> Any:
+        raise NotImplementedError
 
-    async def agent(client: AgentClient) -> float:
-        for _ in range(3):
-            completion = await ask(client, "helper", tools=tools)
-            ids.append(completion.choices[0].message.tool_calls[0].id)
-        await ask(client, "policy")
-        return 1.0
 
-    await play(agent, models={"helper": ScriptedPolicy(lambda prompt: call)})
-    assert len(set(ids)) == 3
+def test_what_is_no_model_or_has_the_policys_name_is_refused() -> None:
+    with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} has the policy's own"):
+        ChatAgentEnv(asks_the_judge, models={"policy": Judge()})
+    ChatAgentEnv(asks_the_judge, models={"policy": Own()}, policy_names="student")
+    wrong: list[Any] = ["gpt-4o", None, 5, object(), Judge]
+    for model in wrong:
+        with pytest.raises(InvalidModelError, match=r"models\['judge'\] is .*; expected a Message"):
+            ChatAgentEnv(asks_the_judge, models={"judge": model})

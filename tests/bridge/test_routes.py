@@ -1,9 +1,8 @@
 """The route table: who answers the calls to a model name.
 
-1. Where there is only the policy, every name reaches it through a handle.
-2. As soon as other models or seats are declared, an unknown name is a 400 with the nearest one.
-3. The policy may have several names, patterns among them; they are checked.
-4. A failure of the agent says which names it asked for in vain.
+Where there is only the policy, every name reaches it; beside other models or seats, an unknown
+name is a 400 with the nearest one. The policy may have several names, patterns among them. A
+failure of the agent says which names it asked for in vain.
 """
 
 import asyncio
@@ -13,10 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from tinker_cookbook.completers import MessageCompleter
-from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Trajectory
+from tests.kit import ask, play, reward
 
 from evert import (
     AgentClient,
@@ -25,15 +21,12 @@ from evert import (
     ChatAgentEnv,
     InvalidDatasetError,
     InvalidModelError,
-    ScriptedPolicy,
 )
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.routes import Routes, read_policy_names, seat_model
-
-QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 def inbox() -> Inbox[Any]:
@@ -44,15 +37,8 @@ async def judge(request: ChatRequest) -> Reply:
     raise AssertionError(request)
 
 
-class Judge(MessageCompleter):
-    async def __call__(self, messages: list[Message]) -> Message:
-        return {"role": "assistant", "content": "Judged."}
-
-
-async def play(agent: Any, **options: Any) -> Trajectory:
-    return await do_single_rollout(
-        ScriptedPolicy(lambda prompt: "Policy."), ChatAgentEnv(agent, **options)
-    )
+def judges(messages: Any) -> str:
+    return "Judged."
 
 
 async def test_every_name_reaches_a_policy_that_is_alone() -> None:
@@ -60,13 +46,7 @@ async def test_every_name_reaches_a_policy_that_is_alone() -> None:
     routes = Routes({"policy": policy}, {})
 
     assert routes.find("policy") is routes.find("gpt-4o") is routes.find("") is policy
-    assert routes.names == ("policy",)
-    assert routes.seats == {}
-
-
-async def test_a_policy_with_several_names_is_still_alone() -> None:
-    policy = inbox()
-
+    assert (routes.names, routes.seats) == (("policy",), {})
     assert Routes({"a": policy, "b": policy}, {}).find("c") is policy
 
 
@@ -74,8 +54,11 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
     policy = inbox()
     routes = Routes({"policy": policy}, {"judge": judge})
 
-    assert routes.find("policy") is policy
-    assert routes.find("judge") is judge
+    assert (routes.find("policy"), routes.find("judge")) == (policy, judge)
+    assert routes.knows("policy")
+    assert routes.knows("judge")
+    unknown: list[Any] = [None, 5, ["policy"], "Policy"]
+    assert not any(map(routes.knows, unknown))
     with pytest.raises(openai.BadRequestError) as caught:
         routes.find("jugde")
     assert str(caught.value) == (
@@ -84,6 +67,8 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
         "name: policy_names='jugde'."
     )
     assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
+        routes.find("xyz")  # like no other: no guess
 
 
 async def test_what_answers_instead_of_the_policy_answers_for_no_frozen_model() -> None:
@@ -98,11 +83,6 @@ async def test_what_answers_instead_of_the_policy_answers_for_no_frozen_model() 
     assert not routes.is_frozen("policy")
 
 
-async def test_a_name_like_no_other_is_a_400_without_a_guess() -> None:
-    with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
-        Routes({"policy": inbox()}, {"judge": judge}).find("xyz")
-
-
 async def test_seats_are_found_by_their_models_and_named_without_them() -> None:
     player, other = inbox(), inbox()
     routes = Routes({seat_model("player"): player, seat_model("other"): other}, {})
@@ -113,63 +93,22 @@ async def test_seats_are_found_by_their_models_and_named_without_them() -> None:
         routes.find("player")
 
 
-@pytest.mark.parametrize("model", [None, 5, ["policy"], "Policy"])
-async def test_only_names_that_are_there_are_known(model: object) -> None:
-    routes = Routes({"policy": inbox()}, {"judge": judge})
-
-    assert routes.knows("policy")
-    assert routes.knows("judge")
-    assert not routes.knows(model)
+# -- several names, and patterns -------------------------------------------------------------------
 
 
-# -- 3. several names ------------------------------------------------------------------------------
-
-
-def test_one_name_is_a_list_of_one() -> None:
+def test_names_of_the_policy_are_read_and_checked() -> None:
     assert read_policy_names("policy") == ("policy",)
     assert read_policy_names(["gpt-4o", "gpt-4o-mini"]) == ("gpt-4o", "gpt-4o-mini")
-
-
-@pytest.mark.parametrize("names", ["", [], [""], ["a", "a"], ["a", 5], [None]])
-def test_names_that_are_none_are_refused(names: Any) -> None:
-    with pytest.raises(
-        InvalidModelError, match="policy_names must be a model name or several different"
-    ):
-        read_policy_names(names)
-
-
-async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each() -> None:
-    async def agent(client: AgentClient) -> float:
-        assert client.model == "gpt-4o"
-        async with openai.AsyncOpenAI(api_key="x") as own:
-            for model in ("gpt-4o", "gpt-4o-mini"):
-                completion = await own.chat.completions.create(model=model, messages=QUESTION)
-                assert completion.choices[0].message.content == "Policy."
-        completion = await client.chat.completions.create(model="judge", messages=QUESTION)
-        return float(completion.choices[0].message.content == "Judged.")
-
-    trajectory = await play(
-        agent, policy_names=("gpt-4o", "gpt-4o-mini"), models={"judge": Judge()}
-    )
-
-    assert len(trajectory.transitions) == 2
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-def test_none_of_the_policys_names_may_be_a_frozen_models() -> None:
-    async def agent(client: AgentClient) -> float:
-        return 0.0
-
-    with pytest.raises(InvalidModelError, match="has the policy's own name"):
-        ChatAgentEnv(agent, policy_names=("a", "b"), models={"b": Judge()})
-
-
-# -- 3. patterns -----------------------------------------------------------------------------------
-
-
-def test_patterns_stand_after_the_name_that_a_client_uses() -> None:
-    assert read_policy_names("*") == ("policy", "*")
+    assert read_policy_names("*") == ("policy", "*"), "after the name that a client uses"
     assert read_policy_names(("gpt-*", "small")) == ("small", "gpt-*")
+    wrong: list[Any] = ["", [], [""], ["a", "a"], ["a", 5], [None]]
+    for names in wrong:
+        with pytest.raises(InvalidModelError, match="must be a model name or several different"):
+            read_policy_names(names)
+    with pytest.raises(InvalidModelError, match="has the policy's own name"):
+        ChatAgentEnv(asks_elsewhere, policy_names=("a", "b"), models={"b": judges})
+    with pytest.raises(InvalidDatasetError, match=r"Leave policy_names out.*'evert/player'"):
+        seat_envs(asks_elsewhere, ("player", "judge"), policy_names="gpt-5.2")
 
 
 @pytest.mark.parametrize(
@@ -195,21 +134,38 @@ async def test_a_pattern_takes_every_name_that_no_frozen_model_has(
     assert "*" not in "".join(routes.names)
 
 
-async def test_an_agent_with_models_of_its_own_plays_whatever_they_are_called() -> None:
-    async def agent() -> float:
+@pytest.mark.parametrize("names", [("gpt-5.2", "o9-large"), "*"])
+async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(names: Any) -> None:
+    async def agent(client: AgentClient) -> float:
+        said: list[str] = []
         async with openai.AsyncOpenAI(api_key="x") as own:
-            for model in ("gpt-5.2", "o9-large"):
-                await own.chat.completions.create(model=model, messages=QUESTION)
-            judged = await own.chat.completions.create(model="judge", messages=QUESTION)
-        return float(judged.choices[0].message.content == "Judged.")
+            for each in (own, client, client.openai):
+                models = ("gpt-5.2", "o9-large", "judge")
+                said += [await ask(each, model=model) for model in models]  # type: ignore[arg-type]
+        return float(said == ["Fine.", "Fine.", "Judged."] * 3)
 
-    trajectory = await play(agent, policy_names="*", models={"judge": Judge()})
+    trajectory = await play(agent, policy_names=names, models={"judge": judges})
 
-    assert len(trajectory.transitions) == 2
-    assert trajectory.transitions[-1].reward == 1.0
+    assert (len(trajectory.transitions), reward(trajectory)) == (6, 1.0)
 
 
-# -- 4. names asked for in vain --------------------------------------------------------------------
+async def test_a_mistyped_name_is_the_agents_400_and_one_of_a_policy_alone_is_the_policys() -> None:
+    async def agent(client: AgentClient) -> float:
+        for each in (client, client.openai):
+            with pytest.raises(openai.BadRequestError, match="Did you mean 'judge'") as caught:
+                await ask(each, model="jugde")  # type: ignore[arg-type]
+            assert caught.value.code == "model_not_found"
+        return 1.0
+
+    await ChatAgentEnv(agent, models={"judge": judges}).initial_observation()
+
+    async def written_for_another(client: AgentClient) -> float:
+        return float(await ask(client, model="gpt-4o") == "Fine.")
+
+    assert reward(await play(written_for_another)) == 1.0
+
+
+# -- names asked for in vain -----------------------------------------------------------------------
 
 STRANGER = (
     "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
@@ -220,10 +176,9 @@ STRANGER = (
 
 async def asks_elsewhere() -> float:
     # Nobody listens there: the call is not the policy's, and goes where it would have gone.
-    async with openai.AsyncOpenAI(
-        api_key="x", base_url="http://127.0.0.1:9/v1", max_retries=0
-    ) as own:
-        await own.chat.completions.create(model="gpt-5.2", messages=QUESTION)
+    url = "http://127.0.0.1:9/v1"
+    async with openai.AsyncOpenAI(api_key="x", base_url=url, max_retries=0) as own:
+        await ask(own, model="gpt-5.2")  # type: ignore[arg-type]
     return 1.0
 
 
@@ -231,45 +186,30 @@ async def test_an_agent_that_fails_after_asking_for_another_model_is_told_of_the
     with pytest.raises(AgentError, match=re.escape(f"Connection error. {STRANGER}")):
         await play(asks_elsewhere)
 
-
-async def test_a_scored_failure_says_so_in_its_log() -> None:
     trajectory = await play(asks_elsewhere, on_agent_error=-1.0)
-
-    assert trajectory.transitions[-1].reward == -1.0
+    assert reward(trajectory) == -1.0
     assert str(trajectory.transitions[-1].logs["agent_error"]).endswith(STRANGER)
 
-
-async def test_so_does_an_agent_that_makes_do_without_the_model() -> None:
-    async def agent() -> float:
-        with contextlib.suppress(openai.APIConnectionError):
-            await asks_elsewhere()
-        return 0.5
-
-    trajectory = await play(agent)
-
-    assert trajectory.transitions[-1].metrics["no_llm_call"] == 1.0
-    assert trajectory.transitions[-1].logs["no_llm_call"] == f"No model call came here. {STRANGER}"
-
-
-async def test_and_one_that_waits_for_ever() -> None:
-    async def agent() -> float:
-        with contextlib.suppress(openai.APIConnectionError):
-            await asks_elsewhere()
-        await asyncio.Event().wait()
-        return 0.5
-
-    with pytest.raises(AgentTimeoutError, match=re.escape(STRANGER)):
-        await play(agent, agent_timeout=0.2)
-
-
-async def test_a_failure_that_names_no_stranger_is_left_as_it_is() -> None:
-    async def agent(client: AgentClient) -> float:
+    async def fails_otherwise(client: AgentClient) -> float:
         raise ValueError("no such table")
 
     with pytest.raises(AgentError, match="model calls: no such table$"):
-        await play(agent)
+        await play(fails_otherwise)
 
 
-async def test_the_policys_name_beside_seats_is_refused() -> None:
-    with pytest.raises(InvalidDatasetError, match=r"Leave policy_names out.*'evert/player'"):
-        seat_envs(asks_elsewhere, ("player", "judge"), policy_names="gpt-5.2")
+async def test_so_is_one_that_makes_do_without_the_model_or_waits_for_ever() -> None:
+    async def makes_do() -> float:
+        with contextlib.suppress(openai.APIConnectionError):
+            await asks_elsewhere()
+        return 0.5
+
+    async def waits() -> float:
+        await makes_do()
+        await asyncio.Event().wait()
+        return 0.5
+
+    [turn] = (await play(makes_do)).transitions
+    assert turn.metrics["no_llm_call"] == 1.0
+    assert turn.logs["no_llm_call"] == f"No model call came here. {STRANGER}"
+    with pytest.raises(AgentTimeoutError, match=re.escape(STRANGER)):
+        await play(waits, agent_timeout=0.2)

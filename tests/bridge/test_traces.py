@@ -1,12 +1,9 @@
 """Traces: an episode as OpenTelemetry's spans, at a real collector.
 
-1. An episode is a trace of its own, of whichever trainer's span it is begun in; its spans have the
-   names and attributes of the conventions for generative AI.
-2. Spans lie within each other as the work does: for tasks, threads, pools, real SDKs that emit
-   spans of their own, agents over HTTP and commands. A span of a foreign trace is linked to.
-3. A tool's span is made of the reply that calls it and the request that brings its result.
-4. Rewards are spans; so is each seat's. An episode's span says how it ended.
-5. Without traces nothing of OpenTelemetry is imported.
+An episode is a trace of its own, with the names and attributes of the conventions for generative
+AI. Spans lie within each other as the work does: for tasks, threads, pools, real SDKs that emit
+spans of their own, agents over HTTP and commands. Tools, rewards and ends are spans, too. Without
+traces nothing of OpenTelemetry is imported.
 """
 
 import asyncio
@@ -15,7 +12,7 @@ import contextvars
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,24 +25,26 @@ import pytest
 from opentelemetry import propagate, trace
 from opentelemetry.util._once import Once
 from tests.bridge.collector import Collector, Seen, collecting
-from tests.bridge.faces.conftest import calling
+from tests.kit import ask, ask_blocking, asks, call, policy_of, tool, user
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
+from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent
 from evert.bridge.chat.reply import call_id
 from evert.bridge.env import options
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.episode import tracers
 from evert.bridge.errors import AgentError, MissingPackageError
 
-HELLO: Any = [{"role": "user", "content": "Hello?"}]
-TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-    for name in ("add", "look")
-]
+HELLO: Any = [user("Hello?")]
+TOOLS: Any = [tool("add"), tool("look")]
 
 CHAT, EPISODE, REWARD = "chat policy", "invoke_agent agent", "reward"
+SDK = "anthropic.messages.create"
+
+
+def calling(name: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
 
 
 def mine(name: str) -> AbstractContextManager[trace.Span]:
@@ -74,18 +73,13 @@ async def flushed(collector: Collector) -> list[Seen]:
 async def played(
     collector: Collector, agent: Any, *replies: str, **more: Any
 ) -> tuple[Trajectory, list[Seen]]:
-    policy = ScriptedPolicy(replies) if replies else ScriptedPolicy(lambda _: "said")
     agent.__module__, agent.__qualname__ = "builtins", "agent"
     env = ChatAgentEnv(agent, traces=collector.url, **more)
-    trajectory = await do_single_rollout(policy, env)
+    trajectory = await do_single_rollout(policy_of(*replies), env)
     return trajectory, await flushed(collector)
 
 
-async def ask(client: AgentClient) -> None:
-    await client.chat.completions.create(messages=HELLO)
-
-
-# -- 1. names and attributes ---------------------------------------------------------------------
+# -- names and attributes ------------------------------------------------------------------------
 
 
 async def test_an_episode_and_its_calls_are_spans_by_the_conventions(collector: Collector) -> None:
@@ -120,8 +114,7 @@ async def test_an_episode_and_its_calls_are_spans_by_the_conventions(collector: 
         "gen_ai.request.model": "policy",
     }
     assert (call.sent.kind, call.sent.SPAN_KIND_CLIENT) == (3, 3)
-    assert {span.service for span in (episode, call, reward)} == {"evert"}
-    assert {span.scope for span in (episode, call, reward)} == {"evert"}
+    assert {(span.service, span.scope) for span in (episode, call, reward)} == {("evert", "evert")}
     for span in (call, reward):
         assert episode.sent.start_time_unix_nano <= span.sent.start_time_unix_nano
         assert span.sent.start_time_unix_nano <= span.sent.end_time_unix_nano
@@ -132,13 +125,11 @@ async def test_each_of_many_episodes_is_a_trace_linked_to_the_trainers_span(
 ) -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
-        await ask(client)
-        return 1.0
+        return await asks(client)
 
     tracers.tracing_to(collector.url)
     with mine("training step"):
-        for_all = [played(collector, agent) for _ in range(4)]
-        await asyncio.gather(*for_all)
+        await asyncio.gather(*(played(collector, agent) for _ in range(4)))
     spans = await flushed(collector)
 
     [step] = [span for span in spans if span.name == "training step"]
@@ -149,135 +140,96 @@ async def test_each_of_many_episodes_is_a_trace_linked_to_the_trainers_span(
         assert [link.span_id for link in span.sent.links] == [step.sent.span_id]
 
 
-async def test_a_call_that_is_not_to_be_learned_from_says_so(collector: Collector) -> None:
+async def test_calls_that_are_not_learned_from_are_spans_too(collector: Collector) -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
-        await client.untrained.chat.completions.create(messages=HELLO)
+        await ask(client.untrained)
+        await ask(client, model="judge")
         return 1.0
 
-    _, [_, first, second, _] = await played(collector, agent)
+    _, [_, *calls, _] = await played(collector, agent, models={"judge": lambda messages: "fine"})
 
-    assert first.attributes.get("evert.train") is None
-    assert second.attributes["evert.train"] is False
-
-
-async def test_a_frozen_model_is_a_call_like_the_policys(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(model="judge", messages=HELLO)
-        return 1.0
-
-    models: Any = {"judge": ScriptedPolicy(["fine"])}
-    env = ChatAgentEnv(agent, traces=collector.url, models=models)
-    await env.initial_observation()
-
-    assert [span.name for span in await flushed(collector)][1:] == ["chat judge", REWARD]
+    assert [span.name for span in calls] == [CHAT, CHAT, "chat judge"]
+    assert [span.attributes.get("evert.train") for span in calls[:2]] == [None, False]
 
 
-# -- 2. within each other ------------------------------------------------------------------------
+# -- within each other ---------------------------------------------------------------------------
 
 
-async def test_calls_lie_in_the_spans_of_the_tasks_that_make_them(collector: Collector) -> None:
-    async def worker(client: AgentClient, name: str) -> None:
+async def has_tasks(client: AgentClient) -> float:
+    async def worker(name: str) -> None:
         with mine(name):
             await ask(client)
 
-    async def agent(client: AgentClient) -> float:
-        with mine("both"):
-            await asyncio.gather(worker(client, "one"), worker(client, "two"))
-        await ask(client)
-        return 1.0
-
-    _, [episode, *_] = await played(collector, agent)
-
-    both = ("both", ("one", CHAT), ("two", CHAT))
-    assert episode.tree == (EPISODE, both, CHAT, REWARD)
+    with mine("both"):
+        await asyncio.gather(worker("one"), worker("two"))
+    # A call without any context is its episode's.
+    loop = asyncio.get_running_loop()
+    await loop.create_task(call(client), context=contextvars.Context())
+    return 1.0
 
 
-async def test_calls_of_a_plain_function_lie_in_the_spans_of_its_thread(
-    collector: Collector,
-) -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        with mine("step"):
-            client.chat.completions.create(messages=HELLO)
-        return 1.0
+def has_threads(client: BlockingAgentClient) -> float:
+    def work() -> None:
+        with mine("inside"):
+            ask_blocking(client)
 
-    _, [episode, *_] = await played(collector, agent)
+    def in_thread() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
 
-    assert episode.tree == (EPISODE, ("step", CHAT), REWARD)
+    def in_pool() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(work).result()
 
-
-def in_thread(work: Callable[[], None]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
-def in_pool(work: Callable[[], None]) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work).result()
-
-
-@pytest.mark.parametrize("run", [in_thread, in_pool])
-async def test_what_an_agent_hands_to_other_threads_lies_in_its_spans(
-    collector: Collector, run: Callable[[Callable[[], None]], None]
-) -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        def work() -> None:
-            with mine("inside"):
-                client.chat.completions.create(messages=HELLO)
-
+    for run in (work, in_thread, in_pool):
         with mine("outside"):
-            run(work)
-        run(work)
-        return 1.0
-
-    _, [episode, *_] = await played(collector, agent)
-
-    inside = ("inside", CHAT)
-    assert episode.tree == (EPISODE, ("outside", inside), inside, REWARD)
+            run()
+        run()
+    return 1.0
 
 
-async def test_a_call_without_any_context_is_its_episodes(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        loop = asyncio.get_running_loop()
-        await loop.create_task(ask(client), context=contextvars.Context())
-        return 1.0
-
-    _, [episode, *_] = await played(collector, agent)
-
-    assert episode.tree == (EPISODE, CHAT, REWARD)
+async def uses_an_sdk(client: AgentClient) -> float:
+    await client.anthropic.messages.create(model="policy", max_tokens=50, messages=HELLO)
+    return 1.0
 
 
-SDK = "anthropic.messages.create"
+async def calls_the_server(client: AgentClient) -> float:
+    address = client.serve()
+    fields: Any = {"model": "another name", "max_tokens": 50, "messages": HELLO}
+    async with anthropic.AsyncAnthropic(base_url=address.root_url, api_key=address.api_key) as own:
+        await own.messages.create(**fields)
+        async with own.messages.stream(**fields) as stream:
+            await stream.get_final_text()
+    return 1.0
 
 
-async def test_the_spans_of_a_real_sdk_lie_between_episode_and_call(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        await client.anthropic.messages.create(model="policy", max_tokens=50, messages=HELLO)
-        return 1.0
-
-    _, [episode, sdk, *_] = await played(collector, agent)
-
-    assert episode.tree == (EPISODE, (SDK, CHAT), REWARD)
-    assert sdk.scope == "com.anthropic.sdk.python"
+async def has_a_client_of_its_own(client: AgentClient) -> float:
+    with mine("framework"):
+        own = openai.AsyncOpenAI(api_key="mine")
+        await own.chat.completions.create(model="policy", messages=HELLO)
+    return 1.0
 
 
-async def test_so_they_do_over_the_loopback_server(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        address = client.serve()
-        async with anthropic.AsyncAnthropic(
-            base_url=address.root_url, api_key=address.api_key
-        ) as own:
-            await own.messages.create(model="another name", max_tokens=50, messages=HELLO)
-            async with own.messages.stream(
-                model="another name", max_tokens=50, messages=HELLO
-            ) as stream:
-                await stream.get_final_text()
-        return 1.0
+INSIDE = ("inside", CHAT)
+TREES: list[tuple[Any, tuple[Any, ...]]] = [
+    (has_tasks, (("both", ("one", CHAT), ("two", CHAT)), CHAT)),
+    (has_threads, (("outside", INSIDE), INSIDE) * 3),
+    (uses_an_sdk, ((SDK, CHAT),)),
+    (calls_the_server, ((SDK, CHAT), (SDK, CHAT))),
+    (has_a_client_of_its_own, (("framework", CHAT),)),
+]
 
-    _, [episode, *_] = await played(collector, agent)
 
-    assert episode.tree == (EPISODE, (SDK, CHAT), (SDK, CHAT), REWARD)
+@pytest.mark.parametrize(("agent", "tree"), TREES, ids=[agent.__name__ for agent, _ in TREES])
+async def test_spans_lie_within_each_other_as_the_work_does(
+    collector: Collector, agent: Any, tree: tuple[Any, ...]
+) -> None:
+    _, [episode, *spans] = await played(collector, agent)
+
+    assert episode.tree == (EPISODE, *tree, REWARD)
+    assert {span.scope for span in spans if span.name == SDK} <= {"com.anthropic.sdk.python"}
 
 
 async def test_a_request_names_its_span_by_its_header(collector: Collector) -> None:
@@ -322,46 +274,28 @@ async def test_the_spans_of_a_command_lie_in_its_episode(collector: Collector) -
     program = ProcessAgent(
         [sys.executable, "-c", PROGRAM], env={"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
     )
-    policy, env = ScriptedPolicy(["said"]), ChatAgentEnv(program, traces=collector.url)
-    await do_single_rollout(policy, env)
+    await do_single_rollout(policy_of(), ChatAgentEnv(program, traces=collector.url))
     [episode, main, *_] = await flushed(collector)
 
     assert episode.tree == ("invoke_agent ProcessAgent", ("main", (SDK, CHAT)), REWARD)
     assert (episode.service, main.service) == ("evert", "program")
 
 
-async def test_what_an_openai_client_of_the_agents_own_asks_lies_in_its_span(
-    collector: Collector,
-) -> None:
-    async def agent(client: AgentClient) -> float:
-        with mine("framework"):
-            await openai.AsyncOpenAI(api_key="mine").chat.completions.create(
-                model="policy", messages=HELLO
-            )
-        return 1.0
-
-    _, [episode, *_] = await played(collector, agent)
-
-    assert episode.tree == (EPISODE, ("framework", CHAT), REWARD)
-
-
-# -- 3. tools ------------------------------------------------------------------------------------
+# -- tools ---------------------------------------------------------------------------------------
 
 
 async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result(
     collector: Collector,
 ) -> None:
     async def agent(client: AgentClient) -> float:
-        messages = [*HELLO]
-        said = await client.chat.completions.create(messages=messages, tools=TOOLS)
-        calls = said.choices[0].message.tool_calls or []
-        messages.append(said.choices[0].message)
-        messages += [{"role": "tool", "tool_call_id": one.id, "content": "3"} for one in calls]
-        messages.append({"role": "user", "content": "And?"})
-        await client.chat.completions.create(messages=messages, tools=TOOLS)
+        said = (await call(client, tools=TOOLS)).choices[0].message
+        results = [
+            {"role": "tool", "tool_call_id": one.id, "content": "3"} for one in said.tool_calls
+        ]
+        await call(client, user("Hi"), said, *results, user("And?"), tools=TOOLS)
         return 1.0
 
-    both = f"{calling('add', x=1)}\n{calling('look')}"
+    both = f"{calling('add')}\n{calling('look')}"
     _, spans = await played(collector, agent, both, "3")
 
     [episode, first, add, look, second, _] = spans
@@ -373,28 +307,25 @@ async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result(
         "gen_ai.tool.name": "add",
         "gen_ai.tool.call.id": call_id("call-0-0"),
     }
-    for tool in (add, look):
-        assert tool.sent.start_time_unix_nano == first.sent.end_time_unix_nano
-        assert tool.sent.end_time_unix_nano == second.sent.start_time_unix_nano
+    for one in (add, look):
+        assert one.sent.start_time_unix_nano == first.sent.end_time_unix_nano
+        assert one.sent.end_time_unix_nano == second.sent.start_time_unix_nano
 
 
 async def test_a_tool_whose_result_never_comes_ends_with_the_episode(collector: Collector) -> None:
     async def agent(client: AgentClient) -> float:
+        add: Any = {"type": "function", "name": "add", "parameters": {}, "strict": False}
         with mine("loop"):
-            await client.openai.responses.create(
-                model="policy",
-                input="Hello?",
-                tools=[{"type": "function", "name": "add", "parameters": {}, "strict": False}],
-            )
+            await client.openai.responses.create(model="policy", input="Hello?", tools=[add])
         return 1.0
 
-    _, [episode, _, _, tool, _] = await played(collector, agent, calling("add", x=1))
+    _, [episode, _, _, tool, _] = await played(collector, agent, calling("add"))
 
     assert episode.tree == (EPISODE, ("loop", CHAT, "execute_tool add"), REWARD)
     assert tool.sent.end_time_unix_nano == episode.sent.end_time_unix_nano
 
 
-# -- 4. rewards, and ends ------------------------------------------------------------------------
+# -- rewards, and ends ---------------------------------------------------------------------------
 
 
 async def test_rewards_on_the_way_are_spans_where_they_are_given(collector: Collector) -> None:
@@ -416,9 +347,8 @@ async def test_each_seat_has_its_own_reward_in_the_one_trace(collector: Collecto
         await ask(client.seat("b"))
         return {"a": 1.0, "b": -1.0}
 
-    policy = ScriptedPolicy(lambda _: "said")
     envs = seat_envs(agent, ["a", "b"], traces=collector.url)
-    await asyncio.gather(*(do_single_rollout(policy, env) for env in envs))
+    await asyncio.gather(*(do_single_rollout(policy_of(), env) for env in envs))
     [episode, one, two, *rewards] = await flushed(collector)
 
     assert [one.name, two.name] == ["chat evert/a", "chat evert/b"]
@@ -427,20 +357,6 @@ async def test_each_seat_has_its_own_reward_in_the_one_trace(collector: Collecto
         span.attributes["gen_ai.request.model"]: span.attributes["gen_ai.evaluation.score.value"]
         for span in rewards
     } == {"evert/a": 1.0, "evert/b": -1.0}
-
-
-async def test_an_agent_that_raises_fails_its_span(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client)
-        raise ValueError("Hello?")
-
-    with pytest.raises(AgentError):
-        await played(collector, agent)
-    [episode, _] = await flushed(collector)
-
-    assert episode.attributes["error.type"] == "ValueError"
-    assert episode.sent.status.code == episode.sent.status.STATUS_CODE_ERROR
-    assert episode.sent.status.message == "ValueError"
 
 
 QUOTED = "s3cr3t-of-mine in Hello?"
@@ -452,23 +368,17 @@ async def test_no_text_of_a_conversation_and_no_secret_is_in_a_span(
     monkeypatch.setenv("MY_API_KEY", "s3cr3t-of-mine")
 
     async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(messages=HELLO, tools=TOOLS)
+        await ask(client, *HELLO, tools=TOOLS)
         for model in (QUOTED, "gpt-4o", "judge"):
             with contextlib.suppress(openai.BadRequestError):
-                await client.chat.completions.create(messages=HELLO, model=model)
+                await ask(client, *HELLO, model=model)
         raise ValueError(QUOTED)
 
-    def judge(messages: list[Any]) -> str:
-        return QUOTED
-
-    def call(name: str) -> str:
-        return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
-
-    more: Any = {"models": {"judge": judge}, "policy_names": ("policy", "gpt-*")}
-    replies = (call(QUOTED) + call("add"), "said", "said")
+    more: Any = {"models": {"judge": lambda messages: QUOTED}, "policy_names": ("policy", "gpt-*")}
+    replies = (calling(QUOTED) + calling("add"), "said", "said")
     with pytest.raises(AgentError):
         await played(collector, agent, *replies, **more)
-    spans = await flushed(collector)
+    [episode, *_] = spans = await flushed(collector)
 
     names = [span.name for span in spans]
     expected = [EPISODE, CHAT, "execute_tool add", "execute_tool unknown"]
@@ -478,18 +388,19 @@ async def test_no_text_of_a_conversation_and_no_secret_is_in_a_span(
     assert "Hello?" not in sent
     assert "s3cr3t" not in sent
     assert 'message: "BadRequestError: model_not_found"' in sent
+    assert episode.attributes["error.type"] == episode.sent.status.message == "ValueError"
+    assert episode.sent.status.code == episode.sent.status.STATUS_CODE_ERROR
 
 
 async def test_a_refused_call_and_one_that_is_given_up_fail_theirs(collector: Collector) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError):
-            await client.chat.completions.create(messages=[{"role": "nobody", "content": ""}])
+            await ask(client, {"role": "nobody", "content": ""})
         task = asyncio.create_task(ask(client))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await ask(client)
-        return 1.0
+        return await asks(client)
 
     _, [episode, *spans] = await played(collector, agent)
 
@@ -500,40 +411,31 @@ async def test_a_refused_call_and_one_that_is_given_up_fail_theirs(collector: Co
 
 
 async def test_an_episode_that_is_given_up_ends_its_span(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client)
-        return 1.0
-
-    env = ChatAgentEnv(agent, traces=collector.url)
-    await env.initial_observation()
-    await env.close()
-    [episode, call] = await flushed(collector)
-
-    assert episode.attributes["evert.end"] == "closed"
-    assert "error.type" not in episode.attributes
-    assert call.attributes["error.type"] == "CancelledError"
-
-
-async def test_so_does_one_whose_agent_cannot_be_ended(collector: Collector) -> None:
     freed = threading.Event()
 
-    def agent(client: BlockingAgentClient) -> float:
+    def cannot_be_ended(client: BlockingAgentClient) -> float:
         try:
-            client.chat.completions.create(messages=HELLO)
+            ask_blocking(client)
         finally:
             freed.wait()
         return 1.0
 
-    env = ChatAgentEnv(agent, traces=collector.url, close_timeout=0.01)
-    await env.initial_observation()
-    await env.close()
-    spans = await flushed(collector)
+    for agent, timeout in ((asks, 5.0), (cannot_be_ended, 0.01)):
+        env = ChatAgentEnv(agent, traces=collector.url, close_timeout=timeout)
+        await env.initial_observation()
+        await env.close()
+    [closed, call, left, _] = await flushed(collector)
     freed.set()
 
-    assert [span.attributes.get("evert.end") for span in spans] == ["left behind", None]
+    assert [closed.attributes["evert.end"], left.attributes["evert.end"]] == [
+        "closed",
+        "left behind",
+    ]
+    assert "error.type" not in closed.attributes
+    assert call.attributes["error.type"] == "CancelledError"
 
 
-# -- 5. where to, and nowhere --------------------------------------------------------------------
+# -- where to, and nowhere -----------------------------------------------------------------------
 
 OFF = """
 import sys
@@ -565,46 +467,26 @@ async def test_spans_go_where_opentelemetry_of_the_process_sends_them(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "experiment")
-
-    async def agent(client: AgentClient) -> float:
-        await ask(client)
-        return 1.0
-
     for _ in range(2):  # the first sets it up, and the second finds it so
-        await do_single_rollout(ScriptedPolicy(["said"]), ChatAgentEnv(agent, traces="otel"))
+        await do_single_rollout(policy_of(), ChatAgentEnv(asks, traces="otel"))
 
     spans = await flushed(collector)
     assert len(spans) == 6
     assert {span.service for span in spans} == {"experiment"}
 
 
-@pytest.mark.parametrize("traces", ["localhost:4318", "on", True, None])
-def test_traces_that_are_no_place_are_refused(traces: Any) -> None:
-    async def agent(client: AgentClient) -> float:
-        return 1.0
-
-    with pytest.raises(ValueError, match=r"expected the URL of a collector that takes OTLP"):
-        ChatAgentEnv(agent, traces=traces)
-
-
-def test_without_opentelemetry_the_error_says_what_to_install(
+def test_places_of_traces_are_checked_and_known_to_who_guards_the_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
-
-    async def agent(client: AgentClient) -> float:
-        return 1.0
-
-    with pytest.raises(MissingPackageError, match=r"pip install opentelemetry-exporter-otlp"):
-        ChatAgentEnv(agent, traces="otel")
-
-
-def test_the_hosts_of_collectors_are_known_to_who_guards_the_network(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    wrong: list[Any] = ["localhost:4318", "on", True, None]
+    for traces in wrong:
+        with pytest.raises(ValueError, match=r"expected the URL of a collector that takes OTLP"):
+            ChatAgentEnv(asks, traces=traces)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://otel.example.org:4318")
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
-
     assert options.collector_hosts("") == ()
     assert options.collector_hosts("http://10.0.0.3:4318") == ("10.0.0.3",)
     assert options.collector_hosts("otel") == ("otel.example.org",)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"pip install opentelemetry-exporter-otlp"):
+        ChatAgentEnv(asks, traces="otel")
