@@ -1,11 +1,8 @@
 """Samplers of tasks, and the ``Curriculum``.
 
-1. A dataset plays what its sampler chooses, and tells it what every group came to: group rewards
-   included, also where every episode failed.
-2. A ``Curriculum`` leaves out what teaches nothing, comes back to it, and tries what is new; what
-   it chooses follows from its seed, the step and what it was told.
-3. With a file, a resumed run's sampler is told what the whole run's was, each group once.
-4. On guess-number with hopeless and solved tasks mixed in, twice as many groups teach.
+A dataset plays what its sampler chooses, and tells it what every group came to. A ``Curriculum``
+leaves out what teaches nothing, comes back to it, and tries what is new; what it chooses follows
+from its seed, the step and what it was told, also of a run that is resumed from its file.
 """
 
 import asyncio
@@ -22,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit import ask, policy_of
 from tests.test_layout import ROOT
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -52,12 +50,12 @@ class Fixed:
 
 async def pays(client: Any, task: float) -> float:
     """Earns its task."""
-    await client.chat.completions.create(messages=[{"role": "user", "content": "?"}])
+    await ask(client)
     return task
 
 
 async def fails(client: Any, task: object) -> float:
-    await client.chat.completions.create(messages=[{"role": "user", "content": "?"}])
+    await ask(client)
     raise ValueError("This agent fails.")
 
 
@@ -68,25 +66,28 @@ def dataset(sampler: Sampler | None, agent: Any = pays, **options: Any) -> Agent
 
 async def play(batch: Any, strategy: RolloutStrategy | None = None) -> None:
     for group in batch:
-        await do_group_rollout(group, ScriptedPolicy(lambda prompt: "!"), strategy)
+        await do_group_rollout(group, policy_of(), strategy)
 
 
-# -- 1. datasets ---------------------------------------------------------------------------------
+# -- datasets ------------------------------------------------------------------------------------
 
 
 async def test_a_batch_is_what_the_sampler_chooses() -> None:
-    whole = dataset(Fixed([3, 0], [2]))
+    whole = dataset(Fixed([3, 0], [2], [1, 1]))
 
     assert len(whole) == 8, "as many batches as without one"
     assert [[group.task for group in whole.get_batch(i)] for i in (0, 1)] == [[3.0, 0.0], [2.0]]
     assert whole.get_batch(1)[0].batch == Batch(index=1, groups=1)
+    first, second = whole.get_batch(2)
+    assert first.seed != second.seed, "though they are of one task"
 
 
-async def test_a_sampler_is_told_the_totals_of_every_group() -> None:
+async def test_a_sampler_is_told_the_totals_of_every_group_each_time_it_is_played() -> None:
     sampler = Fixed([3, 0])
-    await play(dataset(sampler, group_reward=lambda group: [0.5, 0.0]).get_batch(0))
+    batch = dataset(sampler, group_reward=lambda group: [0.5, 0.0]).get_batch(0)
+    await play([*batch, batch[0]])
 
-    assert sampler.told == [(3, [3.5, 3.0]), (0, [0.5, 0.0])]
+    assert sampler.told == [(3, [3.5, 3.0]), (0, [0.5, 0.0]), (3, [3.5, 3.0])]
 
 
 async def test_seats_that_earn_apart_and_always_the_same_teach_nothing() -> None:
@@ -104,19 +105,10 @@ async def test_seats_that_earn_apart_and_always_the_same_teach_nothing() -> None
 @pytest.mark.parametrize("strategy", [FailFast(), LeaveOut()], ids=lambda s: type(s).__name__)
 async def test_a_group_that_fails_whole_is_told_without_rewards(strategy: RolloutStrategy) -> None:
     sampler = Fixed([1])
-    [group] = dataset(sampler, fails).get_batch(0)
     with pytest.raises(Exception, match="This agent fails"):
-        await do_group_rollout(group, ScriptedPolicy(lambda prompt: "!"), strategy)
+        await play(dataset(sampler, fails).get_batch(0), strategy)
 
     assert sampler.told == [(1, [])]
-
-
-async def test_a_group_that_is_played_again_is_told_again() -> None:
-    sampler = Fixed([1])
-    [group] = dataset(sampler).get_batch(0)
-    await play([group, group])
-
-    assert sampler.told == [(1, [1.0, 1.0])] * 2
 
 
 async def test_a_group_elsewhere_keeps_its_totals_and_tells_nobody() -> None:
@@ -125,16 +117,9 @@ async def test_a_group_elsewhere_keeps_its_totals_and_tells_nobody() -> None:
     elsewhere = pickle.loads(pickle.dumps(group))
     await play([elsewhere])
 
-    assert sampler.told == []
-    assert elsewhere.rewards == [3.0, 3.0]
+    assert (sampler.told, elsewhere.rewards) == ([], [3.0, 3.0])
     group.earned(elsewhere.rewards)
     assert sampler.told == [(3, [3.0, 3.0])]
-
-
-def test_a_task_that_is_chosen_twice_has_other_seeds_the_second_time() -> None:
-    first, second = dataset(Fixed([1, 1])).get_batch(0)
-
-    assert first.seed != second.seed
 
 
 @pytest.mark.parametrize("chosen", [[], [4], [-1], [0.0], ["a"]], ids=str)
@@ -148,51 +133,53 @@ def test_tasks_that_there_are_not_are_refused(chosen: Any) -> None:
     )
 
 
-ALWAYS_FIRST = Fixed([0])
+async def test_a_builder_makes_the_sampler_of_its_sizes_or_takes_one_as_it_is() -> None:
+    async def sampler_of(given: Any) -> Any:
+        builder = AgentDatasetBuilder(
+            agent=pays, train_tasks=[0.0] * 9, batch_size=4, sampler=given
+        )
+        train, _ = await builder()
+        assert isinstance(train, AgentDataset)
+        return train.sampler
 
-
-@pytest.mark.parametrize(
-    "given",
-    [
+    made: list[Any] = [
         "evert:Curriculum",
         Curriculum,
         functools.partial(Curriculum, retry=0.2),
         lambda tasks, batch_size, seed: Curriculum(tasks, batch_size, seed),
-    ],
-    ids=["path", "class", "partial", "function"],
-)
-async def test_a_builder_makes_the_sampler_of_its_sizes(given: Any) -> None:
-    builder = AgentDatasetBuilder(agent=pays, train_tasks=[0.0] * 9, batch_size=4, sampler=given)
-    first, again = [(await builder())[0] for _ in range(2)]
-
-    assert isinstance(first, AgentDataset)
-    assert isinstance(again, AgentDataset)
-    assert isinstance(first.sampler, Curriculum)
-    assert first.sampler is not again.sampler
-    assert len(first.get_batch(0)) == first.sampler.batch_size == 4
-
-
-async def test_a_sampler_itself_is_taken_as_it_is() -> None:
-    assert make_sampler(ALWAYS_FIRST, 1, 1, 0) is ALWAYS_FIRST
+    ]
+    for each in made:
+        first, again = [await sampler_of(each) for _ in range(2)]
+        assert isinstance(first, Curriculum), each
+        assert first is not again
+        assert (len(first.next(0)), first.batch_size) == (4, 4)
+    itself = Fixed([0])
+    assert await sampler_of(itself) is itself
     assert make_sampler("", 1, 1, 0) is None
-    builder = AgentDatasetBuilder(agent=pays, train_tasks=[0.0], sampler=ALWAYS_FIRST)
-    train, _ = await builder()
-    assert isinstance(train, AgentDataset)
-    assert train.sampler is ALWAYS_FIRST
 
 
-@pytest.mark.parametrize("given", [5, lambda tasks, batch_size, seed: None])
-def test_what_is_no_sampler_is_refused(given: Any) -> None:
-    with pytest.raises(InvalidDatasetError, match=r"The sampler is (5|None); expected an object"):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (5, "The sampler is 5; expected an object"),
+        (lambda tasks, batch_size, seed: None, "The sampler is None; expected an object"),
+        ("evert:Nothing", "No sampler at 'evert:Nothing'"),
+        (functools.partial(Curriculum, retry=-0.1), "expected shares of all groups"),
+        (functools.partial(Curriculum, retry=0.6, explore=0.6), "expected shares of all groups"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(InvalidDatasetError, match=said):
         make_sampler(given, 1, 1, 0)
 
 
-def test_a_path_to_no_sampler_is_refused_with_it() -> None:
-    with pytest.raises(InvalidDatasetError, match="No sampler at 'evert:Nothing'"):
-        make_sampler("evert:Nothing", 1, 1, 0)
+# -- the curriculum ------------------------------------------------------------------------------
 
 
-# -- 2. the curriculum ---------------------------------------------------------------------------
+def told(curriculum: Curriculum, teaching: range, flat: range = range(0)) -> Curriculum:
+    for task in (*teaching, *flat):
+        curriculum.update(task, MIXED if task in teaching else FLAT)
+    return curriculum
 
 
 def test_what_teaches_is_played_on_and_what_does_not_rests() -> None:
@@ -213,22 +200,16 @@ def test_a_task_that_taught_rests_after_two_groups_that_do_not() -> None:
     for rewards in (MIXED, FLAT, MIXED, FLAT, FLAT):
         curriculum.update(0, rewards)
         chosen += curriculum.next(0)
-
     assert chosen == [0, 0, 0, 0, 1]
 
-
-@pytest.mark.parametrize("rewards", [[], [1.0], [0.1 + 0.2, 0.3], [0.0, 0.0]], ids=str)
-def test_rewards_that_do_not_differ_teach_nothing(rewards: list[float]) -> None:
-    curriculum = Curriculum(2, 1, retry=0.0, explore=0.0)
-    curriculum.update(0, rewards)
-
-    assert curriculum.next(0) == [1]
+    for rewards in ([], [1.0], [0.1 + 0.2, 0.3], [0.0, 0.0]):  # they do not differ
+        curriculum = Curriculum(2, 1, retry=0.0, explore=0.0)
+        curriculum.update(0, rewards)
+        assert curriculum.next(0) == [1], rewards
 
 
 def test_every_resting_task_comes_back_and_stays_if_it_teaches_then() -> None:
-    curriculum = Curriculum(40, 10, retry=0.1, explore=0.0)
-    for task in range(40):
-        curriculum.update(task, MIXED if task < 20 else FLAT)
+    curriculum = told(Curriculum(40, 10, retry=0.1, explore=0.0), range(20), range(20, 40))
     came: list[int] = []
     for step in range(20):
         for task in curriculum.next(step):
@@ -241,29 +222,14 @@ def test_every_resting_task_comes_back_and_stays_if_it_teaches_then() -> None:
     assert came.count(30) > 1
 
 
-def test_a_share_that_is_less_than_a_group_comes_now_and_then() -> None:
-    curriculum = Curriculum(8, 2, retry=0.25, explore=0.0)
-    for task in range(8):
-        curriculum.update(task, MIXED if task < 4 else FLAT)
-
+def test_shares_are_of_all_groups() -> None:
+    curriculum = told(Curriculum(8, 2, retry=0.25, explore=0.0), range(4), range(4, 8))
     resting = [sum(task >= 4 for task in curriculum.next(step)) for step in range(4)]
-    assert resting == [0, 1, 0, 1]
-
-
-def test_new_tasks_are_tried_though_there_are_enough_that_teach() -> None:
-    curriculum = Curriculum(100, 10, retry=0.0, explore=0.3)
-    for task in range(50):
-        curriculum.update(task, MIXED)
-
-    assert sum(task >= 50 for task in curriculum.next(0)) == 3
-
-
-def test_where_nothing_teaches_a_batch_is_full_all_the_same() -> None:
-    curriculum = Curriculum(5, 10)
-    for task in range(5):
-        curriculum.update(task, FLAT)
-
-    assert sorted(curriculum.next(3)) == [0, 1, 2, 3, 4]
+    assert resting == [0, 1, 0, 1], "less than a group comes now and then"
+    curriculum = told(Curriculum(100, 10, retry=0.0, explore=0.3), range(50))
+    assert sum(task >= 50 for task in curriculum.next(0)) == 3, "though there are enough that teach"
+    curriculum = told(Curriculum(5, 10), range(0), range(5))
+    assert sorted(curriculum.next(3)) == [0, 1, 2, 3, 4], "it is full though nothing teaches"
 
 
 @given(seed=st.integers(0, 9), data=st.data())
@@ -278,18 +244,12 @@ def test_the_order_in_which_groups_end_changes_nothing(seed: int, data: st.DataO
     assert Curriculum(30, 8, seed + 1).next(0) != Curriculum(30, 8, seed).next(0)
 
 
-@pytest.mark.parametrize("shares", [{"retry": -0.1}, {"retry": 0.6, "explore": 0.6}], ids=str)
-def test_shares_that_are_none_are_refused(shares: Any) -> None:
-    with pytest.raises(InvalidDatasetError, match="expected shares of all groups"):
-        Curriculum(9, 3, **shares)
-
-
-# -- 3. the file ---------------------------------------------------------------------------------
+# -- the file ------------------------------------------------------------------------------------
 
 
 async def flips(client: Any, task: float) -> float:
     """Half of the tasks teach: what they earn is drawn."""
-    await pays(client, task)
+    await ask(client)
     return task if task % 2 else client.rng.random()
 
 
@@ -313,16 +273,9 @@ async def test_a_resumed_run_chooses_what_the_whole_one_would_have(tmp_path: Pat
     assert await deals(range(7, 8), path) == whole[7:], "and once more, after seven"
     records = read_sampler_log(path)
     assert [record["step"] for record in records] == sorted([*range(8)] * 2)
-
-
-async def test_a_run_that_starts_again_is_told_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "sampler.jsonl"
-    first = await deals(range(3), path)
-    sampler = Fixed([0])
-    await deals(range(1), path, sampler)
-
-    assert len(sampler.told) == 1
-    assert await deals(range(3), tmp_path / "other.jsonl") == first
+    anew = Fixed([0])
+    await deals(range(1), path, anew)
+    assert len(anew.told) == 1, "a run that starts again is told nothing"
 
 
 async def test_a_line_that_a_kill_cut_is_passed_over(tmp_path: Path) -> None:
@@ -336,7 +289,7 @@ async def test_a_line_that_a_kill_cut_is_passed_over(tmp_path: Path) -> None:
     assert [record["task"] for record in read_sampler_log(path)] == [0, 1, 0, 2]
 
 
-# -- 4. what it is good for ----------------------------------------------------------------------
+# -- what it is good for -------------------------------------------------------------------------
 
 
 def random_player() -> ScriptedPolicy:
@@ -352,16 +305,16 @@ def random_player() -> ScriptedPolicy:
                 high = min(high, int(number) - 1)
         return f"Guess: {rng.randint(min(low, high), high)}"
 
-    return ScriptedPolicy(guess)
+    return policy_of(guess)
 
 
-async def teaching(sampler: Sampler | None, steps: int) -> float:
-    """The share of groups that teach."""
+async def teaching(sampler: Sampler | None) -> float:
+    """The share of groups that teach, of four steps."""
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "curriculum.py"))
     agent, tasks = benchmark["mixed_agent"], benchmark["TASKS"][:90]
     whole = AgentDataset(agent, tasks, batch_size=9, group_size=3, sampler=sampler)
     taught: list[bool] = []
-    for step in range(steps):
+    for step in range(4):
         batch = whole.get_batch(step)
         await asyncio.gather(*(do_group_rollout(group, random_player()) for group in batch))
         taught += [len({*(group.rewards or [])}) > 1 for group in batch]
@@ -371,7 +324,7 @@ async def teaching(sampler: Sampler | None, steps: int) -> float:
 async def test_twice_as_many_groups_teach_where_most_tasks_are_solved_or_hopeless() -> None:
     """The short form of ``benchmarks/curriculum.py``, from where the sampler knows a few tasks."""
     curriculum = Curriculum(90, 9)
-    in_turn = await teaching(None, 4)
-    await teaching(curriculum, 4)
+    in_turn = await teaching(None)
+    await teaching(curriculum)
 
-    assert await teaching(curriculum, 4) >= 2 * in_turn > 0
+    assert await teaching(curriculum) >= 2 * in_turn > 0

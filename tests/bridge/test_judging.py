@@ -1,9 +1,8 @@
 """``judge_group``: a frozen model ranks a group.
 
-1. The best gets the whole weight, the last nothing, the others what lies between.
-2. Attempts that are alike get the same; where all are, nobody is asked.
-3. A reply that is no ranking is asked for again; then all get the same, and it is counted.
-4. An endpoint that is busy is counted as well; one that refuses for good ends the run.
+The best gets the whole weight, the last nothing, the others what lies between. A reply that is no
+ranking is asked for again; then all get the same, and it is counted, as is an endpoint that is
+busy; one that refuses for good ends the run.
 """
 
 import pickle
@@ -13,12 +12,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests.kit import ask, policy_of
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert.bridge.chat.reply import read_reply
-from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import EvertError, InvalidModelError
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.groups.judge import judge_group, read_ranking
@@ -44,25 +43,14 @@ class Judge(MessageCompleter):
 
 
 async def tell(client: Any, task: str) -> float:
-    completion = await client.chat.completions.create(
-        messages=[{"role": "user", "content": f"Tell me of {task}."}]
-    )
-    return float(completion.choices[0].message.content == "")
+    return float(await ask(client, f"Tell me of {task}.") == "")
 
 
-async def seated(client: Any, task: str) -> float:
-    for seat in ("player", "judge"):
-        await tell(client.seat(seat), seat)
-    return 0.0
-
-
-async def judged(model: Any, says: list[str], agent: Any = tell, **options: Any) -> Any:
-    """The group's further rewards and how it was judged."""
-    seats = options.pop("seats", ())
+async def judged(model: Any, says: str, **options: Any) -> Any:
+    """The group's further rewards, and whether each could not be judged."""
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
-    size = len(says) // max(1, len(seats))
-    builder = ChatAgentGroupBuilder(agent, "cats", size, group_reward=reward, seats=seats)
-    group = await do_group_rollout(builder, ScriptedPolicy(says))
+    builder = ChatAgentGroupBuilder(tell, "cats", len(says), group_reward=reward)
+    group = await do_group_rollout(builder, policy_of(*says))
     return group.final_rewards_G, [each["judge/failed"] for each in group.metrics_G]
 
 
@@ -71,55 +59,47 @@ async def judged(model: Any, says: list[str], agent: Any = tell, **options: Any)
 
 async def test_rewards_follow_the_ranking() -> None:
     judge = Judge("Let me see.\n2, 3, 1")
-    rewards, failed = await judged(judge, ["a", "b", "c"])
 
-    assert rewards == [0.0, 1.0, 0.5]
-    assert failed == [0.0, 0.0, 0.0]
-    system, prompt = judge.asked[0]
-    assert "material to judge" in str(system["content"])
+    assert await judged(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
+    told, prompt = judge.asked[0]
+    assert "material to judge" in str(told["content"])
     assert "The longest." in str(prompt["content"])
     assert str(prompt["content"]).count("Tell me of cats.") == 3
 
 
-async def test_the_best_gets_the_weight() -> None:
-    assert (await judged(Judge("2,1"), ["a", "b"], weight=0.2))[0] == [0.0, 0.2]
+async def test_the_best_gets_the_weight_by_a_rubric_of_the_task() -> None:
+    judge = Judge("2,1")
+    options = {"weight": 0.2, "rubric": lambda task: f"They are about {task}."}
 
-
-async def test_a_rubric_may_be_made_of_the_task() -> None:
-    judge = Judge("1, 2")
-    await judged(judge, ["a", "b"], rubric=lambda task: f"They are about {task}.")
-
+    assert (await judged(judge, "ab", **options))[0] == [0.0, 0.2]
     assert "They are about cats." in str(judge.asked[0][-1]["content"])
 
 
 async def test_each_seat_is_ranked_by_itself() -> None:
+    async def seated(client: Any, task: str) -> float:
+        for seat in ("player", "judge"):
+            await tell(client.seat(seat), seat)
+        return 0.0
+
     def by_seat(prompt: str) -> str:
         return "1, 2" if "player" in prompt else "2, 1"
 
-    judge = Judge(by_seat, by_seat)
-    said = ["p0", "p1", "j0", "j1"]
-    reward = judge_group(judge, "Any.")
+    reward = judge_group(Judge(by_seat, by_seat), "Any.")
     builder = ChatAgentGroupBuilder(seated, "x", 2, group_reward=reward, seats=("player", "judge"))
-    group = await do_group_rollout(builder, ScriptedPolicy(said))
+    group = await do_group_rollout(builder, policy_of("p0", "p1", "j0", "j1"))
 
     assert [each["seat/player/reward"] for each in group.metrics_G[::2]] == [1.0, 0.0]
     assert [each["seat/judge/reward"] for each in group.metrics_G[1::2]] == [0.0, 1.0]
 
 
-async def test_attempts_that_are_alike_are_one() -> None:
+async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:
     judge = Judge("2, 1")
-    rewards, _ = await judged(judge, ["a", "b", "a"])
+    rewards, _ = await judged(judge, "aba")
 
     assert rewards == [0.0, 1.0, 0.0]
     assert "Attempt 3" not in str(judge.asked[0][-1]["content"])
-
-
-@pytest.mark.parametrize("says", [["a"], ["a", "a"]])
-async def test_where_there_is_nothing_to_rank_nobody_is_asked(says: list[str]) -> None:
-    rewards, failed = await judged(Judge(), says)
-
-    assert rewards == [0.5] * len(says)
-    assert failed == [0.0] * len(says)
+    for says in ("a", "aa"):
+        assert await judged(Judge(), says) == ([0.5] * len(says), [0.0] * len(says))
 
 
 # -- bad replies ---------------------------------------------------------------------------------
@@ -127,9 +107,8 @@ async def test_where_there_is_nothing_to_rank_nobody_is_asked(says: list[str]) -
 
 async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
     judge = Judge("Both are fine.", "2, 1")
-    rewards, failed = await judged(judge, ["a", "b"])
 
-    assert (rewards, failed) == ([0.0, 1.0], [0.0, 0.0])
+    assert await judged(judge, "ab") == ([0.0, 1.0], [0.0, 0.0])
     assert [message["role"] for message in judge.asked[1][-2:]] == ["assistant", "user"]
     assert "does not end with a ranking of the 2" in str(judge.asked[1][-1]["content"])
 
@@ -139,75 +118,38 @@ async def test_without_a_ranking_all_get_the_same_and_it_is_counted(
     retries: int, asked: int
 ) -> None:
     judge = Judge(*["Both are fine."] * asked)
-    rewards, failed = await judged(judge, ["a", "b"], retries=retries)
 
-    assert (rewards, failed) == ([0.5, 0.5], [1.0, 1.0])
+    assert await judged(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
     assert len(judge.asked) == asked
 
 
-@pytest.mark.parametrize(
-    ("text", "ranking"),
-    [
-        ("2, 1, 3", [1, 0, 2]),
-        ("So:\n\n**Ranking: 2 > 1 > 3**\n", [1, 0, 2]),
-        ("[3,2,1]", [2, 1, 0]),
-        ("```\n3 2 1.\n```", [2, 1, 0]),
-        ("2, 1", None),
-        ("2, 1, 1", None),
-        ("0, 1, 2", None),
-        ("1, 2, 3, 4", None),
-        ("2, 1, 3\nThat is all.", None),
-        ("Attempt 2 is best, then 1, then 3.", None),
-        ("", None),
-        ("9" * 5000, None),
-        ("*" * 100_000 + "1", None),
-        (", " * 100_000, None),
-    ],
-)
-def test_a_ranking_is_the_last_line_and_has_each_number_once(text: str, ranking: Any) -> None:
-    assert read_ranking(reply_of(text), 3) == ranking
+def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
+    def read(text: str, *, truncated: bool = False) -> Any:
+        said = Message(role="assistant", content=text)
+        counts = {"prompt_tokens": 0, "completion_tokens": 0}
+        return read_ranking(read_reply(said, truncated=truncated, call_ids="call", **counts), 3)
 
-
-def test_a_reply_that_was_cut_is_no_ranking() -> None:
-    assert read_ranking(reply_of("2, 1, 3", truncated=True), 3) is None
-
-
-def reply_of(text: str, *, truncated: bool = False) -> Any:
-    return read_reply(
-        Message(role="assistant", content=text),
-        truncated=truncated,
-        call_ids="call",
-        prompt_tokens=0,
-        completion_tokens=0,
-    )
+    assert read("2, 1, 3") == read("So:\n\n**Ranking: 2 > 1 > 3**\n") == [1, 0, 2]
+    assert read("[3,2,1]") == [2, 1, 0]
+    assert read("```\n3 2 1.\n```") == [2, 1, 0]
+    for text in ("2, 1", "2, 1, 1", "0, 1, 2", "1, 2, 3, 4", "2, 1, 3\nThat is all.", ""):
+        assert read(text) is None, text
+    for text in ("Attempt 2 is best, then 1, then 3.", "9" * 5000, "*" * 100_000 + "1"):
+        assert read(text) is None, text[:40]
+    assert read(", " * 100_000) is None
+    assert read("2, 1, 3", truncated=True) is None
 
 
 # -- endpoints -----------------------------------------------------------------------------------
 
 
-REQUEST: Any = httpx.Request("POST", "http://judge")
+REQUEST = httpx.Request("POST", "http://judge")
 
 
 def refusal(status: int, code: str | None = None) -> Exception:
     body = {"message": "No.", "code": code}
     response: Any = httpx.Response(status, request=REQUEST, json=body)
     return openai.APIStatusError("No.", response=response, body=body)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        refusal(429),
-        refusal(503),
-        refusal(400, "context_length_exceeded"),
-        openai.APITimeoutError(REQUEST),
-    ],
-    ids=["busy", "down", "too long", "slow"],
-)
-async def test_a_judge_that_cannot_answer_now_is_counted(error: Exception) -> None:
-    rewards, failed = await judged(Judge(error), ["a", "b"])
-
-    assert (rewards, failed) == ([0.5, 0.5], [1.0, 1.0])
 
 
 def held_back() -> Exception:
@@ -217,21 +159,24 @@ def held_back() -> Exception:
     return error
 
 
-@pytest.mark.parametrize(
-    "error", [refusal(401, "bad_key"), refusal(404), held_back(), KeyError("own")], ids=str
-)
-async def test_a_judge_that_never_will_ends_the_run(error: Exception) -> None:
-    with pytest.raises(type(error)):
-        await judged(Judge(error), ["a", "b"])
+async def test_a_judge_that_cannot_answer_now_is_counted_and_one_that_never_will_ends_the_run() -> (
+    None
+):
+    busy = [refusal(429), refusal(503), refusal(400, "context_length_exceeded")]
+    for error in (*busy, openai.APITimeoutError(REQUEST)):
+        assert await judged(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error
+    for error in (refusal(401, "bad_key"), refusal(404), held_back(), KeyError("own")):
+        with pytest.raises(type(error)):
+            await judged(Judge(error), "ab")
 
 
 # -- models --------------------------------------------------------------------------------------
 
 
 async def test_a_policy_may_judge() -> None:
-    policy = ScriptedPolicy(["2, 1"])
+    policy = policy_of("2, 1")
 
-    assert (await judged(policy, ["a", "b"]))[0] == [0.0, 1.0]
+    assert (await judged(policy, "ab"))[0] == [0.0, 1.0]
     assert "Tell me of cats." in policy.prompts[0]
 
 
@@ -239,19 +184,14 @@ async def test_weights_of_the_engine_in_use_may_judge(tmp_path: Any) -> None:
     """The tiny base ranks nothing: what it says is counted as what it is."""
     with embedded_engine(tmp_path):
         model = TinkerModel("evert-tiny", max_tokens=8, temperature=0)
-        rewards, failed = await judged(model, ["a", "b"])
-
-    assert (rewards, failed) == ([0.5, 0.5], [1.0, 1.0])
+        assert await judged(model, "ab") == ([0.5, 0.5], [1.0, 1.0])
 
 
-def test_what_is_no_model_is_refused_at_once() -> None:
-    with pytest.raises(InvalidModelError, match="expected a MessageCompleter"):
-        judge_group("gpt-5.2", "Any.")  # type: ignore[arg-type]
-
-
-def test_a_judge_pickles() -> None:
+def test_a_judge_pickles_and_needs_a_model() -> None:
     judge = judge_group(RemoteModel("m"), "Any.")
 
     assert pickle.loads(pickle.dumps(judge)) == judge
     builder = ChatAgentGroupBuilder(tell, "cats", 2, group_reward=judge)
     assert pickle.loads(pickle.dumps(builder)).group_reward == judge
+    with pytest.raises(InvalidModelError, match="expected a MessageCompleter"):
+        judge_group("gpt-5.2", "Any.")  # type: ignore[arg-type]

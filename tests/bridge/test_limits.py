@@ -1,11 +1,8 @@
 """The model's context, beside the budgets of a run.
 
-1. A prompt that leaves no room in the context is the agent's 400, on which it may compact.
-2. An agent that does not cope ends with ``stop/context_overflow``, and the run goes on.
-3. A reply ends where the context does, or where the agent's own cap does.
-4. A tighter budget comes first, and ends as the Cookbook has it.
-5. A context that can hold nothing is refused.
-6. A budget of each token sequence counts from its first prompt.
+A prompt that leaves no room in the context is the agent's 400, on which it may compact; an agent
+that does not cope ends with ``stop/context_overflow``. A tighter budget comes first, and ends as
+the Cookbook has it; a budget of each token sequence counts from its first prompt.
 """
 
 from contextlib import suppress
@@ -13,38 +10,24 @@ from typing import Any
 
 import openai
 import pytest
+from tests.kit import ask, asks, assistant, play, reward, rewards, user
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import StopReason, Trajectory
 
-from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv
 from evert.bridge.env.limits import Budget, SequenceLimits
 from evert.bridge.records.sequences import sequences
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 
 CONTEXT = 120
-
-
-def user(text: str) -> Any:
-    return {"role": "user", "content": text}
-
-
-async def ask(client: AgentClient, text: str, **fields: Any) -> str:
-    completion = await client.chat.completions.create(messages=[user(text)], **fields)
-    return completion.choices[0].message.content or ""
+LONG = "long " * 200
 
 
 def prompt_length(text: str) -> int:
-    return default_renderer().build_generation_prompt([user(text)]).length
-
-
-async def play(agent: Any, **options: Any) -> Trajectory:
-    options = {"context_length": CONTEXT, **options}
-    return await do_single_rollout(
-        ScriptedPolicy(lambda prompt: "Yes."), ChatAgentEnv(agent, **options)
-    )
+    return default_renderer().build_generation_prompt([user(text)]).length  # type: ignore[list-item]
 
 
 class Talkative(TokenCompleter):
@@ -62,7 +45,20 @@ class Talkative(TokenCompleter):
         return TokensWithLogprobs(tokens, [0.0] * count, "length")
 
 
-# -- 1. the agent is told ------------------------------------------------------------------------
+async def capped(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
+    """What replies to these texts may be of tokens."""
+
+    async def agent(client: AgentClient) -> float:
+        for text in texts:
+            await ask(client, text, max_tokens=own)
+        return 1.0
+
+    policy = Talkative()
+    await do_single_rollout(policy, ChatAgentEnv(agent, **options))
+    return policy.asked
+
+
+# -- the context -----------------------------------------------------------------------------------
 
 
 async def test_a_prompt_past_the_context_is_the_agents_400_and_it_may_compact() -> None:
@@ -71,13 +67,13 @@ async def test_a_prompt_past_the_context_is_the_agents_400_and_it_may_compact() 
     async def agent(client: AgentClient) -> float:
         await ask(client, "short")
         try:
-            await ask(client, "long " * 200)
+            await ask(client, LONG)
         except openai.BadRequestError as error:
             caught.append(error)
         await ask(client, "shorter")
         return 1.0
 
-    trajectory = await play(agent)
+    trajectory = await play(agent, context_length=CONTEXT)
 
     assert trajectory.stop_reason == StopReason.COMPLETED
     assert len(trajectory.transitions) == 2
@@ -85,98 +81,47 @@ async def test_a_prompt_past_the_context_is_the_agents_400_and_it_may_compact() 
     assert f"> {CONTEXT - 2} maximum" in str(caught[0])
 
 
-# -- 2. and if it does not cope ------------------------------------------------------------------
-
-
-async def test_an_agent_that_does_not_cope_ends_with_a_context_overflow() -> None:
+@pytest.mark.parametrize(
+    ("texts", "options", "earned"),
+    [(("short", LONG), {"context_overflow_reward": -0.5}, [-0.5]), ((LONG,), {}, [-0.1])],
+)
+async def test_an_agent_that_does_not_cope_ends_with_a_context_overflow(
+    texts: Any, options: Any, earned: list[float]
+) -> None:
     async def agent(client: AgentClient) -> float:
-        await ask(client, "short")
-        await ask(client, "long " * 200)
+        for text in texts:
+            await ask(client, text)
         return 1.0
 
-    trajectory = await play(agent, context_overflow_reward=-0.5)
+    trajectory = await play(agent, context_length=CONTEXT, **options)
 
     assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
-    assert [transition.reward for transition in trajectory.transitions] == [-0.5]
+    assert rewards(trajectory) == earned
     assert trajectory.transitions[-1].metrics["context_overflow"] == 1.0
     assert "maximum context length" in str(trajectory.transitions[-1].logs["context_overflow"])
 
 
-async def test_so_does_one_whose_first_prompt_is_too_long() -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client, "long " * 200)
-        return 1.0
-
-    trajectory = await play(agent)
-
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
-    assert trajectory.transitions[-1].reward == -0.1
-
-
-async def test_a_group_goes_on_without_the_member_that_overflowed() -> None:
-    texts = iter(["long " * 200, "short"])
-
-    async def agent(client: AgentClient) -> float:
-        await ask(client, next(texts))
-        return 1.0
-
-    builder = ChatAgentGroupBuilder(agent, group_size=2, context_length=CONTEXT)
-    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "Yes."))
-
-    reasons = [trajectory.stop_reason for trajectory in group.trajectories_G]
-    assert reasons == [StopReason.CONTEXT_OVERFLOW, StopReason.COMPLETED]
-    assert group.get_total_rewards() == [-0.1, 1.0]
-
-
-# -- 3. the reply has the rest of it -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("own", "is_tighter"), [(None, False), (5, True), (500, False)])
-async def test_a_reply_ends_where_the_context_does_or_the_agents_own_cap(
-    own: int | None, is_tighter: bool
-) -> None:
-    policy = Talkative()
-
-    async def agent(client: AgentClient) -> float:
-        completion = await client.chat.completions.create(messages=[user("Hi")], max_tokens=own)
-        return float(completion.choices[0].finish_reason == "length")
-
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, context_length=CONTEXT))
-
+async def test_a_reply_ends_where_the_context_does_or_the_agents_own_cap() -> None:
     rest = CONTEXT - prompt_length("Hi")
-    assert policy.asked == [own if is_tighter else rest]
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-async def test_without_a_known_context_nobody_caps_the_reply() -> None:
-    policy = Talkative()
-
-    async def agent(client: AgentClient) -> float:
-        await ask(client, "Hi")
-        return 1.0
-
-    await do_single_rollout(policy, ChatAgentEnv(agent))
-
-    assert policy.asked == [None]
+    for own, cap in ((None, rest), (5, 5), (500, rest)):
+        assert await capped("Hi", own=own, context_length=CONTEXT) == [cap]
+    assert await capped("Hi") == [None], "of no known context"
 
 
 async def test_the_longest_prompt_still_leaves_two_tokens() -> None:
-    policy = Talkative()
-    text = "so it goes"
+    length = prompt_length("so it goes")
 
-    async def agent(client: AgentClient) -> float:
-        await ask(client, text)
-        return 1.0
-
-    length = prompt_length(text)
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, context_length=length + 2))
-    assert policy.asked == [2]
-    assert trajectory.stop_reason == StopReason.COMPLETED
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, context_length=length + 1))
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
+    assert await capped("so it goes", context_length=length + 2) == [2]
+    assert await capped("so it goes", context_length=length + 1) == []
 
 
-# -- 4. a budget ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("context", [0, 2, -1, 2.5, "8192", True])
+def test_a_context_that_holds_nothing_is_refused(context: Any) -> None:
+    with pytest.raises(ValueError, match=r"^context_length is .*expected the number of tokens"):
+        ChatAgentEnv(asks, context_length=context)
+
+
+# -- budgets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,38 +143,12 @@ def test_the_tighter_limit_says_how_an_episode_ends(
     assert (limit.tokens, limit.reason) == (tokens, reason)
 
 
-async def test_a_budget_within_the_context_ends_as_a_budget() -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client, "long " * 60)
-        return 1.0
-
-    trajectory = await play(agent, limits=RolloutLimits(max_trajectory_tokens=60))
-
-    assert trajectory.stop_reason == StopReason.MAX_TOKENS
-
-
-# -- 5. refusals ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("context", [0, 2, -1, 2.5, "8192", True])
-def test_a_context_that_holds_nothing_is_refused(context: Any) -> None:
-    async def agent(client: AgentClient) -> float:
-        return 1.0
-
-    with pytest.raises(ValueError, match=r"^context_length is .*expected the number of tokens"):
-        ChatAgentEnv(agent, context_length=context)
-
-
-# -- 6. a budget of each token sequence ----------------------------------------------------------
-
-
-async def talk_on(client: AgentClient, opening: str) -> int:
+async def talk_on(client: AgentClient, opening: str = "Hi") -> int:
     """Talks on until it is refused; returns how often it was answered."""
     messages = [user(opening)]
     with suppress(openai.BadRequestError):
         while True:
-            completion = await client.chat.completions.create(messages=messages)
-            messages += [completion.choices[0].message, user("And then?")]
+            messages += [assistant(await ask(client, *messages)), user("And then?")]
     return len(messages) // 2
 
 
@@ -238,15 +157,15 @@ async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
     context_length: int | None,
 ) -> None:
     async def agent(client: AgentClient) -> float:
-        counts = [await talk_on(client, "Hi"), await talk_on(client, "so it goes " * 10)]
+        counts = [await talk_on(client), await talk_on(client, "so it goes " * 10)]
         return float(counts[0] == counts[1] > 1)
 
     limits = SequenceLimits(max_response_tokens=80)
     trajectory = await play(agent, limits=limits, context_length=context_length)
 
-    found = sequences(trajectory)
     if context_length is None:
-        assert trajectory.transitions[-1].reward == 1.0
+        assert reward(trajectory) == 1.0
+    found = sequences(trajectory)
     assert len(found) == 2
     for each in found:
         rest = 10**6 if context_length is None else context_length - len(each.prompt_ids)
@@ -254,29 +173,24 @@ async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
 
 
 async def test_a_reply_ends_where_the_budget_of_its_sequence_does() -> None:
-    policy = Talkative()
+    limits = SequenceLimits(max_response_tokens=7)
 
-    async def agent(client: AgentClient) -> float:
-        for text in ("Hi", "so it goes " * 5):
-            await ask(client, text)
-        return 1.0
-
-    env = ChatAgentEnv(agent, limits=SequenceLimits(max_response_tokens=7))
-    await do_single_rollout(policy, env)
-
-    assert policy.asked == [7, 7]
+    assert await capped("Hi", "so it goes " * 5, limits=limits) == [7, 7]
 
 
-async def test_an_agent_that_does_not_cope_with_it_stops_at_a_budget() -> None:
-    async def agent(client: AgentClient) -> float:
-        messages = [user("Hi")]
-        while True:
-            completion = await client.chat.completions.create(messages=messages)
-            messages += [completion.choices[0].message, user("And then?")]
+async def test_an_agent_that_does_not_cope_with_a_budget_stops_at_it() -> None:
+    async def ended(text: str, limits: RolloutLimits) -> Trajectory:
+        async def agent(client: AgentClient) -> float:
+            messages = [user(text)]
+            while True:
+                messages += [assistant(await ask(client, *messages)), user("And then?")]
 
-    trajectory = await play(agent, limits=SequenceLimits(max_response_tokens=50))
+        trajectory = await play(agent, limits=limits, context_length=CONTEXT)
+        assert trajectory.stop_reason == StopReason.MAX_TOKENS
+        return trajectory
 
-    assert trajectory.stop_reason == StopReason.MAX_TOKENS
+    await ended("long " * 60, RolloutLimits(max_trajectory_tokens=60))
+    trajectory = await ended("Hi", SequenceLimits(max_response_tokens=50))
     assert trajectory.transitions[-1].reward == -0.1
     [found] = sequences(trajectory)
     assert 20 < len(found.response_ids) <= 50
