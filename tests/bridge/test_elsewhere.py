@@ -1,8 +1,7 @@
 """``play_at``: agents whose calls somebody else answers, as frameworks do that keep the tokens.
 
-1. Agents of every form play, at the answer's pace: calls made at once are answered at once.
-2. The outcome has all rewards and notes, and nothing of an Env's tokens.
-3. Failures are those of an Env; given up, nothing is left.
+Agents of every form play, at the answer's pace; the outcome has all rewards and notes. Failures are
+those of an Env; given up, nothing is left.
 """
 
 import asyncio
@@ -10,16 +9,14 @@ from typing import Any
 
 import openai
 import pytest
+from tests.kit import ask, ask_blocking
 
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, RewardError
 from evert.trainers.integrations.verifiers.answered_outside import play_at
-
-QUESTION: list[Any] = [{"role": "user", "content": "?"}]
 
 
 async def yes(request: ChatRequest) -> Reply:
@@ -30,33 +27,11 @@ async def yes(request: ChatRequest) -> Reply:
 
 
 async def three_at_once(client: Any, task: int) -> Outcome:
-    calls = [client.chat.completions.create(messages=QUESTION) for _ in range(3)]
-    said = [reply.choices[0].message.content for reply in await asyncio.gather(*calls)]
+    said = await asyncio.gather(*(ask(client) for _ in range(3)))
     client.reward(0.5)
     client.metric("asked", 3.0)
     client.log(said="".join(said))
     return Outcome(float(task), {"right": 1.0}, truncated=True)
-
-
-def blocks(client: Any) -> float:
-    completion = client.chat.completions.create(messages=QUESTION)
-    return float(completion.choices[0].message.content == "yes")
-
-
-def own_client(task: int) -> float:
-    client = openai.OpenAI(api_key="none", base_url="http://127.0.0.1:9", max_retries=0)
-    completion = client.chat.completions.create(model="gpt-4o", messages=QUESTION)
-    return float(completion.choices[0].message.content == "yes")
-
-
-async def refused(client: Any) -> float:
-    await client.chat.completions.create(messages=QUESTION, stop=["."])
-    return 1.0
-
-
-async def asks_another(client: Any) -> float:
-    completion = await client.chat.completions.create(model="judge", messages=QUESTION)
-    return float(completion.choices[0].message.content == "No.")
 
 
 async def test_calls_made_at_once_are_answered_at_once() -> None:
@@ -71,18 +46,27 @@ async def test_calls_made_at_once_are_answered_at_once() -> None:
     assert outcome == Outcome(2.5, {"asked": 3.0, "right": 1.0}, {"said": "yesyesyes"}, True)
 
 
-async def test_agents_that_block_and_that_build_their_own_client_play() -> None:
+async def test_agents_that_block_or_build_their_own_client_or_ask_frozen_models_play() -> None:
+    def blocks(client: Any) -> float:
+        return float(ask_blocking(client) == "yes")
+
+    def own_client(task: int) -> float:
+        url = "http://127.0.0.1:9"
+        client: Any = openai.OpenAI(api_key="none", base_url=url, max_retries=0)
+        return float(ask_blocking(client, model="gpt-4o") == "yes")
+
+    async def asks_another(client: Any) -> float:
+        return float(await ask(client, model="judge") == "No.")
+
     assert await play_at(yes, blocks) == Outcome(1.0)
     assert await play_at(yes, own_client, 1, policy_names="gpt-4o") == Outcome(1.0)
-
-
-async def test_frozen_models_stay_what_they_are() -> None:
-    outcome = await play_at(yes, asks_another, models={"judge": ScriptedPolicy(["No."])})
-
-    assert outcome.reward == 1.0
+    assert await play_at(yes, asks_another, models={"judge": lambda messages: "No."}) == Outcome(1)
 
 
 async def test_failures_are_those_of_an_env() -> None:
+    async def refused(client: Any) -> None:
+        await ask(client, stop=["."])
+
     async def unrewarded(client: Any) -> None:
         pass
 

@@ -6,35 +6,35 @@ import unicodedata
 from typing import Any
 
 import pytest
+import tinker
 from rich.console import Console
-from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tests.kit import ask, assistant, play, policy_of, system, talker, tool, user
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy, explain
+from evert import AgentClient, ChatAgentGroupBuilder, explain
 
 
-async def shown(agent: Any, replies: list[str], **options: Any) -> str:
-    trajectory = await do_single_rollout(ScriptedPolicy(replies), ChatAgentEnv(agent, **options))
+def explained(trajectory: Trajectory, width: int = 200) -> str:
     out = io.StringIO()
-    explain(trajectory, console=Console(file=out, width=200, highlight=False))
+    explain(trajectory, console=Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 
-async def ask(client: AgentClient, messages: list[dict[str, Any]]) -> str:
-    completion = await client.chat.completions.create(messages=messages)
-    return completion.choices[0].message.content or ""
+async def shown(agent: Any, *replies: str) -> str:
+    return explained(await play(agent, *replies))
 
 
 async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
     async def agent(client: AgentClient) -> float:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess."}]
+        messages = [user("Guess.")]
         for hint in ("Too low", "Right"):
-            messages.append({"role": "assistant", "content": await ask(client, messages)})
-            messages.append({"role": "user", "content": hint})
+            messages += [assistant(await ask(client, *messages)), user(hint)]
             client.log(hint=hint)
             client.metric("tries", len(messages) // 2)
         return 1.0
 
-    text = await shown(agent, ["512", "777"])
+    text = await shown(agent, "512", "777")
 
     assert "turn 0  called by evert agent" in text
     assert "lineage 0" in text
@@ -48,141 +48,80 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
     assert text.rstrip().endswith("2 turns, reward 1, completed; 1 datum")
 
 
-async def test_a_fork_says_where_and_why() -> None:
-    async def agent(client: AgentClient) -> float:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess."}]
-        messages.append({"role": "assistant", "content": "Say " + await ask(client, messages)})
-        messages.append({"role": "user", "content": "Again."})
-        await ask(client, messages)
+async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
+    async def forks(client: AgentClient) -> float:
+        look = [tool("look")]
+        said = await ask(client, "Guess.", tools=look)
+        await ask(client, user("Guess."), assistant(f"Say {said}"), user("Again."), tools=look)
         return 0.0
 
-    text = await shown(agent, ["512", "777"])
+    async def hands_off(client: AgentClient) -> float:
+        said = await ask(client, system("You write."), user("A poem."))
+        await ask(client, system("You criticise."), user("A poem."), assistant(said))
+        return 0.0
 
+    async def has_sub_agents(client: AgentClient) -> float:
+        async with asyncio.TaskGroup() as group:
+            for name in ("writer", "critic"):
+                group.create_task(ask(client, name), name=name)
+        return 0.0
+
+    text = await shown(forks, "512", '<tool_call>\n{"name": \n</tool_call>')
     assert "begins a new sequence (drift: history); its first " in text
     assert "tokens are those of turn 0" in text
     assert "2 data, drift/history 1" in text
-
-
-async def test_a_handoff_is_in_the_summary() -> None:
-    async def agent(client: AgentClient) -> float:
-        history: list[dict[str, Any]] = [{"role": "user", "content": "A poem."}]
-        for prompt in ("You write.", "You criticise."):
-            said = await ask(client, [{"role": "system", "content": prompt}, *history])
-            history.append({"role": "assistant", "content": said})
-        return 0.0
-
-    text = await shown(agent, ["Roses.", "Bad."])
-
+    assert "parse_error=1" in text
+    assert "tools/calls_unparsed 1" in text
+    text = await shown(hands_off, "Roses.", "Bad.")
     assert text.rstrip().endswith("2 turns, reward 0, completed; 2 data, handoffs 1")
     assert "handoffs=1" not in text
-
-
-async def test_sub_agents_are_named() -> None:
-    async def agent(client: AgentClient) -> float:
-        async with asyncio.TaskGroup() as group:
-            for name in ("writer", "critic"):
-                messages = [{"role": "user", "content": name}]
-                group.create_task(ask(client, messages), name=name)
-        return 0.0
-
-    text = await shown(agent, ["a", "b"])
-
+    text = await shown(has_sub_agents, "a", "b")
     assert "called by writer" in text
     assert "called by critic" in text
 
 
-async def test_it_is_plain_text_where_there_is_no_terminal() -> None:
+async def test_nobodys_words_are_markup_or_steer_the_terminal() -> None:
+    clear = "\x1b[2J\x1b]0;owned\x07\x9b31m"
+
     async def agent(client: AgentClient) -> float:
-        await ask(client, [{"role": "user", "content": "[bold]not markup[/bold]"}])
-        return 0.0
+        await ask(client, f"[bold]Hi[/bold]{clear}")
+        client.log(note=f"a{clear}b")
+        return 1.0
 
-    text = await shown(agent, ["[red]nor this[/red]"])
+    text = await shown(agent, f"[red]Yes[/red]{clear}")
 
-    assert "\x1b" not in text
-    assert "[bold]not markup[/bold]" in text
-    assert "[red]nor this[/red]" in text
+    assert not any(unicodedata.category(letter) == "Cc" for letter in text if letter != "\n")
+    assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # of the prompt, the reply and the log
+    assert "[bold]Hi[/bold]" in text
+    assert "[red]Yes[/red]" in text
 
 
-async def test_a_long_line_is_one_line_in_a_pipe(
+async def test_a_long_line_is_one_line_in_a_pipe_and_wraps_in_a_console_of_ones_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
     async def agent(client: AgentClient) -> float:
-        await ask(client, [{"role": "user", "content": "word " * 100 + "end"}])
+        await ask(client, "word " * 100 + "end")
         return 0.0
 
-    trajectory = await do_single_rollout(ScriptedPolicy(["so " * 100]), ChatAgentEnv(agent))
+    trajectory = await play(agent, "so " * 100)
     explain(trajectory)
 
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("word " * 100 + "end<|im_end|>") for line in lines)
     assert "  sampled | " + "so " * 100 + "<|im_end|>" in lines
+    assert max(map(len, explained(trajectory, 60).splitlines())) <= 60
 
 
-async def test_a_console_of_ones_own_wraps_at_its_width() -> None:
+async def test_the_end_is_said_of_turns_in_lineage_order_and_of_none() -> None:
     async def agent(client: AgentClient) -> float:
-        await ask(client, [{"role": "user", "content": "word " * 100}])
-        return 0.0
-
-    trajectory = await do_single_rollout(ScriptedPolicy(["so"]), ChatAgentEnv(agent))
-    out = io.StringIO()
-    explain(trajectory, console=Console(file=out, width=60, highlight=False))
-
-    assert max(map(len, out.getvalue().splitlines())) <= 60
-
-
-async def test_tools_and_parse_errors_are_in_the_summary() -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-    async def agent(client: AgentClient) -> float:
-        messages = [{"role": "user", "content": "Look."}]
-        await client.chat.completions.create(messages=messages, tools=[tool])
-        return 0.0
-
-    text = await shown(agent, ['<tool_call>\n{"name": \n</tool_call>'])
-
-    assert "parse_error=1" in text
-    assert "tools/calls_unparsed 1" in text
-
-
-async def test_an_episode_without_a_turn_is_explained_too() -> None:
-    import tinker
-    from tinker_cookbook.rl.types import Trajectory
-
-    out = io.StringIO()
-    explain(Trajectory([], tinker.ModelInput.empty()), console=Console(file=out))
-
-    assert out.getvalue() == "0 turns, reward 0\n"
-
-
-async def test_the_end_is_said_where_the_turns_are_in_lineage_order() -> None:
-    async def agent(client: AgentClient) -> float:
-        main: list[Any] = [{"role": "user", "content": "main"}]
-        sub: list[Any] = [{"role": "user", "content": "sub"}]
+        main, sub = [user("main")], [user("sub")]
         for messages in (main, sub, main):
-            completion = await client.chat.completions.create(messages=messages)
-            messages.append({"role": "assistant", "content": completion.choices[0].message.content})
-            messages.append({"role": "user", "content": "more"})
-        return 1.0
+            messages += [assistant(await ask(client, *messages)), user("more")]
+        return await talker(0)(client)
 
-    builder = ChatAgentGroupBuilder(agent)
-    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "x"))
-    out = io.StringIO()
-    explain(group.trajectories_G[0], console=Console(file=out, width=200, highlight=False))
+    group = await do_group_rollout(ChatAgentGroupBuilder(agent), policy_of())
 
-    assert "3 turns, reward 1, completed; 2 data" in out.getvalue()
-
-
-async def test_nobodys_words_steer_the_terminal() -> None:
-    clear = "\x1b[2J\x1b]0;owned\x07\x9b31m"
-
-    async def agent(client: AgentClient) -> float:
-        await ask(client, [{"role": "user", "content": f"Hi{clear}"}])
-        client.log(note=f"a{clear}b")
-        return 1.0
-
-    text = await shown(agent, [f"Yes{clear}"])
-
-    assert not any(unicodedata.category(letter) == "Cc" for letter in text if letter != "\n")
-    assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # of the prompt, the reply and the log
+    assert "3 turns, reward 1, completed; 2 data" in explained(group.trajectories_G[0])
+    assert explained(Trajectory([], tinker.ModelInput.empty())) == "0 turns, reward 0\n"

@@ -1,8 +1,8 @@
 """Opponents: seats of an agent that frozen models play.
 
-1. A seat that a model is named for has no Env, and nothing that it says is trained on.
-2. A league draws among the checkpoints that came before, evenly, by the step and the seed.
-3. A dataset asks who plays; all episodes of a group meet the same opponent.
+A seat that a model is named for has no Env, and nothing that it says is trained on. A league draws
+among the checkpoints that came before, evenly, by the step and the seed. All episodes of a group
+meet the same opponent.
 """
 
 import json
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit import ask, policy_of
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert import AgentClient, AgentDataset, ChatAgentGroupBuilder, ScriptedPolicy, TinkerModel
+from evert import AgentClient, AgentDataset, ChatAgentGroupBuilder, TinkerModel
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.groups.opponents import Against, League
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -25,10 +26,7 @@ async def debate(client: AgentClient, task: str) -> dict[str, float]:
     said = task
     for seat in SEATS:
         asked = client.seat(seat)
-        completion = await asked.chat.completions.create(
-            messages=[{"role": "user", "content": said}]
-        )
-        said = completion.choices[0].message.content or ""
+        said = await ask(asked, said)
         asked.reward(0.5)
         asked.metric("asked", 1.0)
     return {"player": float(said == "no"), "judge": 0.0}
@@ -38,48 +36,31 @@ def no(messages: Any) -> str:
     return "no"
 
 
-# -- 1. a frozen seat ------------------------------------------------------------------------------
-
-
 async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
-    builder = ChatAgentGroupBuilder(
-        debate, "a", 2, seats=["player"], models={"evert/judge": ScriptedPolicy(["no"] * 2)}
-    )
-    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "yes"))
-
-    renderer = prompt_renderer(None)
-    said = [
-        [renderer.decode(t.ac.tokens) for t in each.transitions] for each in group.trajectories_G
-    ]
-    assert said == [["yes<|im_end|>"]] * 2
-    assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5, 1.5]
-    assert [metrics["seat/player/asked"] for metrics in group.metrics_G] == [1.0, 1.0]
-
-
-async def test_a_function_plays_a_seat_and_reads_what_it_is_told() -> None:
     heard: list[Any] = []
 
     def judge(messages: Any) -> str:
         heard.append([dict(message) for message in messages])
         return "no"
 
-    builder = ChatAgentGroupBuilder(debate, "a", seats=["player"], models={"evert/judge": judge})
-    group = await do_group_rollout(builder, ScriptedPolicy(["yes"]))
+    for model in (judge, policy_of("no", "no")):
+        models: Any = {"evert/judge": model}
+        builder = ChatAgentGroupBuilder(debate, "a", 2, seats=["player"], models=models)
+        group = await do_group_rollout(builder, policy_of("yes", "yes"))
 
-    assert heard == [[{"role": "user", "content": "yes"}]]
-    assert group.metrics_G[0]["seat/player/reward"] == 1.5
-
-
-@pytest.mark.parametrize("seats", [["judge"], []])
-def test_a_seat_is_either_trained_or_frozen_and_one_is_trained(seats: list[str]) -> None:
-    if seats:
-        with pytest.raises(InvalidDatasetError, match="beside judge, which frozen models play"):
-            ChatAgentGroupBuilder(debate, "a", seats=seats, models={"evert/judge": no})
-    else:  # no seats: a plain agent, which has none to ask for
-        ChatAgentGroupBuilder(debate, "a", models={"evert/judge": no})
+        decode = prompt_renderer(None).decode
+        said = [[decode(t.ac.tokens) for t in each.transitions] for each in group.trajectories_G]
+        assert said == [["yes<|im_end|>"]] * 2
+        assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5, 1.5]
+        assert [metrics["seat/player/asked"] for metrics in group.metrics_G] == [1.0, 1.0]
+    assert heard == [[{"role": "user", "content": "yes"}]] * 2
 
 
-# -- 2. a league -----------------------------------------------------------------------------------
+def test_a_seat_is_either_trained_or_frozen_and_one_is_trained() -> None:
+    with pytest.raises(InvalidDatasetError, match="beside judge, which frozen models play"):
+        ChatAgentGroupBuilder(debate, "a", seats=["judge"], models={"evert/judge": no})
+    # Without seats it is a plain agent, which has none to ask for.
+    assert ChatAgentGroupBuilder(debate, "a", models={"evert/judge": no}).seats == ()
 
 
 def league(folder: Path, share: float = 0.5) -> League:
@@ -93,12 +74,9 @@ def league(folder: Path, share: float = 0.5) -> League:
     return League(str(folder), share, max_tokens=2)
 
 
-def test_before_the_first_checkpoint_the_policy_plays_all(tmp_path: Path) -> None:
+def test_a_league_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: Path) -> None:
     assert League(str(tmp_path), 1.0)(SEATS, 0, 0, 7) == {}
-    assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}
-
-
-def test_it_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: Path) -> None:
+    assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}, "before the first the policy plays all"
     drawn = [league(tmp_path)(SEATS, 25, 0, seed) for seed in range(400)]
 
     met = Counter((seat, model.model_path) for each in drawn for seat, model in each.items())  # type: ignore[union-attr]
@@ -119,20 +97,15 @@ def test_a_resumed_run_draws_the_same_whatever_was_saved_later(tmp_path: Path) -
     assert [whole(SEATS, 25, 0, seed) for seed in range(50)] == drawn
 
 
-# -- 3. a dataset ----------------------------------------------------------------------------------
-
-
 async def test_all_episodes_of_a_group_meet_one_opponent_and_seats_take_turns() -> None:
+    sizes: Any = {"batch_size": 2, "group_size": 3, "shuffle": False}
     opponents = Against(lambda seed: no)
-    dataset = AgentDataset(
-        debate, ["a", "b"], batch_size=2, group_size=3, shuffle=False, seats=SEATS,
-        opponents=opponents,
-    )  # fmt: skip
+    dataset = AgentDataset(debate, ["a", "b"], seats=SEATS, opponents=opponents, **sizes)
 
     first, second = dataset.get_batch(0)
 
     assert (first.seats, second.seats) == (("player",), ("judge",))
     assert set(first.options.get("models") or {}) == {"evert/judge"}
-    group = await do_group_rollout(first, ScriptedPolicy(lambda prompt: "yes"))
+    group = await do_group_rollout(first, policy_of(lambda prompt: "yes"))
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5] * 3
     assert dataset.group(0).seats == SEATS
