@@ -197,7 +197,7 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
     ],
     (AsyncCallable, NO_TASK, [A_CLASS]),
     (AsyncCallable, 7, [A_CLASS]),
-    (partial(AsyncCallable, size=3), NO_TASK, ["got the class"]),
+    (partial(AsyncCallable), NO_TASK, ["got the class"]),
     *[
         (agent, NO_TASK, [f"The agent {agent_name(agent)} {YIELDS}"])
         for agent in (
@@ -249,7 +249,16 @@ def test_a_coroutine_is_refused_as_the_result_of_an_agent() -> None:
 
 
 def test_every_kind_of_finite_number_is_a_reward() -> None:
-    values = [True, 0, 3, -0.5, Fraction(1, 4), np.float32(0.5), np.float64(-2), np.uint8(7)]
+    values: list[Any] = [
+        True,
+        0,
+        3,
+        -0.5,
+        Fraction(1, 4),
+        np.float32(0.5),
+        np.float64(-2),
+        np.uint8(7),
+    ]
     for value in (*values, np.bool_(True), np.bool_(False)):
         assert reward_of(value, "It") == float(value)
         assert type(reward_of(value, "It")) is float

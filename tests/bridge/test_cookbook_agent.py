@@ -1,11 +1,8 @@
 """Environments of the Cookbook's as agents: ``CookbookAgent``.
 
-1. Under one script, the Cookbook's environment and the agent made of it give equal prompts,
-   actions, rewards, logs and metrics, token for token: its recipes' own, of all three kinds, with
-   tools, limits of their own, cut replies, and group rewards.
-2. It is an agent like any other: recorded, replayed, grouped, pickled, a Gymnasium game.
-3. What it holds is let go of, however its episode ends.
-4. What cannot be said in messages is refused with what to do.
+Under one script, the Cookbook's environment and the agent made of it give equal prompts, actions,
+rewards, logs and metrics, token for token. It is an agent like any other, lets go of what it holds
+however its episode ends, and refuses what cannot be said in messages.
 """
 
 import asyncio
@@ -20,6 +17,7 @@ import gymnasium
 import pytest
 import textarena  # type: ignore[import-untyped]
 import tinker
+from tests.kit import play, rewards
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.recipes.forecasting.data import ForecastExample
 from tinker_cookbook.recipes.forecasting.env import ForecastEnv, ForecastGroupBuilder
@@ -40,7 +38,7 @@ from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_runner import run_rollout
-from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Env, Metrics, StepResult, Trajectory, Transition
 from tinker_cookbook.tool_use import build_agent_tool_env, simple_tool_result, tool
 
@@ -98,6 +96,10 @@ def calculator(renderer: Any, **options: Any) -> Env:
     return build_agent_tool_env(renderer, [times_two], start, says_84, **options)
 
 
+def calculating(**options: Any) -> Callable[[Any], Env]:
+    return lambda renderer: calculator(renderer, **options)
+
+
 def guess_number(renderer: Any, answer: int = 42) -> Env:
     return GuessNumberEnv(answer, renderer)
 
@@ -109,13 +111,13 @@ def call(arguments: str) -> str:
 MARKET = ForecastExample(
     "1", "RAIN", "Rain", "It rains.", "", "", datetime(2026, 1, 1), datetime(2026, 1, 2), "Sky", 1
 )
-
-Scene = tuple[Callable[[Any], Env], list[str]]
-ASK_AGAIN = ParseErrorPolicy(max_consecutive=1)
 CALL = call('{"number": 42}')
-SCENES: dict[str, Scene] = {
+ASKED_AGAIN = calculating(parse_error_policy=ParseErrorPolicy(max_consecutive=1))
+SHORT = RolloutConfig(limits=RolloutLimits(max_sampled_tokens=60))
+TWENTY_QUESTIONS = "a game with another model in it"
+SCENES: dict[str, tuple[Callable[[Any], Env], list[str]]] = {
     "a game, with a role of its own": (guess_number, ["Guess: 50", "what?", "Guess: 42"]),
-    "a game with another model in it": (
+    TWENTY_QUESTIONS: (
         lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
         ["Is it red?", "Hm", "Guess: pear"],
     ),
@@ -127,26 +129,10 @@ SCENES: dict[str, Scene] = {
     "one message": (lambda renderer: EnvFromMessageEnv(renderer, ForecastEnv(MARKET)), ["0.8"]),
     "tools": (calculator, [CALL, "It is 84."]),
     "a broken tool call": (calculator, [call("{")]),
-    "a broken tool call, asked again": (
-        lambda renderer: calculator(
-            renderer, parse_error_policy=ParseErrorPolicy(max_consecutive=1)
-        ),
-        [call("{"), CALL, "84"],
-    ),
-    "a limit of its own": (
-        lambda renderer: calculator(
-            renderer, rollout_config=RolloutConfig(limits=RolloutLimits(max_sampled_tokens=60))
-        ),
-        [CALL, CALL, CALL, CALL],
-    ),
-    "tool calls of its own limit": (
-        lambda renderer: calculator(renderer, max_tool_calls=1),
-        [CALL, CALL, "84"],
-    ),
-    "a first prompt that is too long": (
-        lambda renderer: calculator(renderer, max_trajectory_tokens=10),
-        [],
-    ),
+    "a broken tool call, asked again": (ASKED_AGAIN, [call("{"), CALL, "84"]),
+    "a limit of its own": (calculating(rollout_config=SHORT), [CALL, CALL, CALL, CALL]),
+    "tool calls of its own limit": (calculating(max_tool_calls=1), [CALL, CALL, "84"]),
+    "a first prompt that is too long": (calculating(max_trajectory_tokens=10), []),
 }
 
 NEW_SEQUENCES = [
@@ -157,8 +143,10 @@ NEW_SEQUENCES = [
 """Where the environment shows a reply otherwise than it was sampled, or not at all."""
 
 
-def played(env: Env, say: Sequence[str], **options: Any) -> Trajectory:
-    return asyncio.run(do_single_rollout(ScriptedPolicy(say), env, **options))
+def played(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
+    policy = ScriptedPolicy(say, renderer)
+    given = RolloutLimits(**limits) if limits else None
+    return asyncio.run(run_rollout(policy, env, limits=given))
 
 
 def told(transition: Transition, own: Transition) -> tuple[Any, ...]:
@@ -169,7 +157,12 @@ def told(transition: Transition, own: Transition) -> tuple[Any, ...]:
     return prompt, transition.ac.tokens, transition.reward, transition.episode_done, metrics, logs
 
 
-# -- 1: equal --------------------------------------------------------------------------------------
+def check_equal(ours: Trajectory, theirs: Trajectory) -> None:
+    pairs = [*zip(ours.transitions, theirs.transitions, strict=True)]
+    assert [told(our, own) for our, own in pairs] == [told(own, own) for _, own in pairs]
+
+
+# -- equal -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -178,8 +171,7 @@ def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
     theirs = played(make(default_renderer()), say)
     ours = played(ChatAgentEnv(CookbookAgent(make)), say)
 
-    pairs = [*zip(ours.transitions, theirs.transitions, strict=True)]
-    assert [told(our, own) for our, own in pairs] == [told(own, own) for _, own in pairs]
+    check_equal(ours, theirs)
     last = ours.transitions[-1].metrics
     assert last.get("lineages", 0) <= 1 or scene in NEW_SEQUENCES
     assert [key for key in last if key.startswith("env_stop/")] == (
@@ -188,44 +180,25 @@ def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
 
 
 def test_with_a_renderer_of_any_family_the_play_is_the_same(family: Renderer) -> None:
-    make, say = SCENES["a game with another model in it"]
+    make, say = SCENES[TWENTY_QUESTIONS]
     theirs, ours = (
-        asyncio.run(do_single_rollout(ScriptedPolicy(say, family), env))
+        played(env, say, family)
         for env in (make(family), ChatAgentEnv(CookbookAgent(make), renderer=family))
     )
 
-    assert [turn.reward for turn in ours.transitions] == [
-        turn.reward for turn in theirs.transitions
-    ]
+    assert rewards(ours) == rewards(theirs)
     for our, own in zip(ours.transitions, theirs.transitions, strict=True):
         # some show an empty thought in history that was not sampled: what was sampled stays
         texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, own)]
         assert len({"".join(re.sub("</?think>", "", str(text)).split()) for text in texts}) == 1
 
 
-async def test_it_is_a_part_of_another_agent() -> None:
-    async def two_games(client: Any) -> Outcome:
-        await CookbookAgent(guess_number)(client, 1)
-        return await CookbookAgent(guess_number)(client, 2)
-
-    env = ChatAgentEnv(two_games)
-    say = ScriptedPolicy(["Guess: 1", "Guess: 3", "Guess: 2"])
-    trajectory = await do_single_rollout(say, env)
-
-    assert [turn.reward for turn in trajectory.transitions] == [1.0, 0.0, 1.0]
-
-
 def test_a_cut_reply_is_one_in_the_environment_too() -> None:
-    limits = RolloutLimits(max_turn_tokens=4)
-    theirs = asyncio.run(
-        run_rollout(ScriptedPolicy([CALL]), calculator(default_renderer()), limits=limits)
-    )
-    env = ChatAgentEnv(CookbookAgent(calculator))
-    ours = asyncio.run(run_rollout(ScriptedPolicy([CALL]), env, limits=limits))
+    theirs = played(calculator(default_renderer()), [CALL], max_turn_tokens=4)
+    ours = played(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
 
-    [our], [own] = ours.transitions, theirs.transitions
-    assert told(our, own) == told(own, own)
-    assert own.reward == -0.1
+    check_equal(ours, theirs)
+    assert rewards(theirs) == [-0.1]
     assert (theirs.stop_reason, ours.stop_reason) == ("max_tokens", "truncated")
 
 
@@ -233,8 +206,7 @@ def test_a_message_env_is_played_as_the_cookbooks_adapter_plays_it() -> None:
     theirs = played(EnvFromMessageEnv(default_renderer(), ForecastEnv(MARKET)), ["0.8"])
     ours = played(ChatAgentEnv(CookbookAgent(lambda renderer: ForecastEnv(MARKET))), ["0.8"])
 
-    [our], [own] = ours.transitions, theirs.transitions
-    assert told(our, own) == told(own, own)
+    check_equal(ours, theirs)
 
 
 def test_a_group_builders_own_reward_and_metrics_count() -> None:
@@ -252,10 +224,20 @@ def test_a_group_builders_own_reward_and_metrics_count() -> None:
     assert turn.metrics["accuracy"] == 1.0
 
 
-# -- 2: an agent like any other --------------------------------------------------------------------
+# -- an agent like any other -----------------------------------------------------------------------
 
 
-async def test_it_is_recorded_and_replayed(tmp_path: Path) -> None:
+async def test_it_is_a_part_of_another_agent() -> None:
+    async def two_games(client: Any) -> Outcome:
+        await CookbookAgent(guess_number)(client, 1)
+        return await CookbookAgent(guess_number)(client, 2)
+
+    trajectory = await play(two_games, "Guess: 1", "Guess: 3", "Guess: 2")
+
+    assert rewards(trajectory) == [1.0, 0.0, 1.0]
+
+
+async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
     agent = CookbookAgent(guess_number)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     group = ChatAgentGroupBuilder(agent, 42, group_size=2, record=recorder)
@@ -263,51 +245,37 @@ async def test_it_is_recorded_and_replayed(tmp_path: Path) -> None:
     await do_group_rollout(group, policy)
 
     for record in read_records(tmp_path / "rollouts.jsonl"):
-        again = await replay(record, agent)
-        assert [turn.reward for turn in again.transitions] == [0.0, 1.0]
-
-
-def test_it_pickles_with_a_function_of_a_module() -> None:
-    group = ChatAgentGroupBuilder(CookbookAgent(guess_number), 42, group_size=1)
-    [env] = asyncio.run(pickle.loads(pickle.dumps(group)).make_envs())
-
-    assert played(env, ["Guess: 42"]).transitions[0].reward == 1.0
+        assert rewards(await replay(record, agent)) == [0.0, 1.0]
+    received = pickle.loads(pickle.dumps(ChatAgentGroupBuilder(agent, 42)))
+    assert (await do_group_rollout(received, policy)).get_total_rewards() == [1.0]
 
 
 def test_it_is_a_gymnasium_game() -> None:
     register_agent("test/Cookbook-v0", CookbookAgent(guess_number), [42], replace=True)
     env = gymnasium.make("test/Cookbook-v0")
     env.reset(seed=1)
-    rewards = [env.step(text)[1:3] for text in ("Guess: 50", "Guess: 42")]
+    steps = [env.step(text)[1:3] for text in ("Guess: 50", "Guess: 42")]
     env.close()
 
-    assert rewards == [(0.0, False), (1.0, True)]
+    assert steps == [(0.0, False), (1.0, True)]
 
 
 async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
-    judge = ChatAgentEnv(asks_the_model_of_its_game, models={"player": Answerer()})
-    trajectory = await do_single_rollout(ScriptedPolicy([]), judge)
+    class Yes(ArithmeticEnv):
+        """Is told yes."""
 
-    assert trajectory.transitions[0].reward == 1.0
+        def check_answer(self, sample_str: str) -> bool:
+            return sample_str == "yes"
 
+    async def asks_a_frozen_model(client: Any) -> Outcome:
+        """Has one of messages alone play an environment within."""
+        client.model = "player"
+        return await CookbookAgent(lambda renderer: Yes(1, 1, renderer))(client)
 
-async def asks_the_model_of_its_game(client: Any) -> Outcome:
-    """Has a frozen model of messages alone play an environment within."""
-    client.model = "player"
-    return await CookbookAgent(lambda renderer: Yes(renderer))(client)
-
-
-class Yes(ArithmeticEnv):
-    """Is told yes."""
-
-    def __init__(self, renderer: Any) -> None:
-        super().__init__(1, 1, renderer)
-
-    def check_answer(self, sample_str: str) -> bool:
-        return sample_str == "yes"
+    assert rewards(await play(asks_a_frozen_model, models={"player": Answerer()})) == [1.0]
 
 
-# -- 3: let go of ----------------------------------------------------------------------------------
+# -- let go of -------------------------------------------------------------------------------------
 
 
 class Held(MessageEnv):
@@ -328,10 +296,11 @@ class Held(MessageEnv):
         Held.opened -= 1
 
 
-@pytest.mark.parametrize("inside", [Held, lambda renderer: EnvFromMessageEnv(renderer, Held())])
+@pytest.mark.parametrize(
+    "make", [lambda renderer: Held(), lambda renderer: EnvFromMessageEnv(renderer, Held())]
+)
 @pytest.mark.parametrize("end", ["ends", "fail", "close"])
-async def test_an_environment_is_closed_however_its_episode_ends(inside: Any, end: str) -> None:
-    make = (lambda renderer: Held()) if inside is Held else inside
+async def test_an_environment_is_closed_however_its_episode_ends(make: Any, end: str) -> None:
     env, before = ChatAgentEnv(CookbookAgent(make)), asyncio.all_tasks()
     await env.initial_observation()
     assert Held.opened == 1
@@ -359,21 +328,20 @@ async def test_a_group_builder_is_cleaned_up() -> None:
     assert cleaned == [42]
 
 
-# -- 4: refused ------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 class OwnTokens(Env):
-    """Makes its prompt without a renderer."""
+    """Makes its prompt without a renderer, or stops at tokens of its own."""
 
-    def __init__(self, stop: list[int] | None = None, renderer: Any = None) -> None:
-        self._stop = stop or []
+    def __init__(self, renderer: Any = None) -> None:
         self._renderer = renderer
 
     async def initial_observation(self) -> Any:
         if self._renderer is None:
-            return tinker.ModelInput.from_ints([1, 2, 3]), self._stop
+            return tinker.ModelInput.from_ints([1, 2, 3]), []
         messages = [Message(role="user", content="?")]
-        return self._renderer.build_generation_prompt(messages), self._stop
+        return self._renderer.build_generation_prompt(messages), [7]
 
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
         raise NotImplementedError
@@ -382,15 +350,9 @@ class OwnTokens(Env):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda renderer: OwnTokens(),
-            "a prompt that it did not make with the renderer it was given",
-        ),
+        (lambda renderer: OwnTokens(), "that it did not make with the renderer it was given"),
         (lambda renderer: GuessNumberEnv(1, default_renderer()), "that it did not make with"),
-        (
-            lambda renderer: OwnTokens([7], renderer),
-            r"stops at the tokens \[7\]; a chat client takes",
-        ),
+        (OwnTokens, r"stops at the tokens \[7\]; a chat client takes"),
         (lambda renderer: 3, "returned 3; expected an Env, a MessageEnv or an EnvGroupBuilder"),
         (
             lambda renderer: ProblemGroupBuilder(lambda: ArithmeticEnv(1, 2, renderer), 4),
@@ -398,9 +360,9 @@ class OwnTokens(Env):
         ),
     ],
 )
-def test_what_messages_cannot_say_is_refused(make: Any, message: str) -> None:
+async def test_what_messages_cannot_say_is_refused(make: Any, message: str) -> None:
     with pytest.raises(AgentError, match=message):
-        played(ChatAgentEnv(CookbookAgent(make)), ["yes"])
+        await play(CookbookAgent(make), "yes")
 
 
 async def test_another_client_than_an_envs_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import openai
 import pytest
@@ -34,6 +35,7 @@ def test_every_error_pickles_and_copies_with_its_type_and_message(error: type) -
     pickled = [
         pickle.loads(pickle.dumps(sent, version)) for version in range(pickle.HIGHEST_PROTOCOL + 1)
     ]
+    received: Any
     for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
         assert type(received) is error
         assert (str(received), received.args) == (str(sent), sent.args)

@@ -143,7 +143,7 @@ def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
 # -- endpoints -----------------------------------------------------------------------------------
 
 
-REQUEST = httpx.Request("POST", "http://judge")
+REQUEST: Any = httpx.Request("POST", "http://judge")
 
 
 def refusal(status: int, code: str | None = None) -> Exception:

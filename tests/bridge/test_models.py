@@ -114,7 +114,7 @@ async def test_a_sampling_client_answers(tmp_path: Path) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
-AS_OBJECT = {"response_format": {"type": "json_object"}}
+AS_OBJECT: Any = {"response_format": {"type": "json_object"}}
 
 
 def as_schema(name: str) -> Any:

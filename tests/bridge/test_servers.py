@@ -1,9 +1,8 @@
 """Sampling from Tinker servers of one's own with the real SDK, over HTTP on this machine.
 
-1. A server that promises sequences without ids is sampled once its client is completed: here, by
-   ``TinkerModel(base_url=...)``, and in another process that was sent a client. A saved state is
-   loaded in two requests where the server knows no other way.
-2. Nothing else changes: ids that a server sends, servers that nobody named, the hosted service.
+A server that promises sequences without ids is sampled once its client is completed; a saved state
+is loaded in two requests where the server knows no other way. Nothing else changes: ids that a
+server sends, servers that nobody named, the hosted service.
 """
 
 import json
@@ -31,7 +30,6 @@ SEQUENCE = wire.SampledSequence(
     tokens=np.array([7, 8], np.int32).tobytes(),
     logprobs=np.array([-0.5, -1.5], np.float32).tobytes(),
 )
-SAMPLED = wire.SampleResponse(sequences=[SEQUENCE, SEQUENCE]).SerializeToString()
 ANSWERS: dict[str, Any] = {
     "client/config": {},
     "client/dynamic_config": {},
@@ -39,11 +37,12 @@ ANSWERS: dict[str, Any] = {
     "create_sampling_session": {"sampling_session_id": "sampler"},
     "get_server_capabilities": {"supported_models": []},
     "asample": {"request_id": "promised"},
-    "retrieve_future": SAMPLED,
+    "retrieve_future": wire.SampleResponse(sequences=[SEQUENCE, SEQUENCE]).SerializeToString(),
 }
 """What SkyRL's server 0.4.0 answers."""
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+SOMEBODY_ELSES = "http://127.0.0.1:9/of-somebody-else"
 
 
 class StandIn(ThreadingHTTPServer):
@@ -95,8 +94,15 @@ def server() -> Iterator[StandIn]:
 
 
 @pytest.fixture(autouse=True)
-def _clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clients_are_closed_and_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Else their heartbeats go on, and complain of a server that is gone."""
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.setattr(older_servers, "_completed", set())
+    ask = tinker.SamplingClient._send_asample_request
+    load = getattr(tinker.ServiceClient, older_servers.LOAD)
+    monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
+    monkeypatch.setattr(tinker.ServiceClient, older_servers.LOAD, load)
     holders: list[Any] = []
     init = tinker.ServiceClient.__init__
 
@@ -108,45 +114,6 @@ def _clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for holder in holders:
         holder.close()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_completed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    monkeypatch.setattr(older_servers, "_completed", set())
-    ask = tinker.SamplingClient._send_asample_request
-    load = getattr(tinker.ServiceClient, older_servers.LOAD)
-    monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
-    monkeypatch.setattr(tinker.ServiceClient, older_servers.LOAD, load)
-
-
-@pytest.fixture
-def loaded(server: StandIn) -> list[dict[str, Any]]:
-    """The states that the server was asked to load; it loads them for a client that is there."""
-    asked: list[dict[str, Any]] = []
-
-    def load(body: bytes) -> tuple[int, dict[str, Any]]:
-        asked.append(json.loads(body))
-        known = "model_id" in asked[-1]
-        return (
-            (200, {"request_id": "load_weights"})
-            if known
-            else (422, {"detail": "model_id: required"})
-        )
-
-    def retrieve(body: bytes) -> tuple[int, dict[str, Any]]:
-        return 200, {"model_id": "own", "type": json.loads(body)["request_id"]}
-
-    info = {"model_data": {"arch": "a", "model_name": "m", "tokenizer_id": "m"}, "model_id": "own"}
-    server.answers |= {
-        "weights_info": {"base_model": "m", "is_lora": True, "lora_rank": 8},
-        "create_model": {"request_id": "create_model"},
-        "load_weights": load,
-        "retrieve_future": retrieve,
-        "get_info": info,
-    }
-    return asked
 
 
 def client_of(server: StandIn) -> tinker.SamplingClient:
@@ -162,27 +129,26 @@ def sampled_ids(client: tinker.SamplingClient) -> list[str]:
     return [sequence.sequence_id for sequence in response.sequences]
 
 
-# -- what is completed ---------------------------------------------------------------------------
+# -- ids -----------------------------------------------------------------------------------------
 
 
-def test_a_server_that_sends_no_ids_is_sampled_once_the_client_is_completed(
-    server: StandIn,
-) -> None:
+def test_a_server_that_sends_no_ids_is_sampled_once_somebody_names_it(server: StandIn) -> None:
     client = client_of(server)
+    complete_client(SOMEBODY_ELSES)
     with pytest.raises(AssertionError, match="sample_sequence_ids"):
         sampled_ids(client)
 
     complete_client(server.url + "/")
     complete_client(server.url)
-
     assert sampled_ids(client) == ["promised-0", "promised-1"]
+
+    server.answers["asample"] = {"request_id": "promised", "sample_sequence_ids": ["a", "b"]}
+    assert sampled_ids(client_of(server)) == ["a", "b"], "what it sends stays as it is"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # the SDK deprecates what works with it still
 async def test_a_frozen_model_of_such_a_server_is_sampled(server: StandIn) -> None:
-    model = TinkerModel("evert-tiny", base_url=server.url)
-
-    weights = await open_weights(model)
+    weights = await open_weights(TinkerModel("evert-tiny", base_url=server.url))
 
     assert sampled_ids(weights.client) == ["promised-0", "promised-1"]
 
@@ -203,6 +169,47 @@ print(client.sample(prompt=prompt, num_samples=2, sampling_params=params).result
     assert b"promised-1" in done.stdout, done.stderr.decode()
 
 
+def test_the_hosted_service_is_never_touched(server: StandIn) -> None:
+    ask = tinker.SamplingClient._send_asample_request
+    for base_url in (None, "", HOSTED, "https://thinkingmachines.dev"):
+        complete_client(base_url)
+
+    assert tinker.SamplingClient._send_asample_request is ask
+    assert not older_servers._completed
+    assert is_hosted(HOSTED)
+    assert not is_hosted("https://notthinkingmachines.dev")
+    assert not is_hosted("http://localhost:8000/thinkingmachines.dev")
+    assert (address_of(client_of(server)), address_of(object())) == (server.url, None)
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded(server: StandIn) -> list[dict[str, Any]]:
+    """The states that the server was asked to load; it loads them for a client that is there."""
+    asked: list[dict[str, Any]] = []
+
+    def load(body: bytes) -> tuple[int, dict[str, Any]]:
+        asked.append(json.loads(body))
+        if "model_id" in asked[-1]:
+            return 200, {"request_id": "load_weights"}
+        return 422, {"detail": "model_id: required"}
+
+    def retrieve(body: bytes) -> tuple[int, dict[str, Any]]:
+        return 200, {"model_id": "own", "type": json.loads(body)["request_id"]}
+
+    info = {"model_data": {"arch": "a", "model_name": "m", "tokenizer_id": "m"}, "model_id": "own"}
+    server.answers |= {
+        "weights_info": {"base_model": "m", "is_lora": True, "lora_rank": 8},
+        "create_model": {"request_id": "create_model"},
+        "load_weights": load,
+        "retrieve_future": retrieve,
+        "get_info": info,
+    }
+    return asked
+
+
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_a_state_is_loaded_into_a_client_of_its_own_where_one_request_is_refused(
     server: StandIn, loaded: list[dict[str, Any]], optimizer: bool
@@ -218,50 +225,12 @@ def test_a_state_is_loaded_into_a_client_of_its_own_where_one_request_is_refused
     assert [request["optimizer"] for request in loaded] == [optimizer] * 2
 
 
-# -- what is not ---------------------------------------------------------------------------------
-
-
-def test_ids_that_a_server_sends_stay_as_they_are(server: StandIn) -> None:
-    server.answers["asample"] = {"request_id": "promised", "sample_sequence_ids": ["a", "b"]}
-    complete_client(server.url)
-
-    assert sampled_ids(client_of(server)) == ["a", "b"]
-
-
-def test_a_server_that_nobody_named_is_not_completed(server: StandIn) -> None:
-    complete_client("http://127.0.0.1:9/of-somebody-else")
-
-    with pytest.raises(AssertionError, match="sample_sequence_ids"):
-        sampled_ids(client_of(server))
-
-
 def test_a_state_of_a_server_that_nobody_named_is_asked_for_once(
     server: StandIn, loaded: list[dict[str, Any]]
 ) -> None:
-    complete_client("http://127.0.0.1:9/of-somebody-else")
+    complete_client(SOMEBODY_ELSES)
     service = tinker.ServiceClient(base_url=server.url)
 
     with pytest.raises(tinker.UnprocessableEntityError):
         service.create_training_client_from_state("tinker://run/weights/1").result()
     assert len(loaded) == 1
-
-
-@pytest.mark.parametrize("base_url", [None, "", HOSTED, "https://thinkingmachines.dev"])
-def test_the_hosted_service_is_never_touched(base_url: str | None) -> None:
-    ask = tinker.SamplingClient._send_asample_request
-
-    complete_client(base_url)
-
-    assert tinker.SamplingClient._send_asample_request is ask
-    assert not older_servers._completed
-
-
-def test_only_the_hosted_services_own_domain_is_taken_for_it() -> None:
-    assert is_hosted(HOSTED)
-    assert not is_hosted("https://notthinkingmachines.dev")
-    assert not is_hosted("http://localhost:8000/thinkingmachines.dev")
-
-
-def test_the_address_is_that_of_the_sdks_client_and_of_no_other(server: StandIn) -> None:
-    assert address_of(client_of(server)) == server.url
-    assert address_of(object()) is None

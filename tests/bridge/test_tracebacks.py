@@ -1,28 +1,23 @@
 """The traceback of an agent's exception: the agent's own frames, and no others.
 
-1. Frames of evert and of libraries are left out, as long as one of the agent's own is left.
-2. An agent out of a library keeps its library's frames; a command has none.
-3. A deep one is cut.
-4. Of a group, each exception in it is shown, at any depth.
+Frames of evert and of libraries are left out, as long as one of the agent's own is left. A deep one
+is cut; of a group, each exception in it is shown, at any depth.
 """
 
 import asyncio
 import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from tests.kit import ask
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert.agents.process import ProcessAgent
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
 from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
-
-Agent = Callable[..., Any]
 
 
 def read(text: str) -> Any:
@@ -37,39 +32,63 @@ def blocks(client: Any) -> float:
     return float(read("{"))
 
 
-def even(depth: int) -> float:
-    return odd(depth - 1)
+def even(client: Any, depth: int = 50) -> float:
+    return odd(client, depth - 1)
 
 
-def odd(depth: int) -> float:
+def odd(client: Any, depth: int) -> float:
     if depth > 0:
-        return even(depth - 1)
+        return even(client, depth - 1)
     raise RecursionError("too deep")
 
 
-def deep(client: Any) -> float:
-    return even(50)
+class Gathers:
+    """Reads texts in tasks of a group in a group."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    async def __call__(self, client: Any) -> float:
+        async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
+            for text in self.texts:
+                tasks.create_task(reads_later(text))
+        return 1.0
 
 
-async def cause_of(agent: Agent) -> BaseException:
-    """What an agent raised, as it comes out of an Env."""
+async def reads_later(text: str) -> None:
+    await asyncio.sleep(0)
+    read(text)
+
+
+async def raised_by(agent: Any) -> tuple[str, str]:
+    """What comes out of an Env, and the traceback of what the agent raised."""
     with pytest.raises(AgentError) as raised:
         await ChatAgentEnv(agent).initial_observation()
     assert raised.value.__cause__ is not None
-    return raised.value.__cause__
+    return str(raised.value), agent_traceback(raised.value.__cause__)
 
 
-@pytest.mark.parametrize("agent", [reads, blocks])
+def functions(shown: str) -> list[str]:
+    return [line.split(", in ")[1] for line in shown.splitlines() if ", in " in line]
+
+
+@pytest.mark.parametrize(
+    ("agent", "frames"),
+    [
+        (reads, ["reads", "read"]),
+        (blocks, ["blocks", "read"]),
+        (Gathers("{"), ["reads_later", "read"]),  # a group of one is told as what it holds
+    ],
+)
 async def test_an_agents_own_frames_are_left_whatever_ran_it_and_whatever_it_called(
-    agent: Agent,
+    agent: Any, frames: list[str]
 ) -> None:
-    first, *frames, last = agent_traceback(await cause_of(agent)).splitlines()
+    message, shown = await raised_by(agent)
 
-    assert first == "Traceback (most recent call last):"
-    assert [line.split(", in ")[1] for line in frames if ", in " in line] == [
-        agent.__name__,
-        "read",
-    ]
+    assert "raised JSONDecodeError after 0 model calls: Expecting" in message
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert functions(shown) == frames
+    last = shown.splitlines()[-1]
     assert last.startswith("json.decoder.JSONDecodeError: Expecting property name")
 
 
@@ -89,77 +108,38 @@ async def test_an_agent_of_a_library_shows_its_library() -> None:
 
 
 async def test_what_never_reached_an_agents_code_has_none() -> None:
-    assert agent_traceback(await cause_of(ProcessAgent(["no-such-program-anywhere"]))) == ""
+    assert (await raised_by(ProcessAgent(["no-such-program-anywhere"])))[1] == ""
     assert agent_traceback(ValueError("made, never raised")) == ""
 
 
 async def test_of_a_deep_traceback_the_end_is_shown() -> None:
-    lines = agent_traceback(await cause_of(deep)).splitlines()
+    _, shown = await raised_by(even)
 
-    assert ", in odd" in lines[-3]
-    assert sum(", in " in line for line in lines) == MOST_FRAMES
-    assert lines[-1] == "RecursionError: too deep"
-
-
-async def gathers(client: Any) -> float:
-    async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
-        for text in texts:
-            tasks.create_task(reads_later(text))
-    return 1.0
+    assert len(functions(shown)) == MOST_FRAMES
+    assert functions(shown)[-1] == "odd"
+    assert shown.endswith("RecursionError: too deep")
 
 
-texts = ["{"]
+async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:
+    message, shown = await raised_by(Gathers("{", "1 2"))
+    assert "raised ExceptionGroup after 0 model calls: unhandled errors" in message
+    assert "; JSONDecodeError: Expecting property name" in message
+    assert message.endswith("; JSONDecodeError: Extra data: line 1 column 3 (char 2)")
+    assert shown.count("in reads_later") == 2
 
-
-async def reads_later(text: str) -> None:
-    await asyncio.sleep(0)
-    read(text)
-
-
-async def test_a_group_of_one_is_told_as_what_it_holds() -> None:
-    env = ChatAgentEnv(gathers)
-    with pytest.raises(AgentError, match="raised JSONDecodeError after 0 model calls: Expecting"):
-        await env.initial_observation()
-
-    lines = agent_traceback(await cause_of(gathers)).splitlines()
-
-    assert [line.split(", in ")[1] for line in lines if ", in " in line] == ["reads_later", "read"]
-    assert lines[-1].startswith("json.decoder.JSONDecodeError: Expecting property name")
-
-
-async def test_a_group_of_several_tells_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "texts", ["{", "1 2"])
-
-    with pytest.raises(AgentError) as raised:
-        await ChatAgentEnv(gathers).initial_observation()
-
-    assert "raised ExceptionGroup after 0 model calls: unhandled errors" in str(raised.value)
-    assert "; JSONDecodeError: Expecting property name" in str(raised.value)
-    assert str(raised.value).endswith("; JSONDecodeError: Extra data: line 1 column 3 (char 2)")
-    assert agent_traceback(await cause_of(gathers)).count("in reads_later") == 2
-
-
-def test_a_group_in_three_thousand_groups_is_told() -> None:
     error: Exception = ValueError("deep within")
     for _ in range(3000):
         error = ExceptionGroup("a group", [error])
-
-    assert told(error) == ("ValueError", "deep within")
-    assert agent_traceback(error) == ""
-
-
-async def too_much(client: Any) -> float:
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(
-            client.chat.completions.create(messages=[{"role": "user", "content": "word " * 99}])
-        )
-    return 1.0
+    assert (told(error), agent_traceback(error)) == (("ValueError", "deep within"), "")
 
 
 async def test_a_prompt_too_long_in_a_group_is_an_overflow_and_no_error_of_the_agent() -> None:
+    async def too_much(client: Any) -> float:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask(client, "word " * 99))
+        return 1.0
+
     env = ChatAgentEnv(too_much, limits=RolloutLimits(max_trajectory_tokens=50))
+    ended: Any = await env.initial_observation()
 
-    ended = await env.initial_observation()
-
-    assert isinstance(ended, InitialObservationOverflow)
     assert ended.metrics["stop/max_tokens"] == 1.0

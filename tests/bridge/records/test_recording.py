@@ -1,9 +1,8 @@
 """What is written down of a rollout, and what is read of it.
 
-rows         a line has all that was played, in the Cookbook's summary's terms
-messages     conversations come back as the agent had them, and as the model had them
-files        what a kill leaves is survived, other schemas are refused
-groups       builders write their groups, also from workers
+A line has all that was played, in the Cookbook's summary's terms; conversations come back as the
+agent had them, and as the model had them. What a kill leaves is survived, other schemas are
+refused. Builders write their groups, also from workers.
 """
 
 import json
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import tinker
+from tests.kit import ask, assistant, call, policy_of, system, tool, user
 from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
@@ -30,20 +30,17 @@ from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
 from evert.bridge.tokens.token_log import flatten
 
-ADD = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
-}
+ADD = tool("add")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+THREE = ("one", "two", "three")
 
 
 async def chat(client: Any, task: Any) -> float:
     """Three calls that go on from each other, a reward and notes on the way."""
-    messages: list[Any] = [{"role": "system", "content": "Add."}]
+    messages = [system("Add.")]
     for number in range(3):
-        messages.append({"role": "user", "content": f"{task['a']} + {number}?"})
-        completion = await client.chat.completions.create(messages=messages)
-        messages.append(completion.choices[0].message)
+        messages.append(user(f"{task['a']} + {number}?"))
+        messages.append(assistant(await ask(client, *messages)))
         client.log(number=number)
         client.metric("asked", 1)
     client.reward(0.5)
@@ -51,27 +48,19 @@ async def chat(client: Any, task: Any) -> float:
 
 
 async def calls_a_tool(client: Any) -> float:
-    messages: list[Any] = [{"role": "user", "content": "1 + 1?"}]
-    completion = await client.chat.completions.create(messages=messages, tools=[ADD])
-    [call] = completion.choices[0].message.tool_calls
-    messages += [
-        completion.choices[0].message,
-        {"role": "tool", "tool_call_id": call.id, "content": "2"},
-    ]
-    await client.chat.completions.create(messages=messages, tools=[ADD])
+    said = (await call(client, "1 + 1?", tools=[ADD])).choices[0].message
+    [made] = said.tool_calls
+    result = {"role": "tool", "tool_call_id": made.id, "content": "2"}
+    await call(client, user("1 + 1?"), said, result, tools=[ADD])
     return 1.0
 
 
 async def compacts(client: Any) -> float:
     """Asks, begins anew, and goes on from its first question in another way."""
-    first = [{"role": "user", "content": "one"}]
-    completion = await client.chat.completions.create(messages=first)
-    await client.chat.completions.create(messages=[{"role": "user", "content": "anew"}])
-    said = {"role": "assistant", "content": completion.choices[0].message.content}
+    said = await ask(client, "one")
+    await ask(client, "anew")
     for word in ("left", "right"):
-        await client.chat.completions.create(
-            messages=[*first, said, {"role": "user", "content": word}]
-        )
+        await ask(client, user("one"), assistant(said), user(word))
     return 0.0
 
 
@@ -90,42 +79,34 @@ async def recorded(
 
 
 async def test_a_record_gives_back_what_was_played(tmp_path: Path) -> None:
-    record, played = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    record, played = await recorded(tmp_path, chat, THREE, {"a": 1})
     again = record.trajectory()
 
     assert record.turns == 3
     assert again.stop_reason == played.stop_reason == "completed"
     for ours, theirs in zip(again.transitions, played.transitions, strict=True):
         assert flatten(ours.ob.chunks) == flatten(theirs.ob.chunks)
-        assert ours.ac == theirs.ac
-        assert ours.reward == theirs.reward
+        assert (ours.ac, ours.reward) == (theirs.ac, theirs.reward)
         assert ours.episode_done == theirs.episode_done
-        assert ours.metrics == theirs.metrics
-        assert ours.logs == theirs.logs
+        assert (ours.metrics, ours.logs) == (theirs.metrics, theirs.logs)
 
 
-async def test_a_row_begins_with_the_cookbooks_summary(tmp_path: Path) -> None:
-    record, played = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation_once(
+    tmp_path: Path,
+) -> None:
+    record, played = await recorded(tmp_path, chat, THREE, {"a": 1})
     group = TrajectoryGroup([played], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
         split="train", iteration=0, trajectory_groups_P=[group], taglist_P=[[]]
     )
 
-    assert {name: record.row[name] for name in summary if name != "steps"} == {
-        name: value for name, value in summary.items() if name != "steps"
-    }
-    for ours, theirs in zip(record.row["steps"], summary["steps"], strict=True):
+    steps = record.row["steps"]
+    for ours, theirs in zip(steps, summary["steps"], strict=True):
         assert {name: ours[name] for name in theirs} == theirs
-    assert record.reward == 1.5
-    assert record.metrics["asked"] == 3
+    assert {name: record.row[name] for name in summary} == {**summary, "steps": steps}
+    assert (record.reward, record.metrics["asked"]) == (1.5, 3)
     assert record.row["renderer"] == "qwen3_instruct"
     assert {*record.row["versions"]} == {"evert", "tinker-cookbook"}
-
-
-async def test_a_long_conversation_is_written_once(tmp_path: Path) -> None:
-    record, played = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
-    steps = record.row["steps"]
-
     assert [step["prompt"]["after"] for step in steps] == [None, 0, 1]
     new = sum(len(step["prompt"]["tokens"]) + len(step["tokens"]) for step in steps)
     last = played.transitions[-1]
@@ -134,7 +115,7 @@ async def test_a_long_conversation_is_written_once(tmp_path: Path) -> None:
 
 
 async def test_a_task_that_is_no_json_is_asked_for(tmp_path: Path) -> None:
-    record, _ = await recorded(tmp_path, chat, ["a", "b", "c"], {"a": (1, 2)})
+    record, _ = await recorded(tmp_path, chat, THREE, {"a": (1, 2)})
 
     with pytest.raises(RecordError, match=r"The task of this record is \{'a': \(1, 2\)\}.*task="):
         _ = record.task
@@ -144,7 +125,7 @@ async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
     image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(chat, {"a": 1}))
-    played = await do_single_rollout(ScriptedPolicy(["a", "b", "c"]), env)
+    played = await do_single_rollout(ScriptedPolicy(THREE), env)
     text = played.transitions[0].ob
     played.transitions[0].ob = tinker.ModelInput(chunks=[*text.chunks, image])
     recorder.add([played], [env])
@@ -166,17 +147,10 @@ async def test_an_episode_without_a_call_has_no_turns(tmp_path: Path) -> None:
 
 
 async def test_a_conversation_comes_back_as_the_agent_had_it(tmp_path: Path) -> None:
-    record, _ = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    record, _ = await recorded(tmp_path, chat, THREE, {"a": 1})
 
-    assert [(m["role"], m["content"]) for m in record.messages()] == [
-        ("system", "Add."),
-        ("user", "1 + 0?"),
-        ("assistant", "one"),
-        ("user", "1 + 1?"),
-        ("assistant", "two"),
-        ("user", "1 + 2?"),
-        ("assistant", "three"),
-    ]
+    said = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
+    assert record.messages() == [system("Add."), *said[0], *said[1], *said[2]]
     assert record.messages(0) == record.messages()[:3]
     assert record.asked(1) == record.messages()[:4]
 
@@ -188,12 +162,11 @@ async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
 
     assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert result["tool_call_id"] == called["tool_calls"][0]["id"]
-    assert said == {"role": "assistant", "content": "2"}
+    assert said == assistant("2")
     assert record.tools(1) == [ADD]
     assert prefix["role"] == "system"
     assert '"name": "add"' in prefix["content"]
-    assert first == asked
-    assert sampled == {"role": "assistant", "content": CALL}
+    assert (first, sampled) == (asked, assistant(CALL))
 
 
 async def test_each_conversation_of_an_agent_ends_where_no_other_goes_on(tmp_path: Path) -> None:
@@ -208,10 +181,7 @@ async def test_a_reply_that_is_asked_for_again_is_no_part_of_the_conversation(
     tmp_path: Path,
 ) -> None:
     async def as_json(client: Any) -> float:
-        await client.chat.completions.create(
-            messages=[{"role": "user", "content": "JSON?"}],
-            response_format={"type": "json_object"},
-        )
+        await ask(client, "JSON?", response_format={"type": "json_object"})
         return 1.0
 
     record, _ = await recorded(tmp_path, as_json, ["no", "{}"])
@@ -219,12 +189,12 @@ async def test_a_reply_that_is_asked_for_again_is_no_part_of_the_conversation(
     assert record.turns == 2
     assert record.row["steps"][0]["reply"] is None
     assert record.last_turns() == [1]
-    assert [message["content"] for message in record.messages()] == ["JSON?", "{}"]
+    assert record.messages() == [user("JSON?"), assistant("{}")]
 
 
 async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     recorder, env = Recorder(tmp_path / "rollouts.jsonl"), ChatAgentEnv(chat, {"a": 1})
-    trajectory = await do_single_rollout(ScriptedPolicy(["a", "b", "c"]), env)
+    trajectory = await do_single_rollout(ScriptedPolicy(THREE), env)
     recorder.add([trajectory], [env])
     [record] = read_records(tmp_path)
 
@@ -240,13 +210,13 @@ async def test_a_torn_last_line_is_left_out_and_written_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "rollouts.jsonl"
-    await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    await recorded(tmp_path, chat, THREE, {"a": 1})
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:-200])
 
     assert len([*read_records(tmp_path)]) == 1
     assert "1 broken lines are left out" in caplog.text
-    record, _ = await recorded(tmp_path, chat, ["four", "five", "six"], {"a": 2})
+    record, _ = await recorded(tmp_path, chat, THREE, {"a": 2})
     assert len([*read_records(tmp_path)]) == 2
     assert record.task == {"a": 2}
 
@@ -256,25 +226,22 @@ async def test_a_torn_last_line_is_left_out_and_written_behind(
     [
         ({"evert_schema": 2}, r"evert_schema=2; this version of evert reads 1\. Read it with"),
         ({"steps": []}, r"holds no rollout of evert's.*record=True"),
+        (None, "holds no rollouts.*record=True"),
     ],
 )
-def test_another_schema_is_refused_with_advice(
-    tmp_path: Path, line: dict[str, Any], message: str
+def test_another_schema_and_a_folder_without_rollouts_are_refused_with_advice(
+    tmp_path: Path, line: dict[str, Any] | None, message: str
 ) -> None:
-    (tmp_path / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
+    if line is not None:
+        (tmp_path / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
 
     with pytest.raises(RecordError, match=message):
         next(read_records(tmp_path))
 
 
-def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no rollouts.*record=True"):
-        next(read_records(tmp_path))
-
-
 async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2")
-    await recorded(tmp_path, chat, ["a", "b", "c"], {"a": "hunter2-hunter2"})
+    await recorded(tmp_path, chat, THREE, {"a": "hunter2-hunter2"})
 
     assert "hunter2" not in (tmp_path / "rollouts.jsonl").read_text()
 
@@ -286,16 +253,15 @@ async def test_a_group_is_written_by_its_builder_in_the_order_of_play(tmp_path: 
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     builder = ChatAgentGroupBuilder(compacts, group_size=2, record=recorder, tags=["game"])
     builder.group_reward = lambda group: [0.25, 0.75]
-    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "word"))
+    group = await do_group_rollout(builder, policy_of())
     records = [*read_records(tmp_path)]
 
     assert [record.reward for record in records] == group.get_total_rewards() == [0.25, 0.75]
     assert [record.row["traj_idx"] for record in records] == [0, 1]
     assert records[0].row["tags"] == ["game"]
-    lineages = [step["logs"]["lineage"] for step in records[0].row["steps"]]
-    sorted_by_lineage = [turn.logs["lineage"] for turn in group.trajectories_G[0].transitions]
-    assert lineages == [0, 1, 0, 2]
-    assert sorted_by_lineage == [1, 0, 0, 2]
+    assert [step["logs"]["lineage"] for step in records[0].row["steps"]] == [0, 1, 0, 2]
+    turns = group.trajectories_G[0].transitions
+    assert [turn.logs["lineage"] for turn in turns] == [1, 0, 0, 2], "sorted, later"
 
 
 async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: Path) -> None:
@@ -304,7 +270,7 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
             recorder = Recorder(place)
             for _ in range(groups):
                 builder = ChatAgentGroupBuilder(chat, {"a": 1}, record=recorder)
-                await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "word"))
+                await do_group_rollout(builder, policy_of())
 
         assert [record.row["group_idx"] for record in read_records(place)] == numbers
 
@@ -312,8 +278,7 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
 async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     there = pickle.loads(pickle.dumps(recorder))
-    builder = ChatAgentGroupBuilder(chat, {"a": 1}, record=there)
-    await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "word"))
+    await do_group_rollout(ChatAgentGroupBuilder(chat, {"a": 1}, record=there), policy_of())
 
     assert not recorder.path.exists()
     for rows in there.rows:

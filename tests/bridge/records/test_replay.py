@@ -1,24 +1,25 @@
 """Agents played again from their records, and where they differ.
 
-same         the replies of the record give the transitions of the record, calls that met included
-differences  the first turn at which the agent itself differs, and the message
-branches     from a turn on, sampled anew; each sampled token is trained once
+The replies of the record give the transitions of the record, calls that met included. The first
+turn at which the agent itself differs is named, with the message. A branch goes on from a turn,
+sampled anew; each sampled token is trained once.
 """
 
 import asyncio
 import re
 from collections import Counter
-from functools import partial
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.bridge.records.test_recording import CALL, calls_a_tool, chat, compacts, recorded
+from tests.kit import ask, assistant, call, policy_of, rewards, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
-from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
+from tinker_cookbook.rl.types import Trajectory
 
 from evert import (
     BranchDataset,
@@ -54,10 +55,8 @@ class Says:
     async def __call__(self, client: Any) -> float:
         messages: list[Any] = []
         for question in self.questions:
-            messages.append({"role": "user", "content": question})
-            completion = await client.chat.completions.create(messages=messages)
-            content = completion.choices[0].message.content.strip()
-            messages.append({"role": "assistant", "content": content})
+            messages.append(user(question))
+            messages.append(assistant((await ask(client, *messages)).strip()))
         return 1.0
 
 
@@ -68,12 +67,26 @@ async def record_of(path: Path, agent: Any, *replies: str) -> RolloutRecord:
 # -- same ----------------------------------------------------------------------------------------
 
 
+async def is_cut(client: Any) -> float:
+    [choice] = (await call(client, "one?", max_tokens=2, logprobs=True)).choices
+    assert choice.logprobs.content
+    return float(choice.finish_reason == "length")
+
+
+async def draws(client: Any) -> float:
+    number = client.rng.random()
+    await ask(client, f"{number}?")
+    return float(number)
+
+
 @pytest.mark.parametrize(
     ("agent", "replies"),
     [
         (Says(), ["one ", "two"]),
         (calls_a_tool, [CALL, "2"]),
         (compacts, ["first", "second", "third", "fourth"]),
+        (is_cut, ["a long reply"]),
+        (draws, ["yes"]),
     ],
 )
 async def test_a_replay_gives_the_transitions_of_the_record(
@@ -82,40 +95,25 @@ async def test_a_replay_gives_the_transitions_of_the_record(
     record, played = await recorded(tmp_path, agent, replies)
 
     assert facts(await replay(record, agent)) == facts(played) == facts(record.trajectory())
-
-
-async def test_log_probabilities_and_a_cut_reply_come_back(tmp_path: Path) -> None:
-    async def short(client: Any) -> float:
-        completion = await client.chat.completions.create(
-            messages=[{"role": "user", "content": "one?"}], max_tokens=2, logprobs=True
-        )
-        assert completion.choices[0].logprobs.content
-        return float(completion.choices[0].finish_reason == "length")
-
-    record, played = await recorded(tmp_path, short, ["a long reply"])
-
-    assert played.transitions[0].ac.stop_reason == "length"
-    assert facts(await replay(record, short)) == facts(played)
+    if agent is is_cut:
+        assert played.transitions[0].ac.stop_reason == "length"
+    if agent is draws:
+        branch = await do_single_rollout(ScriptedPolicy(["no"]), BranchEnv(record, 0, draws))
+        assert rewards(branch) == rewards(played)
 
 
 async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Path) -> None:
     order = [0, 1, 2]
 
     async def gathers(client: Any) -> float:
-        async def ask(number: int) -> str:
-            completion = await client.chat.completions.create(
-                messages=[{"role": "user", "content": f"number {number}"}]
-            )
-            return str(completion.choices[0].message.content)
-
-        said = dict(zip(order, await asyncio.gather(*map(ask, order)), strict=True))
+        calls = (ask(client, f"number {number}") for number in order)
+        said = dict(zip(order, await asyncio.gather(*calls), strict=True))
         return float(said == {0: "a", 1: "b", 2: "c"})
 
-    record, _ = await recorded(tmp_path, gathers, ["a", "b", "c"])
+    record = await record_of(tmp_path, gathers, "a", "b", "c")
     order.reverse()
-    again = await replay(record, gathers)
 
-    assert [turn.reward for turn in again.transitions] == [0.0, 0.0, 1.0]
+    assert rewards(await replay(record, gathers)) == [0.0, 0.0, 1.0]
 
 
 class Slow(ScriptedPolicy):
@@ -142,65 +140,39 @@ class Meets:
         self.names = names
 
     async def __call__(self, client: Any) -> float:
-        await asyncio.gather(*map(partial(self.sub, client), self.names))
+        await asyncio.gather(*(self.sub(client, name) for name in self.names))
         return 0.5
 
     async def sub(self, client: Any, name: str) -> None:
-        messages: list[Any] = [{"role": "user", "content": f"I am {name}"}]
+        messages = [user(f"I am {name}")]
         for _ in range(2):
-            completion = await client.chat.completions.create(messages=messages)
+            said = await ask(client, *messages)
             client.reward(ord(name[0]) - 64)
             client.log(who=name)
             client.metric("replies", len(messages))
-            messages.append(completion.choices[0].message)
-            messages.append({"role": "user", "content": f"I am {name}!"})
+            messages += [assistant(said), user(f"I am {name}!")]
 
 
-async def recorded_together(path: Path, agent: Any) -> tuple[RolloutRecord, Trajectory]:
-    recorder = Recorder(path / "rollouts.jsonl")
+async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: Path) -> None:
+    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
     env = recorder.watch(ChatAgentEnv(agent))
     played = await do_parallel_rollout(Slow(), env)
     recorder.add([played], [env])
-    [record] = read_records(path)
-    return record, played
+    [record] = read_records(tmp_path)
+    again = await replay(record, agent)
 
-
-async def test_calls_that_met_are_played_as_they_were_played(tmp_path: Path) -> None:
-    record, played = await recorded_together(tmp_path, Meets("A", "B", "C"))
-    again = await replay(record, Meets("A", "B", "C"))
-
-    noted = [turn.logs["who"] for turn in played.transitions]
-    assert noted[0] == "C"
+    assert played.transitions[0].logs["who"] == "C"
     assert facts(again) == facts(played)
     for name in ("who", "lineage"):
-        assert [t.logs[name] for t in again.transitions] == [
-            t.logs[name] for t in played.transitions
-        ]
-
-
-async def test_a_call_that_met_others_and_is_not_made_is_named(tmp_path: Path) -> None:
-    record, _ = await recorded_together(tmp_path, Meets("A", "C"))
-
+        ours, theirs = ([t.logs[name] for t in each.transitions] for each in (again, played))
+        assert ours == theirs
     with pytest.raises(
         ReplayError,
         match=r"turn 0: it does not make that call, with 'I am C' within agent_timeout=0\.2 s",
     ):
-        await replay(record, Meets("A"), agent_timeout=0.2)
+        await replay(record, Meets("A", "B"), agent_timeout=0.2)
     with pytest.raises(ReplayError, match="is now 'I am Bob'"):
-        await replay(record, Meets("A", "Bob"), agent_timeout=0.2)
-
-
-async def test_what_an_agent_draws_is_drawn_again(tmp_path: Path) -> None:
-    async def draws(client: Any) -> float:
-        number = client.rng.random()
-        await client.chat.completions.create(messages=[{"role": "user", "content": f"{number}?"}])
-        return float(number)
-
-    record, played = await recorded(tmp_path, draws, ["yes"])
-
-    assert facts(await replay(record, draws)) == facts(played)
-    branch = await do_single_rollout(ScriptedPolicy(["no"]), BranchEnv(record, 0, draws))
-    assert branch.transitions[0].reward == played.transitions[0].reward
+        await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
 async def test_many_rollouts_give_identical_transitions(tmp_path: Path) -> None:
@@ -217,15 +189,35 @@ async def test_many_rollouts_give_identical_transitions(tmp_path: Path) -> None:
 # -- differences ---------------------------------------------------------------------------------
 
 
-async def test_the_message_that_differs_is_named(tmp_path: Path) -> None:
-    record = await record_of(tmp_path, Says(), "one", "two")
+def asks(*texts: str, tools: Any = None) -> Callable[[Any], Awaitable[float]]:
+    async def agent(client: Any) -> float:
+        await ask(client, *texts, tools=tools)
+        return 1.0
 
-    with pytest.raises(
-        ReplayError,
-        match=r"differs from its record at turn 1 \(of 2\): messages\[2\]\.content of the user was "
-        r"'again\?' and is now 'again!'\.",
-    ):
-        await replay(record, Says("again!"))
+    return agent
+
+
+ROLE_COLON = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
+SECOND = r"messages\[2\]\.content of the user was 'again\?' and is now 'again!'\."
+DIFFERENCES: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (Says(), Says("again!"), {}, rf"differs from its record at turn 1 \(of 2\): {SECOND}"),
+    (Says(), Says(calls=3), {}, r"at turn 2: it calls .* after 2 calls, with 'third\?'"),
+    (Says(), Says(calls=1), {}, r"at turn 1: it ended, where .*, with 'again\?'"),
+    (Says(), Says(), {"renderer": ROLE_COLON}, "Expected the renderer qwen3_instruct of evert-ti"),
+    (asks("one?", "two?"), asks("one?"), {}, r"messages\[1\] is missing"),
+    (asks("one?"), asks("one?", "two?"), {}, r"messages\[1\] is new: .*two\?"),
+    (calls_a_tool, asks("1 + 1?"), {}, "turn 0 .*: tools was .* and is now"),
+]
+
+
+@pytest.mark.parametrize(("agent", "other", "options", "said"), DIFFERENCES, ids=range(7))
+async def test_the_first_turn_that_differs_is_named_with_how(
+    tmp_path: Path, agent: Any, other: Any, options: Any, said: str
+) -> None:
+    record = await record_of(tmp_path, agent, CALL if agent is calls_a_tool else "one", "two")
+
+    with pytest.raises(ReplayError, match=said):
+        await replay(record, other, **options)
 
 
 async def test_a_policy_without_its_env_names_the_turn(tmp_path: Path) -> None:
@@ -237,49 +229,12 @@ async def test_a_policy_without_its_env_names_the_turn(tmp_path: Path) -> None:
     await env.close()
 
 
-async def test_an_agent_that_calls_more_or_fewer_times_differs(tmp_path: Path) -> None:
-    record = await record_of(tmp_path, Says(), "one", "two")
-
-    with pytest.raises(ReplayError, match=r"at turn 2: it calls .* after 2 calls, with 'third\?'"):
-        await replay(record, Says(calls=3))
-    with pytest.raises(ReplayError, match=r"at turn 1: it ended, where .*, with 'again\?'"):
-        await replay(record, Says(calls=1))
-
-
-async def test_messages_that_are_new_or_missing_are_told(tmp_path: Path) -> None:
-    async def asks(client: Any, extra: list[str]) -> float:
-        messages = [{"role": "user", "content": text} for text in ["one?", *extra]]
-        await client.chat.completions.create(messages=messages)
-        return 1.0
-
-    record, _ = await recorded(tmp_path, asks, ["yes"], ["two?"])
-
-    with pytest.raises(ReplayError, match=r"messages\[1\] is missing"):
-        await replay(record, asks, [])
-    with pytest.raises(ReplayError, match=r"messages\[2\] is new: .*three\?"):
-        await replay(record, asks, ["two?", "three?"])
-
-
-async def test_other_tools_and_another_renderer_are_told(tmp_path: Path) -> None:
-    async def without_tools(client: Any) -> float:
-        await client.chat.completions.create(messages=[{"role": "user", "content": "1 + 1?"}])
-        return 1.0
-
-    record = await record_of(tmp_path, calls_a_tool, CALL, "2")
-    with pytest.raises(ReplayError, match="turn 0 .*: tools was .* and is now"):
-        await replay(record, without_tools)
-    renderer = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
-    plain = await record_of(tmp_path, Says(), "one", "two")
-    with pytest.raises(ReplayError, match="Expected the renderer qwen3_instruct of evert-tiny"):
-        await replay(plain, Says(), renderer=renderer)
-
-
 # -- branches ------------------------------------------------------------------------------------
 
 
 async def test_a_branch_begins_with_the_turn_it_goes_on_from(tmp_path: Path) -> None:
     record = await record_of(tmp_path, Says(calls=3), "one", "two", "three")
-    env, policy = BranchEnv(record, 1, Says(calls=3)), ScriptedPolicy(["other", "end"])
+    env, policy = BranchEnv(record, 1, Says(calls=3)), policy_of("other", "end")
     trajectory = await do_single_rollout(policy, env)
 
     first, last = trajectory.transitions
@@ -289,36 +244,27 @@ async def test_a_branch_begins_with_the_turn_it_goes_on_from(tmp_path: Path) -> 
     assert last.reward == 1.0
 
 
-async def test_what_was_earned_before_a_branch_is_no_reward_of_it(tmp_path: Path) -> None:
-    async def pays(client: Any) -> None:
-        for _ in range(2):
-            await client.chat.completions.create(messages=[{"role": "user", "content": "?"}])
-            client.reward(0.5)
+async def test_a_branch_samples_and_earns_its_own_alone(tmp_path: Path) -> None:
+    async def paid(client: Any, text: str) -> None:
+        await ask(client, text)
+        client.reward(0.5)
 
-    env = BranchEnv(await record_of(tmp_path, pays, "a", "b"), -1, pays)
-    trajectory = await do_single_rollout(ScriptedPolicy(["c"]), env)
+    async def in_turn(client: Any) -> None:
+        for text in ("one", "two"):
+            await paid(client, text)
 
-    assert env.earned == 0.5
-    assert [turn.reward for turn in trajectory.transitions] == [0.5]
+    async def side_by_side(client: Any) -> None:
+        for text in ("one", "two"):
+            await asyncio.gather(paid(client, f"{text} a"), paid(client, f"{text} b"))
 
+    for agent, turn, earned in ((in_turn, -1, 0.5), (side_by_side, 2, 1.0)):
+        env = BranchEnv(await record_of(tmp_path, agent, *"wxyz"[: round(4 * earned)]), turn, agent)
+        policy = policy_of(lambda prompt: "said")
+        trajectory = await do_parallel_rollout(policy, env)
 
-async def test_a_branch_of_calls_made_side_by_side_samples_its_own_alone(tmp_path: Path) -> None:
-    async def gathers_twice(client: Any) -> None:
-        async def ask(text: str) -> None:
-            await client.chat.completions.create(messages=[{"role": "user", "content": text}])
-            client.reward(0.5)
-
-        for round_ in ("one", "two"):
-            await asyncio.gather(ask(f"{round_} a"), ask(f"{round_} b"))
-
-    env = BranchEnv(await record_of(tmp_path, gathers_twice, *"wxyz"), 2, gathers_twice)
-    policy = ScriptedPolicy(lambda prompt: "said")
-    trajectory = await do_parallel_rollout(policy, env)
-
-    assert len(policy.prompts) == 2
-    assert all("two" in prompt for prompt in policy.prompts)
-    assert env.earned == 1.0
-    assert [turn.reward for turn in trajectory.transitions] == [0.5, 0.5]
+        assert ["two" in prompt for prompt in policy.prompts] == [True] * round(2 * earned)
+        assert env.earned == earned
+        assert rewards(trajectory) == [0.5] * round(2 * earned)
 
 
 async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) -> None:
@@ -331,32 +277,6 @@ async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) 
         await env.close()
     with pytest.raises(InvalidDatasetError, match="no turn 2 in a record of 2 turns"):
         BranchEnv(record, 2, Says())
-
-
-async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path) -> None:
-    for replies in (["one", "two", "three"], ["four", "five", "six"]):
-        await recorded(tmp_path, Says(calls=3), replies)
-    records = [*read_records(tmp_path)]
-    recorder = Recorder(tmp_path / "branches.jsonl")
-    dataset = BranchDataset(
-        Says(calls=3), records, turn=lambda record: 1, batch_size=2, group_size=3, record=recorder
-    )
-    policy, sampled = Distinct(), Counter[float]()
-    groups: list[TrajectoryGroup] = []
-    for builder in dataset.get_batch(0):
-        groups.append(await do_group_rollout(builder, policy))
-    for group in groups:
-        group.final_rewards_G = [0.0, 1.0, 2.0]  # else nothing would be learned
-    data, _ = assemble_training_data(groups, compute_advantages(groups))
-    for datum in data:
-        mask = datum.loss_fn_inputs["mask"].to_numpy()
-        sampled.update(datum.loss_fn_inputs["logprobs"].to_numpy()[mask > 0].tolist())
-
-    assert len(dataset.get_batch(0)) == 2
-    assert sampled == Counter(dict.fromkeys(policy.logprobs, 1))
-    again = [*read_records(recorder.path)]
-    assert [record.turns for record in again] == [2] * 6
-    assert [m["content"] for m in again[0].messages(0)][:3] == ["first?", "one", "again?"]
 
 
 class Distinct(ScriptedPolicy):
@@ -373,3 +293,25 @@ class Distinct(ScriptedPolicy):
         action.maybe_logprobs = [-(start + i) / 64 - 1 for i in range(len(action.tokens))]
         self.logprobs += action.maybe_logprobs
         return action
+
+
+async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path) -> None:
+    for replies in (["one", "two", "three"], ["four", "five", "six"]):
+        await recorded(tmp_path, Says(calls=3), replies)
+    records, recorder = [*read_records(tmp_path)], Recorder(tmp_path / "branches.jsonl")
+    sizes: Any = {"batch_size": 2, "group_size": 3}
+    dataset = BranchDataset(Says(calls=3), records, turn=lambda record: 1, record=recorder, **sizes)
+    policy, sampled = Distinct(), Counter[float]()
+    groups = [await do_group_rollout(builder, policy) for builder in dataset.get_batch(0)]
+    for group in groups:
+        group.final_rewards_G = [0.0, 1.0, 2.0]  # else nothing would be learned
+    data, _ = assemble_training_data(groups, compute_advantages(groups))
+    for datum in data:
+        mask = datum.loss_fn_inputs["mask"].to_numpy()
+        sampled.update(datum.loss_fn_inputs["logprobs"].to_numpy()[mask > 0].tolist())
+
+    assert len(groups) == 2
+    assert sampled == Counter(dict.fromkeys(policy.logprobs, 1))
+    again = [*read_records(recorder.path)]
+    assert [record.turns for record in again] == [2] * 6
+    assert [m["content"] for m in again[0].messages(0)][:3] == ["first?", "one", "again?"]
