@@ -20,17 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evert import InvalidAgentError, Outcome, RewardError
 from evert.bridge.episode.agent import (
     FORMS,
     NO_TASK,
     AgentForm,
-    Outcome,
     agent_name,
     inspect_agent,
     outcome_of,
     reward_of,
 )
-from evert.bridge.errors import InvalidAgentError, RewardError
 
 HERE = __name__
 
@@ -104,8 +103,6 @@ class GeneratorCallable:
 
 
 partial = functools.partial
-
-# -- forms that are agents -----------------------------------------------------------------------
 
 CLIENT, BOTH = ("client",), ("client", "task")
 FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
@@ -183,8 +180,6 @@ def test_an_agents_name_says_where_to_find_it() -> None:
     assert agent_name(print) == "print"
 
 
-# -- refusals ------------------------------------------------------------------------------------
-
 NO_CALLABLE = "An agent must be a callable; got {0!r} of type {1}. Pass the function itself, not"
 A_CLASS = f"got the class {HERE}.AsyncCallable. Pass an instance: AsyncCallable(...)."
 YIELDS = "is a generator function; an agent runs to its end and returns its reward. Replace `yield`"
@@ -243,9 +238,6 @@ def test_a_coroutine_is_refused_as_the_result_of_an_agent() -> None:
     with pytest.raises(InvalidAgentError, match="of type coroutine. Pass the function itself"):
         inspect_agent(coroutine)  # type: ignore[arg-type]
     coroutine.close()
-
-
-# -- rewards -------------------------------------------------------------------------------------
 
 
 def test_every_kind_of_finite_number_is_a_reward() -> None:

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 import textarena  # type: ignore[import-untyped]
 import tinker
@@ -26,10 +25,7 @@ from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import (
     GuessNumberEnv,
     GuessNumberEnvGroupBuilder,
 )
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
-    TwoPlayerCoordinator,
-    TwoPlayerEnv,
-)
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import TwoPlayerCoordinator, TwoPlayerEnv
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsEnv
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
@@ -52,7 +48,6 @@ from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.replay import replay
 from evert.bridge.tokens.bases import default_renderer
-from evert.envs.as_gymnasium.registration import register_agent
 
 # -- the Cookbook's environments -------------------------------------------------------------------
 
@@ -202,13 +197,6 @@ def test_a_cut_reply_is_one_in_the_environment_too() -> None:
     assert (theirs.stop_reason, ours.stop_reason) == ("max_tokens", "truncated")
 
 
-def test_a_message_env_is_played_as_the_cookbooks_adapter_plays_it() -> None:
-    theirs = played(EnvFromMessageEnv(default_renderer(), ForecastEnv(MARKET)), ["0.8"])
-    ours = played(ChatAgentEnv(CookbookAgent(lambda renderer: ForecastEnv(MARKET))), ["0.8"])
-
-    check_equal(ours, theirs)
-
-
 def test_a_group_builders_own_reward_and_metrics_count() -> None:
     class Bonus(ForecastGroupBuilder):
         async def compute_group_rewards(
@@ -227,16 +215,6 @@ def test_a_group_builders_own_reward_and_metrics_count() -> None:
 # -- an agent like any other -----------------------------------------------------------------------
 
 
-async def test_it_is_a_part_of_another_agent() -> None:
-    async def two_games(client: Any) -> Outcome:
-        await CookbookAgent(guess_number)(client, 1)
-        return await CookbookAgent(guess_number)(client, 2)
-
-    trajectory = await play(two_games, "Guess: 1", "Guess: 3", "Guess: 2")
-
-    assert rewards(trajectory) == [1.0, 0.0, 1.0]
-
-
 async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
     agent = CookbookAgent(guess_number)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
@@ -248,16 +226,6 @@ async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
         assert rewards(await replay(record, agent)) == [0.0, 1.0]
     received = pickle.loads(pickle.dumps(ChatAgentGroupBuilder(agent, 42)))
     assert (await do_group_rollout(received, policy)).get_total_rewards() == [1.0]
-
-
-def test_it_is_a_gymnasium_game() -> None:
-    register_agent("test/Cookbook-v0", CookbookAgent(guess_number), [42], replace=True)
-    env = gymnasium.make("test/Cookbook-v0")
-    env.reset(seed=1)
-    steps = [env.step(text)[1:3] for text in ("Guess: 50", "Guess: 42")]
-    env.close()
-
-    assert steps == [(0.0, False), (1.0, True)]
 
 
 async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:

@@ -5,29 +5,21 @@ leaves out what teaches nothing, comes back to it, and tries what is new; what i
 from its seed, the step and what it was told, also of a run that is resumed from its file.
 """
 
-import asyncio
 import functools
 import pickle
-import random
-import re
-import runpy
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit import ask, policy_of
-from tests.test_layout import ROOT
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert.bridge.env.scripted import ScriptedPolicy
-from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.groups.curriculum import Curriculum, Sampler, make_sampler, read_sampler_log
-from evert.bridge.groups.dataset import AgentDataset, AgentDatasetBuilder
+from evert import AgentDataset, AgentDatasetBuilder, Curriculum, InvalidDatasetError, Sampler
+from evert.bridge.groups.curriculum import make_sampler, read_sampler_log
 from evert.bridge.groups.group import Batch
 from evert.trainers.training.strategies import LeaveOut
 
@@ -69,9 +61,6 @@ async def play(batch: Any, strategy: RolloutStrategy | None = None) -> None:
         await do_group_rollout(group, policy_of(), strategy)
 
 
-# -- datasets ------------------------------------------------------------------------------------
-
-
 async def test_a_batch_is_what_the_sampler_chooses() -> None:
     whole = dataset(Fixed([3, 0], [2], [1, 1]))
 
@@ -88,18 +77,6 @@ async def test_a_sampler_is_told_the_totals_of_every_group_each_time_it_is_playe
     await play([*batch, batch[0]])
 
     assert sampler.told == [(3, [3.5, 3.0]), (0, [0.5, 0.0]), (3, [3.5, 3.0])]
-
-
-async def test_seats_that_earn_apart_and_always_the_same_teach_nothing() -> None:
-    async def seated(client: Any, task: float) -> dict[str, float]:
-        for seat in ("player", "judge"):
-            await pays(client.seat(seat), task)
-        return {"player": task, "judge": 0.5}
-
-    curriculum = Curriculum(4, 2)
-    await play(dataset(curriculum, seated, seats=("player", "judge")).get_batch(0))
-
-    assert [curriculum._teaches(task) for task in range(4)].count(False) == 2
 
 
 @pytest.mark.parametrize("strategy", [FailFast(), LeaveOut()], ids=lambda s: type(s).__name__)
@@ -173,9 +150,6 @@ def test_what_is_no_sampler_is_refused(given: Any, said: str) -> None:
         make_sampler(given, 1, 1, 0)
 
 
-# -- the curriculum ------------------------------------------------------------------------------
-
-
 def told(curriculum: Curriculum, teaching: range, flat: range = range(0)) -> Curriculum:
     for task in (*teaching, *flat):
         curriculum.update(task, MIXED if task in teaching else FLAT)
@@ -244,9 +218,6 @@ def test_the_order_in_which_groups_end_changes_nothing(seed: int, data: st.DataO
     assert Curriculum(30, 8, seed + 1).next(0) != Curriculum(30, 8, seed).next(0)
 
 
-# -- the file ------------------------------------------------------------------------------------
-
-
 async def flips(client: Any, task: float) -> float:
     """Half of the tasks teach: what they earn is drawn."""
     await ask(client)
@@ -287,44 +258,3 @@ async def test_a_line_that_a_kill_cut_is_passed_over(tmp_path: Path) -> None:
 
     assert [task for task, _ in sampler.told] == [0, 1, 0, 2]
     assert [record["task"] for record in read_sampler_log(path)] == [0, 1, 0, 2]
-
-
-# -- what it is good for -------------------------------------------------------------------------
-
-
-def random_player() -> ScriptedPolicy:
-    """Guesses at random within what is known: it wins a third of the game's own tasks."""
-    rng = random.Random(0)
-
-    def guess(prompt: str) -> str:
-        low, high = 0, 1023
-        for number, feedback in re.findall(r"Guess: (\d+).*?(Too low|Too high)", prompt, re.DOTALL):
-            if feedback == "Too low":
-                low = max(low, int(number) + 1)
-            else:
-                high = min(high, int(number) - 1)
-        return f"Guess: {rng.randint(min(low, high), high)}"
-
-    return policy_of(guess)
-
-
-async def teaching(sampler: Sampler | None) -> float:
-    """The share of groups that teach, of four steps."""
-    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "curriculum.py"))
-    agent, tasks = benchmark["mixed_agent"], benchmark["TASKS"][:90]
-    whole = AgentDataset(agent, tasks, batch_size=9, group_size=3, sampler=sampler)
-    taught: list[bool] = []
-    for step in range(4):
-        batch = whole.get_batch(step)
-        await asyncio.gather(*(do_group_rollout(group, random_player()) for group in batch))
-        taught += [len({*(group.rewards or [])}) > 1 for group in batch]
-    return fmean(taught)
-
-
-async def test_twice_as_many_groups_teach_where_most_tasks_are_solved_or_hopeless() -> None:
-    """The short form of ``benchmarks/curriculum.py``, from where the sampler knows a few tasks."""
-    curriculum = Curriculum(90, 9)
-    in_turn = await teaching(None)
-    await teaching(curriculum)
-
-    assert await teaching(curriculum) >= 2 * in_turn > 0

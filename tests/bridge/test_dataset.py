@@ -48,9 +48,6 @@ def half_each(trajectories: list[Trajectory]) -> list[float]:
     return [0.5 for _ in trajectories]
 
 
-# -- batches, and their order ----------------------------------------------------------------------
-
-
 @given(
     count=st.integers(1, 30),
     batch_size=st.integers(1, 12),
@@ -102,9 +99,6 @@ def test_tasks_may_be_named_by_an_import_path() -> None:
     assert load_tasks(f"{PATH}TEST_TASKS") is load_tasks(TEST_TASKS) is TEST_TASKS
 
 
-# -- refusals ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", ["", ":", "tasks", PATH, "evert.no:T", "..:T"])
 def test_a_path_with_no_tasks_is_refused_with_the_reason(path: str) -> None:
     with pytest.raises(InvalidDatasetError) as caught:
@@ -139,9 +133,6 @@ async def test_what_makes_no_dataset_is_refused_when_it_is_built(
 ) -> None:
     with pytest.raises(error, match=said):
         await built(**options)
-
-
-# -- the builder ---------------------------------------------------------------------------------
 
 
 async def test_a_command_line_is_enough_for_a_builder() -> None:

@@ -11,11 +11,10 @@ import openai
 import pytest
 from tests.kit import ask, ask_blocking
 
+from evert import AgentError, Outcome, RewardError
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.episode.agent import Outcome
-from evert.bridge.errors import AgentError, RewardError
 from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 

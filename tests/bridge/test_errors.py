@@ -30,12 +30,11 @@ def test_every_error_is_under_the_root_and_keeps_a_standard_parent() -> None:
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_every_error_pickles_and_copies_with_its_type_and_message(error: type) -> None:
+def test_every_error_pickles_and_copies_with_its_type_and_message(error: Any) -> None:
     sent = error("The agent some.agent did this; expected that. Do so.")
     pickled = [
         pickle.loads(pickle.dumps(sent, version)) for version in range(pickle.HIGHEST_PROTOCOL + 1)
     ]
-    received: Any
     for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
         assert type(received) is error
         assert (str(received), received.args) == (str(sent), sent.args)

@@ -8,36 +8,27 @@ episodes are in ``test_group_reward``.
 import asyncio
 import functools
 import itertools
-import multiprocessing
-import os
 import pickle
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import tinker
-from tests.kit import ask, ask_blocking, asks, assistant, call, policy_of, user
+from tests.kit import ask, ask_blocking, asks, assistant, policy_of, user
 from tinker_cookbook.completers import TokensWithLogprobs
-from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError as AllFailed
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
-from tinker_cookbook.rl.rollouts import (
-    do_group_rollout,
-    do_group_rollout_and_filter_constant_reward,
-    set_rollout_executor,
-)
+from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
-from evert.bridge.errors import AgentError, EnvClosedError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.errors import EnvClosedError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, load_agent, sort_by_lineage
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
@@ -57,37 +48,12 @@ class Outer:
             return 1.0
 
 
-runs = itertools.count()
-failing: set[int] = set()
-"""Numbers of the runs of ``fails_sometimes`` that fail."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_counts() -> None:
-    global runs
-    runs = itertools.count()
-    failing.clear()
-
-
-async def fails_sometimes(client: AgentClient) -> float:
-    number = next(runs)
-    await ask(client, f"Run {number}?")
-    if number in failing:
-        raise ValueError(f"Run {number} fails.")
-    await ask(client, f"Run {number} again?")
-    return float(number)
-
-
 async def two_sub_agents(client: AgentClient) -> float:
     histories = [[user(f"You are sub-agent {name}.")] for name in "AB"]
     for _ in range(3):
         for messages in histories:
             messages += [assistant(await ask(client, *messages)), user("Go on.")]
     return 1.0
-
-
-def prefers_the_first(trajectories: list[Trajectory]) -> list[float]:
-    return [1.0, *(0.0 for _ in trajectories[1:])]
 
 
 def remembered(builder: ChatAgentGroupBuilder) -> list[ChatAgentEnv]:
@@ -125,24 +91,6 @@ async def test_cleanup_closes_all_envs_of_all_rounds_the_running_ones_too(agent:
         with pytest.raises(EnvClosedError):
             await env.step([1])
     assert len(await builder.make_envs()) == 2
-
-
-async def test_cleanup_while_a_sibling_steps_ends_its_step() -> None:
-    async def waits(client: AgentClient) -> float:
-        await ask(client)
-        await asyncio.Event().wait()
-        return 1.0
-
-    builder = ChatAgentGroupBuilder(waits)
-    [env] = cast("list[ChatAgentEnv]", await builder.make_envs())
-    await env.initial_observation()
-    step = asyncio.create_task(env.step([1]))
-    await asyncio.sleep(0)
-
-    await builder.cleanup()
-
-    with pytest.raises(EnvClosedError):
-        await step
 
 
 async def test_cleanup_logs_what_fails_and_closes_the_rest(
@@ -207,12 +155,7 @@ async def test_only_pickling_an_agent_without_an_import_path_is_refused_with_the
 
 async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
     builder = ChatAgentGroupBuilder(
-        IDENTITY,
-        {"number": 7},
-        3,
-        tags=["a"],
-        renderer=default_renderer(),
-        on_agent_error=-1.0,
+        IDENTITY, {"number": 7}, 3, tags=["a"], renderer=default_renderer(), on_agent_error=-1.0
     )
     envs = cast("list[ChatAgentEnv]", await builder.make_envs())
     await envs[0].initial_observation()
@@ -224,72 +167,6 @@ async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
     assert type(received.options["renderer"]) is type(default_renderer())
     assert (received._envs, builder._envs) == ([], envs)
     await builder.cleanup()
-
-
-ELSEWHERE = '''
-"""Agents, rewards and a scripted model that a spawned process can import."""
-import numpy as np
-import tinker
-from evert import ScriptedPolicy
-
-
-async def polite_agent(client, task):
-    completion = await client.chat.completions.create(
-        messages=[{"role": "user", "content": f"Say {task}."}]
-    )
-    client.reward(0.25)
-    return float(completion.choices[0].message.content == task)
-
-
-def first_wins(trajectories):
-    return [10.0, *(0.0 for _ in trajectories[1:])]
-
-
-class Model:
-    """A sampling client in which only the model is scripted."""
-
-    async def sample_async(self, prompt, num_samples, sampling_params):
-        said = await ScriptedPolicy(["please"])(prompt, [], max_tokens=sampling_params.max_tokens)
-        sequence = tinker.SampledSequence(
-            stop_reason="stop",
-            sequence_id="",
-            tokens_np=np.array(said.tokens),
-            logprobs_np=np.array(said.maybe_logprobs),
-        )
-        return tinker.SampleResponse(sequences=[sequence])
-
-    sample = sample_async  # what the Cookbook awaits since 0.6
-'''
-
-
-async def test_a_builder_rolls_out_in_a_spawned_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "evert_test_elsewhere.py").write_text(ELSEWHERE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    import evert_test_elsewhere as elsewhere  # type: ignore[import-not-found]
-
-    builder = ChatAgentGroupBuilder(
-        "evert_test_elsewhere:polite_agent",
-        "please",
-        2,
-        group_reward=elsewhere.first_wins,
-        renderer=default_renderer(),
-    )
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        set_rollout_executor(pool)
-        try:
-            group = await do_group_rollout_and_filter_constant_reward(
-                elsewhere.Model(), builder, 50, 1.0, False, enable_logging=False
-            )
-        finally:
-            set_rollout_executor(None)
-    sys.modules.pop("evert_test_elsewhere")
-
-    assert group is not None
-    assert group.get_total_rewards() == [11.25, 1.25]
 
 
 # -- lineage order -------------------------------------------------------------------------------
@@ -373,63 +250,6 @@ def test_the_sort_is_in_place_and_what_ends_last_stays_last(
 # -- strategies ----------------------------------------------------------------------------------
 
 
-async def test_fail_fast_raises_the_agents_error_and_leaves_nothing_running() -> None:
-    builder = ChatAgentGroupBuilder(fails_sometimes, group_size=3)
-    made = remembered(builder)
-    failing.add(1)
-
-    with pytest.raises(AgentError, match=r"Run 1 fails\.") as caught:
-        await do_group_rollout(builder, policy_of(), FailFast())
-
-    assert isinstance(caught.value.__cause__, ValueError)
-    await asyncio.sleep(0)
-    assert len(made) == 3
-    assert not any(env.is_running for env in made)
-
-
-async def test_an_error_that_is_scored_reaches_every_env() -> None:
-    builder = ChatAgentGroupBuilder(fails_sometimes, group_size=2, on_agent_error=-3.0)
-    failing.update((0, 1))
-
-    assert (await do_group_rollout(builder, policy_of())).get_total_rewards() == [-3.0, -3.0]
-
-
-async def test_retry_on_failure_plays_the_failed_episode_again() -> None:
-    builder = ChatAgentGroupBuilder(fails_sometimes, group_size=3)
-    made = remembered(builder)
-    failing.update((0, 2))
-
-    group = await do_group_rollout(builder, policy_of(), RetryOnFailure(max_retries=2))
-
-    assert sorted(group.get_total_rewards()) == [1.0, 3.0, 4.0]
-    # The Cookbook counts errors by the name of their class: the agent's own stays visible.
-    assert [one.error_type for one in group.rollout_errors] == ["AgentError.ValueError"] * 2
-    assert len(made) == 9  # a whole group for each retry, of which one env is played
-    assert not any(env.is_running for env in made)
-    assert builder._envs == []
-
-
-@pytest.mark.parametrize(
-    ("strategy", "error"),
-    [
-        (RetryOnFailure(max_retries=1), AgentError),
-        (MinViableGroup(min_successful=3, max_retries=1), AllTrajectoriesFailedError),
-    ],
-)
-async def test_a_group_that_fails_for_good_leaves_nothing_running(
-    strategy: Any, error: type[Exception]
-) -> None:
-    builder = ChatAgentGroupBuilder(fails_sometimes, group_size=4)
-    made = remembered(builder)
-    failing.update(range(20))
-
-    with pytest.raises(error):
-        await do_group_rollout(builder, policy_of(), strategy)
-
-    assert made
-    assert not any(env.is_running for env in made)
-
-
 async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
     builder = ChatAgentGroupBuilder(blocking_agent, group_size=2)
     made = remembered(builder)
@@ -449,20 +269,6 @@ async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
     assert not any(env.is_running for env in made)
 
 
-async def test_a_minimal_viable_group_goes_on_with_those_that_succeeded() -> None:
-    builder = ChatAgentGroupBuilder(fails_sometimes, group_size=4, group_reward=prefers_the_first)
-    made = remembered(builder)
-    failing.add(3)
-
-    strategy = MinViableGroup(min_successful=3, max_retries=0)
-    group = await do_group_rollout(builder, policy_of(), strategy)
-
-    assert len(group.trajectories_G) == 3
-    assert sorted(group.final_rewards_G) == [0.0, 0.0, 1.0]
-    assert len(group.rollout_errors) == 1
-    assert not any(env.is_running for env in made)
-
-
 # -- nothing to learn from -------------------------------------------------------------------------
 
 
@@ -476,9 +282,7 @@ def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:
 async def test_a_group_without_a_call_is_dropped_in_training_and_closed(strategy: Any) -> None:
     builder, none = in_training(Outer.Inner()), ScriptedPolicy([])
 
-    with pytest.raises(
-        AllTrajectoriesFailedError, match="Nothing can be learned from 2 episodes of the agent .*In"
-    ):
+    with pytest.raises(AllFailed, match="Nothing can be learned from 2 episodes of the agent .*In"):
         await do_group_rollout(builder, none, strategy)
     assert builder._envs == []
 
@@ -491,27 +295,13 @@ async def test_a_group_of_masked_replies_alone_is_dropped_and_one_with_another_i
     masks = ParseErrorPolicy(mask_error_turns=True)
     broken = '<tool_call>\n{"name": oops}\n</tool_call>'
     builder = in_training(blocking_agent, parse_error_policy=masks)
-    with pytest.raises(AllTrajectoriesFailedError, match="or every reply is masked"):
+    with pytest.raises(AllFailed, match="or every reply is masked"):
         await do_group_rollout(builder, policy_of(broken, broken))
 
     replies = itertools.chain([broken], itertools.repeat("Yes."))
     builder = in_training(blocking_agent, parse_error_policy=masks)
     group = await do_group_rollout(builder, policy_of(lambda prompt: next(replies)))
     assert len(group.trajectories_G) == 2
-
-
-async def test_a_group_in_which_one_episode_calls_is_kept_whole() -> None:
-    calls = itertools.cycle([True, False])
-
-    async def agent(client: AgentClient) -> float:
-        if next(calls):
-            await call(client)
-        return 1.0
-
-    group = await do_group_rollout(in_training(agent), policy_of())
-
-    called = [bool(played.transitions[0].ac.tokens) for played in group.trajectories_G]
-    assert sorted(called) == [False, True]
 
 
 async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:

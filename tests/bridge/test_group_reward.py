@@ -6,7 +6,6 @@ may be async; it returns a number or an ``Outcome`` each.
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.episode.agent import NO_TASK, Outcome
-from evert.bridge.errors import InvalidAgentError, RewardError
-from evert.bridge.groups.group import ChatAgentGroupBuilder
-from evert.bridge.groups.rewards import GroupReward, PlayedGroup
+from evert import ChatAgentGroupBuilder, Outcome, PlayedGroup, RewardError
+from evert.bridge.episode.agent import NO_TASK
+from evert.bridge.groups.rewards import GroupReward
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 
@@ -53,9 +51,6 @@ async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> Pl
     await rewarded(reward, agent, task, **options)
     [group] = reward.groups
     return group
-
-
-# -- what it is given ----------------------------------------------------------------------------
 
 
 async def test_it_is_given_the_trajectories_and_the_task() -> None:
@@ -111,9 +106,6 @@ async def test_a_transcript_says_what_was_told_and_said_once() -> None:
     assert "<|" not in text
 
 
-# -- what it may be ------------------------------------------------------------------------------
-
-
 async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_an_outcome() -> None:
     group = await rewarded(lambda group: [Outcome(0.5, {"rank": 1}), 0.25], identity_agent, 7)
     assert group.get_total_rewards() == [1.5, 1.25]
@@ -121,15 +113,6 @@ async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_a
 
     group = await rewarded(None, identity_agent, 7)
     assert (group.final_rewards_G, group.get_total_rewards()) == ([0.0, 0.0], [1.0, 1.0])
-
-
-async def test_its_metrics_stand_beside_the_seats_rewards() -> None:
-    def judged(group: PlayedGroup) -> Sequence[Outcome]:
-        return [Outcome(float(seat == "player"), {"judged": 1.0}) for seat in group.seats]
-
-    player, judge, *_ = (await rewarded(judged, seated, 7, seats=SEATS)).metrics_G
-    assert (player["judged"], player["seat/player/reward"]) == (1.0, 1.0)
-    assert (judge["judged"], judge["seat/judge/reward"]) == (1.0, 0.0)
 
 
 async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
@@ -145,33 +128,9 @@ async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
     assert [group.get_total_rewards() for group in groups] == [[3.0, 3.0], [2.0, 2.0]]
 
 
-async def nothing(group: PlayedGroup) -> Any:
-    return None
-
-
-def too_few(group: PlayedGroup) -> Any:
-    return [1.0]
-
-
-@pytest.mark.parametrize(
-    ("reward", "error", "said"),
-    [
-        (nothing, InvalidAgentError, "nothing returned None; expected one reward for each of 2"),
-        (
-            too_few,
-            InvalidAgentError,
-            rf"{__name__}.too_few returned 1 rewards for 2 trajectories; expected one each, in ord",
-        ),
-        (lambda group: [math.nan] * 2, RewardError, r"A reward of .* is nan \(float\)"),
-        (lambda group: [Outcome(), 1.0], RewardError, r"A reward of .* is None"),
-        (
-            lambda group: [Outcome(1.0, {"x": math.nan}), 1.0],
-            RewardError,
-            r"The metric 'x' of .* is nan",
-        ),
-    ],
-    ids=["no rewards", "too few", "nan", "an outcome without a reward", "a metric of nan"],
-)
-async def test_what_is_no_reward_is_an_error(reward: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        await rewarded(reward, identity_agent, 7)
+async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error() -> None:
+    """What else is none is in the table of ``tests/faults/groups.py``."""
+    with pytest.raises(RewardError, match=r"A reward of .* is None"):
+        await rewarded(lambda group: [Outcome(), 1.0], identity_agent, 7)
+    with pytest.raises(RewardError, match=r"The metric 'x' of .* is nan"):
+        await rewarded(lambda group: [Outcome(1.0, {"x": math.nan}), 1.0], identity_agent, 7)

@@ -54,9 +54,6 @@ async def judged(model: Any, says: str, **options: Any) -> Any:
     return group.final_rewards_G, [each["judge/failed"] for each in group.metrics_G]
 
 
-# -- ranks ---------------------------------------------------------------------------------------
-
-
 async def test_rewards_follow_the_ranking() -> None:
     judge = Judge("Let me see.\n2, 3, 1")
 
@@ -102,9 +99,6 @@ async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:
         assert await judged(Judge(), says) == ([0.5] * len(says), [0.0] * len(says))
 
 
-# -- bad replies ---------------------------------------------------------------------------------
-
-
 async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
     judge = Judge("Both are fine.", "2, 1")
 
@@ -140,9 +134,6 @@ def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
     assert read("2, 1, 3", truncated=True) is None
 
 
-# -- endpoints -----------------------------------------------------------------------------------
-
-
 REQUEST: Any = httpx.Request("POST", "http://judge")
 
 
@@ -168,16 +159,6 @@ async def test_a_judge_that_cannot_answer_now_is_counted_and_one_that_never_will
     for error in (refusal(401, "bad_key"), refusal(404), held_back(), KeyError("own")):
         with pytest.raises(type(error)):
             await judged(Judge(error), "ab")
-
-
-# -- models --------------------------------------------------------------------------------------
-
-
-async def test_a_policy_may_judge() -> None:
-    policy = policy_of("2, 1")
-
-    assert (await judged(policy, "ab"))[0] == [0.0, 1.0]
-    assert "Tell me of cats." in policy.prompts[0]
 
 
 async def test_weights_of_the_engine_in_use_may_judge(tmp_path: Any) -> None:

@@ -8,7 +8,6 @@ called, and closing tells whoever waits.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -23,8 +22,6 @@ from tinker_cookbook.renderers.base import Message
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, EnvClosedError, ScriptedPolicy
 from evert.bridge.errors import AgentError, InvalidModelError
 from evert.bridge.models.remote import RemoteModel
-from evert.bridge.tokens.bases import BASE_MODEL
-from evert.trainers.engine.embedded import embedded_engine
 
 HELLO: Any = [user("Hello?")]
 ADD = tool("add")
@@ -50,9 +47,6 @@ async def alone(agent: Any, **options: Any) -> None:
     """Plays an agent that asks frozen models alone: no call of it is the policy's."""
     ended: Any = await ChatAgentEnv(agent, **options).initial_observation()
     assert ended.reward == 1.0
-
-
-# -- kinds of models -----------------------------------------------------------------------------
 
 
 async def test_a_message_completer_answers_beside_the_policy_and_is_no_transition() -> None:
@@ -91,26 +85,6 @@ async def test_a_token_completer_is_read_with_the_envs_renderer() -> None:
     assert cut.finish_reason == "length"
     assert [one.usage.completion_tokens for one in got] == [len(a) for a in helper.actions]
     assert "# Tools" in helper.prompts[0]
-
-
-async def test_a_sampling_client_answers(tmp_path: Path) -> None:
-    got: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        got.append(await hello(client, "base", max_tokens=4))
-        got.append(await asyncio.to_thread(in_thread, client.blocking))
-        return 1.0
-
-    def in_thread(client: BlockingAgentClient) -> Any:
-        create = client.openai_sync.chat.completions.create
-        return create(model="base", messages=HELLO, max_tokens=4)
-
-    with embedded_engine(tmp_path / "store", device="cpu"):
-        sampler = tinker.ServiceClient().create_sampling_client(base_model=BASE_MODEL)
-        await alone(agent, models={"base": sampler})
-
-    assert len(got) == 2
-    assert all(1 <= one.usage.completion_tokens <= 4 for one in got)
 
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -240,19 +214,12 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(
     await alone(agent, models=remote.models)
 
 
-# -- from wherever the agent calls ---------------------------------------------------------------
-
-
 async def natively(client: AgentClient) -> str:
     return await ask(client, *HELLO, model="judge")
 
 
 async def blocking(client: AgentClient) -> str:
     return await asyncio.to_thread(ask_blocking, client.blocking, *HELLO, model="judge")
-
-
-async def over_chat(client: AgentClient) -> str:
-    return await ask(client.openai, *HELLO, model="judge", stream=False)  # type: ignore[arg-type]
 
 
 async def over_responses(client: AgentClient) -> str:
@@ -265,11 +232,6 @@ async def over_anthropic(client: AgentClient) -> str:
     return str(said.content[0].text)
 
 
-async def by_take_over(client: AgentClient) -> str:
-    async with openai.AsyncOpenAI(api_key="x") as sdk:
-        return await ask(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
-
-
 def own_client() -> str:
     with openai.OpenAI(api_key="x") as sdk:
         return ask_blocking(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
@@ -280,11 +242,7 @@ async def by_take_over_in_a_thread(client: AgentClient) -> str:
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        *(natively, blocking, over_chat, over_responses, over_anthropic),
-        *(by_take_over, by_take_over_in_a_thread),
-    ],
+    "way", [*(natively, blocking, over_responses, over_anthropic, by_take_over_in_a_thread)]
 )
 async def test_a_frozen_model_answers_from_everywhere(
     way: Callable[[AgentClient], Awaitable[str]],
@@ -293,21 +251,6 @@ async def test_a_frozen_model_answers_from_everywhere(
         return float(await way(client) == "HELLO?")
 
     await alone(agent, models={"judge": Judge()})
-
-
-async def test_a_plain_agent_may_call_it_too() -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        return float(ask_blocking(client, *HELLO, model="judge") == "HELLO?" == own_client())
-
-    await alone(agent, models={"judge": Judge()})
-
-
-# -- what goes wrong -----------------------------------------------------------------------------
-
-
-class Broken(MessageCompleter):
-    async def __call__(self, messages: list[Message]) -> Message:
-        raise LookupError("The judge is out.")
 
 
 class Stuck(MessageCompleter):
@@ -348,13 +291,6 @@ def asks_the_judge_blocking(client: BlockingAgentClient) -> float:
 
 
 EITHER = pytest.mark.parametrize("agent", [asks_the_judge, asks_the_judge_blocking])
-
-
-@EITHER
-async def test_an_error_of_a_frozen_model_reaches_the_agent(agent: Any) -> None:
-    with pytest.raises(AgentError, match="The judge is out") as caught:
-        await play(agent, models={"judge": Broken()})
-    assert isinstance(caught.value.__cause__, LookupError)
 
 
 @EITHER
@@ -444,9 +380,6 @@ async def dripping() -> AsyncIterator[str]:
     finally:
         server.close()
         await asyncio.gather(*filter(None, connections))
-
-
-# -- what is refused -----------------------------------------------------------------------------
 
 
 class Own(TokenCompleter):

@@ -99,9 +99,6 @@ def trained(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float
     return found
 
 
-# -- what is trained -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", [by_token, by_turn])
 async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> None:
     asked: list[Group] = []
@@ -165,9 +162,6 @@ async def test_a_group_whose_advantages_are_none_or_all_the_same_stays_whole(opt
     assert [len(each.transitions) for each in group.trajectories_G] == [2 * TURNS] * 3
     if options:  # as the Cookbook finds groups to leave out
         assert len(set(group.get_total_rewards())) == 1
-
-
-# -- builders and settings -------------------------------------------------------------------------
 
 
 async def test_a_dataset_finds_the_function_by_its_import_path_and_cuts_no_tests() -> None:

@@ -26,7 +26,7 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.episode.inbox import Inbox
-from evert.bridge.episode.routes import Routes, read_policy_names, seat_model
+from evert.bridge.episode.routes import Routes, read_policy_names
 
 
 def inbox() -> Inbox[Any]:
@@ -39,15 +39,6 @@ async def judge(request: ChatRequest) -> Reply:
 
 def judges(messages: Any) -> str:
     return "Judged."
-
-
-async def test_every_name_reaches_a_policy_that_is_alone() -> None:
-    policy = inbox()
-    routes = Routes({"policy": policy}, {})
-
-    assert routes.find("policy") is routes.find("gpt-4o") is routes.find("") is policy
-    assert (routes.names, routes.seats) == (("policy",), {})
-    assert Routes({"a": policy, "b": policy}, {}).find("c") is policy
 
 
 async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_one() -> None:
@@ -69,31 +60,12 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
         routes.find("xyz")  # like no other: no guess
-
-
-async def test_what_answers_instead_of_the_policy_answers_for_no_frozen_model() -> None:
-    async def other(request: ChatRequest) -> Reply:
-        raise AssertionError(request)
-
-    routes = Routes({"policy": inbox(), "gpt-*": inbox()}, {"judge": judge})
-    routes.instead = other
-
-    assert routes.find("policy") is routes.find("gpt-4o") is other
-    assert routes.find("judge") is judge
-    assert not routes.is_frozen("policy")
-
-
-async def test_seats_are_found_by_their_models_and_named_without_them() -> None:
-    player, other = inbox(), inbox()
-    routes = Routes({seat_model("player"): player, seat_model("other"): other}, {})
-
-    assert routes.find("evert/player") is player
-    assert routes.seats == {"player": player, "other": other}
-    with pytest.raises(openai.BadRequestError, match="Did you mean 'evert/player'"):
-        routes.find("player")
-
-
-# -- several names, and patterns -------------------------------------------------------------------
+    for names, asked in (("*", "gpt-5"), ("gpt-*", "gpt-5"), (("small", "*-mini"), "5-mini")):
+        routes = Routes(dict.fromkeys(read_policy_names(names), policy), {"judge": judge})
+        assert routes.find(asked) is policy, "a pattern takes what no frozen model has"
+        assert routes.find("judge") is judge
+        assert "*" not in "".join(routes.names)
+        assert routes.knows("GPT-5") == (names == "*")
 
 
 def test_names_of_the_policy_are_read_and_checked() -> None:
@@ -109,29 +81,6 @@ def test_names_of_the_policy_are_read_and_checked() -> None:
         ChatAgentEnv(asks_elsewhere, policy_names=("a", "b"), models={"b": judges})
     with pytest.raises(InvalidDatasetError, match=r"Leave policy_names out.*'evert/player'"):
         seat_envs(asks_elsewhere, ("player", "judge"), policy_names="gpt-5.2")
-
-
-@pytest.mark.parametrize(
-    ("names", "asked", "is_policy"),
-    [
-        ("*", "gpt-5.2", True),
-        ("*", "policy", True),
-        ("*", "judge", False),
-        ("gpt-*", "gpt-5.2", True),
-        ("gpt-*", "GPT-5.2", False),
-        (("small", "*-mini"), "gpt-5-mini", True),
-    ],
-)
-async def test_a_pattern_takes_every_name_that_no_frozen_model_has(
-    names: Any, asked: str, is_policy: bool
-) -> None:
-    policy = inbox()
-    routes = Routes(dict.fromkeys(read_policy_names(names), policy), {"judge": judge})
-
-    assert routes.knows(asked) == (is_policy or asked == "judge")
-    if routes.knows(asked):
-        assert (routes.find(asked) is policy) == is_policy
-    assert "*" not in "".join(routes.names)
 
 
 @pytest.mark.parametrize("names", [("gpt-5.2", "o9-large"), "*"])
@@ -164,8 +113,6 @@ async def test_a_mistyped_name_is_the_agents_400_and_one_of_a_policy_alone_is_th
 
     assert reward(await play(written_for_another)) == 1.0
 
-
-# -- names asked for in vain -----------------------------------------------------------------------
 
 STRANGER = (
     "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
@@ -212,4 +159,4 @@ async def test_so_is_one_that_makes_do_without_the_model_or_waits_for_ever() -> 
     assert turn.metrics["no_llm_call"] == 1.0
     assert turn.logs["no_llm_call"] == f"No model call came here. {STRANGER}"
     with pytest.raises(AgentTimeoutError, match=re.escape(STRANGER)):
-        await play(waits, agent_timeout=0.2)
+        await play(waits, agent_timeout=2.0)

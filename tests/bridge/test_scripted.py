@@ -11,9 +11,7 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
-from evert.bridge.env.env import ChatAgentEnv
-from evert.bridge.env.scripted import ScriptedPolicy
-from evert.bridge.errors import RendererMismatchError
+from evert import ChatAgentEnv, RendererMismatchError, ScriptedPolicy
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 

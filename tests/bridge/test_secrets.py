@@ -65,9 +65,6 @@ def test_a_password_in_a_variables_url_is_one_whatever_the_name(
     assert secret not in redacted(f"{url} and {url}")
 
 
-# -- texts without them ----------------------------------------------------------------------------
-
-
 def test_a_secret_is_found_as_json_repr_and_urls_spell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "line one\n\"two\" 'three' \\four/füünf+"
     monkeypatch.setenv("MY_SECRET", secret)
@@ -135,9 +132,6 @@ def test_ends_and_nested_values_and_command_lines_hold_none(
     line = ["evert", "train", "api_key=another-0ne", f"base_url=http://me:{VALUE}@host", "steps=3"]
     clean = ["evert", "train", "api_key=[api_key]", "base_url=http://me:[A_KEY]@host", "steps=3"]
     assert redacted_arguments(line) == clean
-
-
-# -- what is known ---------------------------------------------------------------------------------
 
 
 def test_what_is_known_changes_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

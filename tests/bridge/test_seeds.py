@@ -10,19 +10,14 @@ import pickle
 import random
 from typing import Any
 
-import gymnasium
 import numpy as np
-from tests.kit import ask, ask_blocking, play, policy_of, rewards
+from tests.kit import ask, policy_of
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from evert.bridge.env.env import ChatAgentEnv
-from evert.bridge.episode.agent import Outcome
+from evert import AgentDataset, ChatAgentEnv, ChatAgentGroupBuilder, Outcome
 from evert.bridge.episode.seeds import seed_of
-from evert.bridge.groups.dataset import AgentDataset
-from evert.bridge.groups.group import ChatAgentGroupBuilder
-from evert.envs.as_gymnasium.registration import register_agent
 
 
 async def draws(client: Any, task: object = None) -> Outcome:
@@ -113,33 +108,3 @@ async def test_an_env_draws_a_seed_unless_it_has_one_and_made_anew_it_has_the_sa
     assert len({await played(ChatAgentEnv(draws)) for _ in range(3)}) == 3
     env = ChatAgentEnv(draws, seed=9)
     assert await played(env) == await played(env.renewed()) == (9, random.Random(9).random())
-
-
-async def test_a_plain_function_draws_as_well() -> None:
-    def agent(client: Any) -> float:
-        ask_blocking(client)
-        return float(client.seed + client.rng.random())
-
-    first, again = [rewards(await play(agent, seed=4)) for _ in range(2)]
-    assert first == again
-
-
-def test_a_gymnasium_environment_seeds_its_agent_and_each_episode_anew() -> None:
-    seeds: list[int] = []
-
-    async def agent(client: Any) -> float:
-        seeds.append(client.seed)
-        await ask(client)
-        return 1.0
-
-    register_agent("evert-test/Seeds-v0", agent)
-    env = gymnasium.make("evert-test/Seeds-v0", disable_env_checker=True)
-    try:
-        for seed in (7, None, 7, None, 8):
-            env.reset(seed=seed)
-    finally:
-        env.close()
-        gymnasium.registry.pop("evert-test/Seeds-v0")
-
-    assert seeds[:2] == seeds[2:4]
-    assert len({*seeds}) == 3

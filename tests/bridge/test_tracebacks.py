@@ -14,9 +14,7 @@ import pytest
 from tests.kit import ask
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert.agents.process import ProcessAgent
-from evert.bridge.env.env import ChatAgentEnv
-from evert.bridge.errors import AgentError
+from evert import AgentError, ChatAgentEnv, ProcessAgent
 from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
 
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,6 @@ async def record_of(path: Path, agent: Any, *replies: str) -> RolloutRecord:
     return (await recorded(path, agent, replies))[0]
 
 
-# -- same ----------------------------------------------------------------------------------------
-
-
 async def is_cut(client: Any) -> float:
     [choice] = (await call(client, "one?", max_tokens=2, logprobs=True)).choices
     assert choice.logprobs.content
@@ -87,6 +85,7 @@ async def draws(client: Any) -> float:
         (compacts, ["first", "second", "third", "fourth"]),
         (is_cut, ["a long reply"]),
         (draws, ["yes"]),
+        (partial(chat, task={"a": 1}), ["one", "two", "three"]),
     ],
 )
 async def test_a_replay_gives_the_transitions_of_the_record(
@@ -175,20 +174,6 @@ async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: 
         await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
-async def test_many_rollouts_give_identical_transitions(tmp_path: Path) -> None:
-    recorder, played = Recorder(tmp_path / "rollouts.jsonl"), list[Trajectory]()
-    for number in range(50):
-        env = recorder.watch(ChatAgentEnv(chat, {"a": number}))
-        played.append(await do_single_rollout(ScriptedPolicy([f"r{number}", "b", "c"]), env))
-        recorder.add(played[-1:], [env])
-    again = [facts(await replay(record, chat)) for record in read_records(tmp_path)]
-
-    assert again == [*map(facts, played)]
-
-
-# -- differences ---------------------------------------------------------------------------------
-
-
 def asks(*texts: str, tools: Any = None) -> Callable[[Any], Awaitable[float]]:
     async def agent(client: Any) -> float:
         await ask(client, *texts, tools=tools)
@@ -227,9 +212,6 @@ async def test_a_policy_without_its_env_names_the_turn(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"turn 1 \(of 2\): Its prompt has \d+ tokens and then"):
         await do_single_rollout(ReplayPolicy(record), env)
     await env.close()
-
-
-# -- branches ------------------------------------------------------------------------------------
 
 
 async def test_a_branch_begins_with_the_turn_it_goes_on_from(tmp_path: Path) -> None:
