@@ -111,7 +111,6 @@ FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
     (with_task, None, True, BOTH),  # None is a task like any other
     (blocking, NO_TASK, False, CLIENT),
     (with_options, 7, True, BOTH),
-    (with_anything, NO_TASK, True, CLIENT),
     (with_anything, 7, True, BOTH),
     (Agents().method, 7, True, BOTH),
     (Agents.class_method, NO_TASK, True, CLIENT),
@@ -124,12 +123,9 @@ FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
     (partial(AsyncCallable()), NO_TASK, True, CLIENT),
     (partial(BlockingCallable(), task=1), NO_TASK, False, CLIENT),
     (functools.lru_cache(blocking), NO_TASK, False, CLIENT),
-    (lambda client: 1.0, NO_TASK, False, CLIENT),
-    (print, NO_TASK, False, CLIENT),
     (max, 7, False, BOTH),
     (without_client, NO_TASK, True, ()),
     (with_its_task_alone, 7, True, ("task",)),
-    (partial(with_its_task_alone), 7, True, ("task",)),
     (partial(with_client, None), NO_TASK, True, ()),
 ]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import tinker
+from tests.bridge.conftest import FAMILIES
 from tests.kit import ask, asks, call, talker, user
-from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message, RenderContext, RenderedMessage
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -43,9 +43,6 @@ def broken(env: Any, **options: Any) -> str:
     with pytest.raises(EnvCheckError) as caught:
         check_env(env, **options)
     return str(caught.value)
-
-
-# -- all is well ---------------------------------------------------------------------------------
 
 
 async def at_the_same_time(client: AgentClient) -> float:
@@ -111,8 +108,9 @@ async def test_inside_of_a_running_loop_it_passes_and_fails_as_ever() -> None:
     assert "Rule 1" in broken(never_ends, max_turns=5)
 
 
-def test_a_good_agent_passes_under_every_family_of_renderers(family: Renderer) -> None:
-    check_env(ChatAgentEnv(talker(3), renderer=family))
+def test_a_good_agent_passes_under_every_family_of_renderers(make_renderer: Any) -> None:
+    for name in FAMILIES:
+        check_env(ChatAgentEnv(talker(3), renderer=make_renderer(name)))
 
 
 def test_the_replies_are_said_in_order_over_and_over() -> None:
@@ -129,9 +127,6 @@ def test_the_replies_are_said_in_order_over_and_over() -> None:
     heard.clear()
     check_env(hears)
     assert heard[0] == list(DEFAULT_REPLIES[:3])
-
-
-# -- rules 1 to 4: how it ends, and what it observes ---------------------------------------------
 
 
 async def never_ends(client: AgentClient) -> float:
@@ -242,8 +237,6 @@ def test_rules_1_to_4_an_env_or_a_renderer_that_breaks_them(
     assert said[-1] in message
 
 
-# -- rule 5: closed at any call, nothing is left -------------------------------------------------
-
 freed = threading.Event()
 
 
@@ -317,9 +310,6 @@ def test_rule_5_an_agent_that_leaves_something_when_it_is_closed(
     )
 
 
-# -- rule 6: odd replies are coped with ----------------------------------------------------------
-
-
 async def pays_for_sense_only(client: AgentClient) -> float | None:
     return 1.0 if await ask(client) else None
 
@@ -349,9 +339,6 @@ def test_rule_6_an_agent_without_a_reward_for_an_odd_reply(agent: Any, reply: st
         f"Rule 6: given {reply} every time, the agent {__name__}.{agent.__name__} ends without a "
         "proper reward: "
     )
-
-
-# -- failures that are no broken rule ------------------------------------------------------------
 
 
 async def raises(client: AgentClient) -> float:

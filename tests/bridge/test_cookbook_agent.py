@@ -49,8 +49,6 @@ from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.replay import replay
 from evert.bridge.tokens.bases import default_renderer
 
-# -- the Cookbook's environments -------------------------------------------------------------------
-
 
 class Answerer(MessageCompleter):
     """Says yes to whatever holds an "i"."""
@@ -157,9 +155,6 @@ def check_equal(ours: Trajectory, theirs: Trajectory) -> None:
     assert [told(our, own) for our, own in pairs] == [told(own, own) for _, own in pairs]
 
 
-# -- equal -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scene", SCENES)
 def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
     make, say = SCENES[scene]
@@ -212,9 +207,6 @@ def test_a_group_builders_own_reward_and_metrics_count() -> None:
     assert turn.metrics["accuracy"] == 1.0
 
 
-# -- an agent like any other -----------------------------------------------------------------------
-
-
 async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
     agent = CookbookAgent(guess_number)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
@@ -241,9 +233,6 @@ async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
         return await CookbookAgent(lambda renderer: Yes(1, 1, renderer))(client)
 
     assert rewards(await play(asks_a_frozen_model, models={"player": Answerer()})) == [1.0]
-
-
-# -- let go of -------------------------------------------------------------------------------------
 
 
 class Held(MessageEnv):
@@ -294,9 +283,6 @@ async def test_a_group_builder_is_cleaned_up() -> None:
     await env.close()
 
     assert cleaned == [42]
-
-
-# -- refused ---------------------------------------------------------------------------------------
 
 
 class OwnTokens(Env):

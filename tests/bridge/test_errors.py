@@ -5,13 +5,12 @@ import pickle
 from typing import Any
 
 import openai
-import pytest
 
 from evert.bridge import errors
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.errors import AgentAborted, EvertError
 
-ALL = [
+ALL: list[Any] = [
     value
     for value in vars(errors).values()
     if isinstance(value, type) and value.__module__ == errors.__name__
@@ -29,15 +28,14 @@ def test_every_error_is_under_the_root_and_keeps_a_standard_parent() -> None:
     assert issubclass(errors.AgentTimeoutError, TimeoutError)
 
 
-@pytest.mark.parametrize("error", ALL)
-def test_every_error_pickles_and_copies_with_its_type_and_message(error: Any) -> None:
-    sent = error("The agent some.agent did this; expected that. Do so.")
-    pickled = [
-        pickle.loads(pickle.dumps(sent, version)) for version in range(pickle.HIGHEST_PROTOCOL + 1)
-    ]
-    for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
-        assert type(received) is error
-        assert (str(received), received.args) == (str(sent), sent.args)
+def test_every_error_pickles_and_copies_with_its_type_and_message() -> None:
+    protocols = range(pickle.HIGHEST_PROTOCOL + 1)
+    for error in ALL:
+        sent = error("The agent some.agent did this; expected that. Do so.")
+        pickled = [pickle.loads(pickle.dumps(sent, protocol)) for protocol in protocols]
+        for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
+            assert type(received) is error
+            assert (str(received), received.args) == (str(sent), sent.args), error
 
 
 def test_requests_that_cannot_be_served_stay_outside_of_the_tree() -> None:

@@ -70,9 +70,6 @@ def remembered(builder: ChatAgentGroupBuilder) -> list[ChatAgentEnv]:
     return made
 
 
-# -- making and closing --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("agent", [two_sub_agents, blocking_agent])
 async def test_cleanup_closes_all_envs_of_all_rounds_the_running_ones_too(agent: Any) -> None:
     builder = ChatAgentGroupBuilder(agent, group_size=2)
@@ -115,9 +112,6 @@ async def test_cleanup_logs_what_fails_and_closes_the_rest(
 def test_a_group_has_at_least_one_env(size: int) -> None:
     with pytest.raises(InvalidDatasetError, match=f"group_size must be at least 1, got {size}"):
         ChatAgentGroupBuilder(identity_agent, 7, size)
-
-
-# -- agents by name, and pickling ----------------------------------------------------------------
 
 
 def test_an_agent_may_be_named_by_its_import_path() -> None:
@@ -167,9 +161,6 @@ async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
     assert type(received.options["renderer"]) is type(default_renderer())
     assert (received._envs, builder._envs) == ([], envs)
     await builder.cleanup()
-
-
-# -- lineage order -------------------------------------------------------------------------------
 
 
 async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> None:
@@ -247,9 +238,6 @@ def test_the_sort_is_in_place_and_what_ends_last_stays_last(
     assert [turn.ac.tokens for turn in turns] == [[number] for number in order]
 
 
-# -- strategies ----------------------------------------------------------------------------------
-
-
 async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
     builder = ChatAgentGroupBuilder(blocking_agent, group_size=2)
     made = remembered(builder)
@@ -267,9 +255,6 @@ async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
     assert group.get_total_rewards() == [1.0, 1.0]
     assert [error.error_type for error in group.rollout_errors] == ["TimeoutError"]
     assert not any(env.is_running for env in made)
-
-
-# -- nothing to learn from -------------------------------------------------------------------------
 
 
 def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:

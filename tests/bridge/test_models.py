@@ -196,19 +196,15 @@ async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(remot
     assert remote.asked[1][1]["messages"][1]["tool_calls"] == [made]
 
 
-@pytest.mark.parametrize(
-    ("status", "error"), [(401, openai.AuthenticationError), (404, openai.NotFoundError)]
-)
-async def test_a_remote_models_own_refusal_reaches_the_agent(
-    remote: Remote, status: int, error: type[openai.APIStatusError]
-) -> None:
-    remote.status = status
+async def test_a_remote_models_own_refusal_reaches_the_agent(remote: Remote) -> None:
+    refusals = {401: openai.AuthenticationError, 404: openai.NotFoundError}
 
     async def agent(client: AgentClient) -> float:
-        for each in (client, client.openai):
-            with pytest.raises(error) as caught:
-                await hello(each)  # type: ignore[arg-type]
-            assert caught.value.code == "bad_key"
+        for remote.status, error in refusals.items():
+            for each in (client, client.openai):
+                with pytest.raises(error) as caught:
+                    await hello(each)  # type: ignore[arg-type]
+                assert caught.value.code == "bad_key"
         return 1.0
 
     await alone(agent, models=remote.models)

@@ -213,19 +213,6 @@ async def test_one_sub_agent_goes_on_while_another_waits_for_its_reply_or_to_be_
     assert len(trajectory_to_data(trajectory, 1.0)) == 3
 
 
-async def test_seats_have_calls_at_the_same_time_each() -> None:
-    async def agent(client: AgentClient) -> dict[str, float]:
-        one, other = client.seat("one"), client.seat("other")
-        await asyncio.gather(*(ask(seat, text) for seat in (one, other) for text in WORDS[:2]))
-        return {"one": 1.0, "other": 2.0}
-
-    policy = Together(4)
-    group = await play_group(policy, agent, group_size=1, seats=("one", "other"))
-
-    assert policy.most == 4
-    assert [len(trajectory.transitions) for trajectory in group.trajectories_G] == [2, 2]
-
-
 # -- agents whose calls never meet -----------------------------------------------------------------
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import tinker
+from tests.bridge.conftest import FAMILIES
 from tests.kit import talker
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -81,12 +81,14 @@ async def test_the_cookbooks_runner_plays_and_cuts_it() -> None:
     assert policy.prompts[0].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
 
 
-async def test_it_ends_as_the_renderer_of_its_env_ends(family: Renderer) -> None:
-    ends = prompt_renderer(family).end_tokens[:1]
-    said = await ScriptedPolicy(["One."], family)(prompt("a"), [])
+async def test_it_ends_as_the_renderer_of_its_env_ends(make_renderer: Any) -> None:
+    for name in FAMILIES:
+        renderer = make_renderer(name)
+        ends = prompt_renderer(renderer).end_tokens[:1]
+        said = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
 
-    assert said.tokens == prompt_renderer(family).encode("One.") + ends
-    assert said.stop_reason == "stop"
+        assert said.tokens == prompt_renderer(renderer).encode("One.") + ends, name
+        assert said.stop_reason == "stop"
 
 
 def test_it_wants_a_renderer_of_the_cookbook_and_the_default_is_the_envs() -> None:

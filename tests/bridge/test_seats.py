@@ -75,9 +75,6 @@ async def step(env: SeatEnv) -> Any:
     return await env.step(renderer.encode("x") + renderer.end_tokens[:1])
 
 
-# -- one Env a role --------------------------------------------------------------------------------
-
-
 async def test_each_role_is_played_through_its_own_env() -> None:
     renderer = prompt_renderer(None)
     for trajectory, word in zip(await play(duel), ("a move", "a verdict"), strict=True):
@@ -118,9 +115,6 @@ def blocks(client: BlockingAgentClient) -> float:
 @pytest.mark.parametrize("agent", [by_names, blocks])
 async def test_roles_are_called_by_name_and_from_threads(agent: Any) -> None:
     assert [rewards(trajectory) for trajectory in await play(agent)] == [[0.5], [0.5]]
-
-
-# -- rewards ---------------------------------------------------------------------------------------
 
 
 async def test_rewards_and_notes_belong_to_the_seat_that_was_given_them() -> None:
@@ -177,9 +171,6 @@ async def test_each_seat_has_a_baseline_of_its_own() -> None:
     assert earned == [1.0, 1.0, 1.0, 0.0]
 
 
-# -- one end for all -------------------------------------------------------------------------------
-
-
 async def test_a_limit_at_one_seat_stops_the_others() -> None:
     async def agent(client: AgentClient) -> float:
         while True:
@@ -231,9 +222,6 @@ async def test_a_seat_does_not_time_out_while_another_is_being_sampled() -> None
     await waiting
     assert (await step(judge)).episode_done
     assert (await playing).episode_done
-
-
-# -- names and order -------------------------------------------------------------------------------
 
 
 def test_seats_are_two_or_more_different_names() -> None:
@@ -288,9 +276,6 @@ async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(
     assert "could not be started when the last seat was taken. RuntimeError: can't" in str(first)
     assert isinstance(last, RuntimeError)
     await asyncio.gather(*(env.close() for env in envs))
-
-
-# -- strategies ------------------------------------------------------------------------------------
 
 
 def fails_once() -> Any:
