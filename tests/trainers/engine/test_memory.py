@@ -1,26 +1,35 @@
-"""What training holds at once: less than there is room for, with the same gradient.
+"""What training holds at once: less than there is room for.
 
-1. Logits never stand whole where they are large; log-probabilities and gradients are the same.
-2. With gradient checkpointing each layer is computed twice, and the gradient is the same.
-3. A batch is cut by the memory there is: of a machine, of a container, of a GPU.
-4. Where memory runs out all the same, less is tried, and nothing that had accumulated is lost.
+That the gradient is the same however a batch is cut, ``training/test_trainer.py`` has.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
 import torch
 import transformers
-from tests.trainers.engine.training.test_trainer import ADAM, CPU, datum, gradients, same, weights
+from tests.trainers.engine.training.test_trainer import (
+    ADAM,
+    CPU,
+    KINDS,
+    VOCABULARY,
+    datum,
+    gradients,
+    model_of,
+    same,
+    weights,
+)
+from tinker import types
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evert.trainers.engine.common.errors import TrainingError
 from evert.trainers.engine.models import logits
-from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
-from evert.trainers.engine.models.logits import float_logits, target_logprobs
+from evert.trainers.engine.models.base_models import load_tokenizer
+from evert.trainers.engine.models.logits import float_logits
 from evert.trainers.engine.sampling import memory
 from evert.trainers.engine.sampling.memory import (
     PassBudget,
@@ -32,9 +41,6 @@ from evert.trainers.engine.training.trainer import Trainer
 from evert.trainers.system import machine
 
 aten = torch.ops.aten
-
-VOCABULARY = 262
-"""Of ``tiny_model``."""
 
 DATA = [datum(n, n) for n in (60, 40, 3, 17, 17, 1)]
 
@@ -61,19 +67,9 @@ class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    config: Any = transformers.GPT2Config
-    made: Any = transformers.GPT2LMHeadModel
-    return made(config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2)).eval()
-
-
-@pytest.fixture(params=["qwen3", "qwen3 with an adapter", "gpt2"])
+@pytest.fixture(params=KINDS[:3])
 def model(request: pytest.FixtureRequest, tiny_model: str) -> Any:
-    if request.param == "gpt2":
-        return gpt2()
-    loaded = load_model(tiny_model, CPU, torch.float32)
-    return loaded if request.param == "qwen3" else attach_lora(loaded, 4, seed=0)
+    return model_of(request.param, tiny_model)
 
 
 @pytest.fixture
@@ -81,8 +77,8 @@ def trainer(tiny_model: str, model: Any) -> Trainer:
     return Trainer(model, load_tokenizer(tiny_model))
 
 
-def gradient(trainer: Trainer) -> list[torch.Tensor]:
-    trainer.forward_backward(DATA, "cross_entropy", None)
+def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch.Tensor]:
+    trainer.forward_backward(data, "cross_entropy", None)
     found = gradients(trainer.model)
     trainer.model.zero_grad()
     return found
@@ -92,45 +88,10 @@ def gradient(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = trainer.forward(DATA, "cross_entropy", None)
-    expected = gradient(trainer)
     monkeypatch.setattr(logits, "STRETCH_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
-        found = gradient(trainer)
-    assert device.largest_logits <= 33 * VOCABULARY
-    assert same(found, expected, 1e-4)
-    pieces = trainer.forward(DATA, "cross_entropy", None)
-    for one, other in zip(pieces.loss_fn_outputs, whole.loss_fn_outputs, strict=True):
-        torch.testing.assert_close(one["logprobs"].to_torch(), other["logprobs"].to_torch())
-
-
-def test_logits_that_are_more_than_the_output_layers_are_left_whole(
-    monkeypatch: pytest.MonkeyPatch, tiny_model: str
-) -> None:
-    config: Any = transformers.Gemma2Config
-    made: Any = transformers.Gemma2ForCausalLM
-    torch.manual_seed(0)
-    capped = made(
-        config(
-            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=1, head_dim=16, final_logit_softcapping=30.0,
-        )
-    ).eval()  # fmt: skip
-    trainer = Trainer(capped, load_tokenizer(tiny_model))
-    expected = gradient(trainer)
-    monkeypatch.setattr(logits, "STRETCH_BYTES", 4)
-    assert same(gradient(trainer), expected, 1e-6)
-
-
-def test_several_targets_a_token_are_found_stretch_by_stretch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hidden, weight = torch.randn(10, 8), torch.randn(50, 8)
-    targets = torch.randint(0, 50, (10, 3))
-    expected = torch.log_softmax(hidden @ weight.T, -1).gather(1, targets)
-    monkeypatch.setattr(logits, "STRETCH_BYTES", 4 * 50 * 3)
-    found = target_logprobs(hidden, lambda part: part @ weight.T, targets, 50)
-    torch.testing.assert_close(found, expected)
+        gradient(trainer)
+    assert 0 < device.largest_logits <= 33 * VOCABULARY
 
 
 def test_logits_of_bfloat16_weights_are_not_rounded_to_bfloat16() -> None:
@@ -195,9 +156,7 @@ def budget(
     free: int, lengths: list[int], checkpointing: bool | None = None, lanes: int = 1
 ) -> PassBudget:
     """Of a model of the size of Qwen3-0.6B."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "free_bytes", lambda _: free)
-        patch.setattr(memory, "lanes", lambda _: lanes)
+    with patch.multiple(memory, free_bytes=lambda _: free, lanes=lambda _: lanes):
         config = QWEN(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
             num_attention_heads=16, num_key_value_heads=8, head_dim=128,
@@ -220,9 +179,7 @@ def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradient
     assert plenty == PassBudget(1024, checkpointing=False, at_once=2)
     assert little == PassBudget(1024, checkpointing=False)
     assert plenty.smaller(lengths) == little
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "free_bytes", lambda _: 2**38)
-        patch.setattr(memory, "lanes", lambda _: 2)
+    with patch.multiple(memory, free_bytes=lambda _: 2**38, lanes=lambda _: 2):
         found = [
             pass_budget(lengths, QWEN(), torch.float32, CPU, checkpointing=None, slopes=slopes)
             for slopes in (2**20, 2**36)
@@ -241,49 +198,37 @@ def test_a_container_has_what_its_limit_leaves(
     assert free_bytes(CPU) > 10**9 or psutil.virtual_memory().available < 10**9
 
 
-def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5000, 9000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 300)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
-    assert free_bytes(torch.device("cuda")) == 5200
+def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
+    answers = {"mem_get_info": (5000, 9000), "memory_reserved": 300, "memory_allocated": 100}
+    calls: dict[str, Any] = {name: lambda _, found=found: found for name, found in answers.items()}
+    with patch.multiple(torch.cuda, **calls):
+        assert free_bytes(torch.device("cuda")) == 5200
 
 
 # -- 4. no memory left ---------------------------------------------------------------------------
 
 
-def test_a_batch_that_does_not_fit_is_run_in_smaller_ones(trainer: Trainer) -> None:
-    expected = gradient(trainer)
+def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(trainer: Trainer) -> None:
+    first, both = [datum(30, 9)], (datum(30, 9), *DATA)
+    expected = gradient(trainer, both)
+    trainer.forward_backward(first, "cross_entropy", None)
     trainer.passes.count = 0
     with Device(most_elements=62 * VOCABULARY) as device:
-        found = gradient(trainer)
+        trainer.forward_backward(DATA, "cross_entropy", None)
+    assert trainer.passes.count > device.refused > 0
+    assert same(gradients(trainer.model), expected, 1e-4)
+    with Device(most_elements=62 * VOCABULARY) as device:
+        trainer.forward(DATA, "cross_entropy", None)
     assert device.refused > 0
-    assert trainer.passes.count > device.refused
-    assert same(found, expected, 1e-4)
-
-
-def test_what_had_accumulated_outlives_a_pass_that_ran_out_of_memory(trainer: Trainer) -> None:
-    trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
-    trainer.forward_backward(DATA, "cross_entropy", None)
-    expected = gradients(trainer.model)
+    assert same(gradients(trainer.model), expected, 1e-4)
     trainer.model.zero_grad()
-    trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
+    trainer.forward_backward(first, "cross_entropy", None)
     # Fails in the backward pass, when some layers have their gradient already.
     with Layers() as layers:
         layers.refuse_at = 2
         trainer.forward_backward(DATA, "cross_entropy", None)
     assert layers.differentiated > 2
     assert same(gradients(trainer.model), expected, 1e-4)
-
-
-def test_a_forward_pass_that_ran_out_of_memory_leaves_the_gradient(trainer: Trainer) -> None:
-    trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
-    expected = gradients(trainer.model)
-    with Device(most_elements=62 * VOCABULARY) as device:
-        trainer.forward(DATA, "cross_entropy", None)
-    assert device.refused > 0
-    assert same(gradients(trainer.model), expected)
 
 
 def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -> None:
@@ -298,21 +243,9 @@ def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -
     assert same(weights(trainer.model), before)
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (lambda: torch.OutOfMemoryError("x"), True),
-        (lambda: MemoryError(), True),
-        (lambda: RuntimeError("shapes do not match"), False),
-    ],
-)
-def test_running_out_of_memory_is_told_from_other_errors(
-    error: Callable[[], Exception], expected: bool
-) -> None:
-    assert is_out_of_memory(error()) is expected
-
-
-def test_this_machines_own_refusal_is_known() -> None:
+def test_running_out_of_memory_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(refused.value)
+    for error in (torch.OutOfMemoryError("x"), MemoryError(), refused.value):
+        assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))

@@ -1,10 +1,6 @@
 """What rows of a batch begin with alike is computed once in training, too.
 
-1. Every row is in one family, and stems and tails spell all rows out.
-2. The division saves what there is to save: groups are families, a template alone is none.
-3. Parts keep to their budget, lose no row, and leave two cores the same to do.
-4. Log-probabilities and gradients are those of the rows one by one, in every kind of family.
-5. A group's pass computes its distinct tokens.
+That numbers are those of the rows one by one, ``test_trainer.py`` has.
 """
 
 import random
@@ -15,11 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainers.engine.training.test_trainer import CPU, gradients, reference_logprobs, same
-from tinker import types
+from tests.trainers.engine.training.test_trainer import KINDS, data_of, model_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
+from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.training.families import cut, families, fold
 from evert.trainers.engine.training.trainer import Trainer
 
@@ -126,85 +121,7 @@ def test_there_is_an_even_number_of_parts_of_like_sizes() -> None:
     assert len(cut(rows[:32], 1024)) == 1
 
 
-# -- 4. the same numbers -------------------------------------------------------------------------
-
-PROMPT = some(30, 7)
-KINDS: dict[str, list[list[int]]] = {
-    "a group": [PROMPT + some(n, n) for n in (4, 9, 6)],
-    "equal rows": [PROMPT + some(5, 1)] * 3,
-    "a row that others go on from": [PROMPT, PROMPT + some(5, 1), PROMPT + some(7, 2)],
-    "two groups and a stranger": [
-        *(PROMPT + some(n, n) for n in (4, 9, 6)),
-        *(PROMPT[:25] + some(20, 50) + some(n, n) for n in (3, 8)),
-        some(60, 60),
-    ],
-}
-
-
-def data_of(rows: list[list[int]]) -> list[types.Datum]:
-    """Each row's last tokens are to be predicted, with weights of its own."""
-    return [
-        types.Datum(
-            model_input=types.ModelInput.from_ints(row),
-            loss_fn_inputs={
-                "target_tokens": torch.tensor([*row[1:], 3 + number]),  # type: ignore[dict-item]
-                "weights": torch.rand(len(row), generator=torch.Generator().manual_seed(number)),  # type: ignore[dict-item]
-            },
-        )
-        for number, row in enumerate(rows)
-    ]
-
-
-@pytest.fixture(params=["all weights", "an adapter"])
-def trainer(request: pytest.FixtureRequest, tiny_model: str) -> Trainer:
-    model: Any = load_model(tiny_model, CPU, torch.float32)
-    if request.param == "an adapter":
-        model = attach_lora(model, 4, seed=0)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
-    return Trainer(model, load_tokenizer(tiny_model))
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("rows", KINDS.values(), ids=[*KINDS])
-def test_logprobs_and_gradients_are_those_of_the_rows_one_by_one(
-    trainer: Trainer, rows: list[list[int]], checkpointing: bool
-) -> None:
-    data = data_of(rows)
-    alone = [reference_logprobs(trainer.model, one) for one in data]
-    weights = [one.loss_fn_inputs["weights"].to_torch() for one in data]
-    total = -sum((p * w).sum() for p, w in zip(alone, weights, strict=True))
-    total.backward()  # type: ignore[union-attr]
-    expected = gradients(trainer.model)
-    trainer.model.zero_grad()
-    trainer._checkpointing = checkpointing
-    output = trainer.forward_backward(data, "cross_entropy", None)
-    for found, logprobs in zip(output.loss_fn_outputs, alone, strict=True):
-        torch.testing.assert_close(
-            found["logprobs"].to_torch(), logprobs.detach(), atol=2e-5, rtol=1e-5
-        )
-    assert same(gradients(trainer.model), expected, 2e-4)
-
-
-def test_several_targets_a_token_are_told_apart_row_by_row(trainer: Trainer) -> None:
-    rows = [PROMPT + some(4, 1), PROMPT + some(6, 2)]
-    targets = [torch.randint(0, 200, (len(row), 3)) for row in rows]
-    data = [
-        types.Datum(
-            model_input=types.ModelInput.from_ints(row),
-            loss_fn_inputs={"target_tokens": wanted, "weights": torch.ones(wanted.shape)},  # type: ignore[dict-item]
-        )
-        for row, wanted in zip(rows, targets, strict=True)
-    ]
-    output = trainer.forward(data, "cross_entropy", None)
-    for row, wanted, found in zip(rows, targets, output.loss_fn_outputs, strict=True):
-        logits = trainer.model(torch.tensor([row])).logits[0]
-        expected = torch.log_softmax(logits, -1).gather(1, wanted).detach()
-        torch.testing.assert_close(found["logprobs"].to_torch(), expected, atol=2e-5, rtol=1e-5)
-
-
-# -- 5. what it costs ----------------------------------------------------------------------------
+# -- 4. what it costs ----------------------------------------------------------------------------
 
 
 class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,9 +139,12 @@ class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
-def test_a_groups_pass_computes_its_distinct_tokens(trainer: Trainer) -> None:
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_groups_pass_computes_its_distinct_tokens(kind: str, tiny_model: str) -> None:
+    model = model_of(kind, tiny_model)
     rows = [row for number in range(2) for row in group(40, [8, 7, 8, 8, 6, 8, 7, 8], number)]
+    data = data_of([row.tolist() for row in rows], "cross_entropy", model)
     with Embedded() as embedded:
-        trainer.forward_backward(data_of([row.tolist() for row in rows]), "cross_entropy", None)
+        Trainer(model, load_tokenizer(tiny_model)).forward_backward(data, "cross_entropy", None)
     assert distinct_tokens(rows) <= embedded.tokens <= 1.1 * distinct_tokens(rows)
     assert embedded.tokens < sum(map(len, rows)) / 3

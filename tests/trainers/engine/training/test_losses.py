@@ -6,7 +6,6 @@
 """
 
 import math
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -80,27 +79,17 @@ def _by_token(function: Token) -> list[float]:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_the_sum_of_its_formula_over_tokens(name: str) -> None:
-    assert float(_compute(name, torch.tensor(LOGPROBS))) == pytest.approx(
-        sum(_by_token(VALUES[name])), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_gradient_is_the_derivative_worked_out_by_hand(name: str) -> None:
+def test_a_loss_is_the_sum_of_its_formula_and_its_gradient_the_derivative(name: str) -> None:
     logprobs = torch.tensor(LOGPROBS, requires_grad=True)
-    _compute(name, logprobs).backward()  # type: ignore[no-untyped-call]
+    loss = _compute(name, logprobs)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == pytest.approx(sum(_by_token(VALUES[name])), rel=1e-5)
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx(_by_token(GRADIENTS[name]), rel=1e-5, abs=1e-7)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_twice_the_datums_give_twice_the_loss(name: str) -> None:
-    once = _compute(name, torch.tensor(LOGPROBS))
     twice = get_loss(name).total(
-        torch.tensor(LOGPROBS).repeat(2), [_inputs(name)] * 2, resolve_settings(name, None)
+        logprobs.detach().repeat(2), [_inputs(name)] * 2, resolve_settings(name, None)
     )
-    assert float(twice) == pytest.approx(2 * float(once))
+    assert float(twice) == pytest.approx(2 * float(loss.detach()))
 
 
 def test_a_sequence_s_ratio_is_of_its_own_tokens_in_whatever_batch() -> None:
@@ -130,51 +119,51 @@ def test_a_sequence_s_ratio_is_of_its_own_tokens_in_whatever_batch() -> None:
     assert given.grad.tolist() == pytest.approx(gradients.tolist(), rel=1e-5, abs=1e-7)
 
 
-def test_the_pull_of_stable_reinforce_comes_from_the_config() -> None:
+@pytest.mark.parametrize(("name", "setting"), [("dro", "beta"), ("stable_reinforce", "kl_coeff")])
+def test_the_pull_towards_the_sampler_comes_from_the_config(name: str, setting: str) -> None:
     logprobs = torch.tensor(LOGPROBS)
-    weak, strong = (_compute("stable_reinforce", logprobs, kl_coeff=k) for k in (0.0, 1.0))
-    squares = sum((p - q) ** 2 for p, q in SAMPLED_PAIRS)
-    assert float(strong - weak) == pytest.approx(0.5 * squares, rel=1e-5)
+    weak, strong = (_compute(name, logprobs, **{setting: pull}) for pull in (0.0, 1.0))
+    pairs = PAIRS if name == "dro" else SAMPLED_PAIRS
+    assert float(strong - weak) == pytest.approx(
+        0.5 * sum((p - q) ** 2 for p, q in pairs), rel=1e-5
+    )
 
 
-def test_on_policy_the_importance_sampling_gradient_is_the_advantage() -> None:
-    logprobs = torch.tensor(SAMPLED, requires_grad=True)
-    _compute("importance_sampling", logprobs).backward()  # type: ignore[no-untyped-call]
+def test_on_policy_importance_sampling_is_reinforce() -> None:
+    logprobs = torch.tensor(LOGPROBS, requires_grad=True)
+    inputs = {**_inputs("ppo"), "logprobs": torch.tensor(LOGPROBS)}
+    get_loss("importance_sampling").formula(logprobs, inputs, {}).backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-a for a in ADVANTAGES])
 
 
-def test_ppo_passes_no_gradient_where_the_clip_binds() -> None:
-    logprobs = torch.tensor([math.log(2.0), math.log(0.5)], requires_grad=True)
-    inputs = {"logprobs": torch.zeros(2), "advantages": torch.tensor([1.0, -1.0])}
-    get_loss("ppo").formula(logprobs, inputs, resolve_settings("ppo", None)).backward()  # type: ignore[no-untyped-call]
+# (log p of each token at log q = 0, advantages, settings and thresholds a token, loss, gradient)
+CLIPS: list[tuple[list[float], list[float], dict[str, float], dict[str, Tensor], float, bool]] = [
+    ([2.0, 0.5], [1.0, -1.0], {}, {}, -1.2 + 0.8, False),
+    ([1.1, 0.9], [1.0, -1.0], {}, {}, -1.1 + 0.9, True),
+    ([3.0], [1.0], {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0}, {}, -2.0, False),
+    ([0.2], [-1.0], {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0}, {}, 0.5, False),
+    ([3.0, 3.0], [1.0, 1.0], {}, {"clip_high_threshold": torch.tensor([1.5, 2.5])}, -4.0, False),
+    ([0.1, 0.1], [-1.0, -1.0], {}, {"clip_low_threshold": torch.tensor([0.5, 0.25])}, 0.75, False),
+]
+
+
+@pytest.mark.parametrize(("ratios", "advantages", "config", "by_token", "loss", "flows"), CLIPS)
+def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bind(
+    ratios: list[float],
+    advantages: list[float],
+    config: dict[str, float],
+    by_token: dict[str, Tensor],
+    loss: float,
+    flows: bool,
+) -> None:
+    logprobs = torch.tensor(ratios).log().requires_grad_(True)
+    inputs = {"logprobs": torch.zeros(len(ratios)), "advantages": torch.tensor(advantages)}
+    found = get_loss("ppo").formula(logprobs, inputs | by_token, resolve_settings("ppo", config))
+    found.backward()  # type: ignore[no-untyped-call]
+    assert float(found.detach()) == pytest.approx(loss)
     assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == [0.0, 0.0]
-
-
-def test_thresholds_bound_the_ratio_itself() -> None:
-    logprobs = torch.tensor([math.log(3.0)])
-    inputs = {"logprobs": torch.zeros(1), "advantages": torch.ones(1)}
-    settings = resolve_settings("ppo", {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0})
-    assert float(get_loss("ppo").formula(logprobs, inputs, settings)) == pytest.approx(-2.0)
-
-
-def test_thresholds_may_be_given_token_by_token() -> None:
-    logprobs = torch.full((2,), math.log(3.0))
-    inputs = {
-        "logprobs": torch.zeros(2),
-        "advantages": torch.ones(2),
-        "clip_high_threshold": torch.tensor([1.5, 2.5]),
-    }
-    loss = get_loss("ppo").formula(logprobs, inputs, resolve_settings("ppo", None))
-    assert float(loss) == pytest.approx(-4.0)
-
-
-def test_the_strength_of_dro_comes_from_the_config() -> None:
-    logprobs = torch.tensor(LOGPROBS)
-    weak, strong = (_compute("dro", logprobs, beta=beta) for beta in (0.0, 1.0))
-    squares = sum((p - q) ** 2 for p, q in zip(LOGPROBS, SAMPLED, strict=True))
-    assert float(strong - weak) == pytest.approx(0.5 * squares, rel=1e-5)
+    assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios)
 
 
 def test_cross_entropy_equals_torch_on_many_targets_a_token() -> None:
@@ -184,34 +173,31 @@ def test_cross_entropy_equals_torch_on_many_targets_a_token() -> None:
     assert float(loss) == pytest.approx(float(-(weights * logprobs).sum()))
 
 
-def test_an_unknown_loss_is_refused_with_the_ones_there_are() -> None:
-    known = "cross_entropy, importance_samp.*async_config.loss_fn"
-    with pytest.raises(LossInputError, match=f"'mse' is not one.*{known}"):
-        get_loss("mse")
+TARGETS = ["target_tokens", "logprobs", "advantages"]
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: get_loss("mse"), r"'mse' is not one.*cross_entropy, importance_samp.*async_config"),
+    (lambda: resolve_settings("ppo", {"eps": 0.2}), "key 'eps'; expected only .*clip_high_thr"),
+    (lambda: resolve_settings("cross_entropy", {"eps": 0.2}), "no keys at all"),
+    (lambda: resolve_settings("dro", {"beta": "0.2"}), "expected a number"),
+    (lambda: resolve_settings("dro", {"beta": True}), "expected a number"),
+    (lambda: resolve_settings("dro", {"beta": None}), "expected a number"),
+    (
+        lambda: check_inputs("ppo", dict.fromkeys([*TARGETS[:2], "mask"]), "Datum 3"),
+        r"Datum 3.*missing \['advantages'\].*\['mask'\].*Pass exactly \['advantages', 'logp",
+    ),
+]
 
 
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(LossInputError, match="key 'eps'; expected only .*clip_high_threshold"):
-        resolve_settings("ppo", {"eps": 0.2})
-    with pytest.raises(LossInputError, match="no keys at all"):
-        resolve_settings("cross_entropy", {"eps": 0.2})
+@pytest.mark.parametrize(("attempt", "text"), REFUSED)
+def test_what_no_loss_reads_is_refused_by_name(attempt: Callable[[], object], text: str) -> None:
+    with pytest.raises(LossInputError, match=text):
+        attempt()
 
 
-@pytest.mark.parametrize("value", ["0.2", True, None])
-def test_a_setting_that_is_no_number_is_refused(value: object) -> None:
-    with pytest.raises(LossInputError, match="expected a number"):
-        resolve_settings("dro", {"beta": value})
-
-
-def test_a_missing_or_an_unread_tensor_is_refused_by_name() -> None:
-    with pytest.raises(LossInputError, match=r"Datum 3.*missing \['advantages'\].*\['mask'\]"):
-        check_inputs("ppo", {"target_tokens": 0, "logprobs": 0, "mask": 0}, "Datum 3")
-    known = ["target_tokens", "logprobs", "advantages"]
-    check_inputs("ppo", dict.fromkeys(known), "Datum 3")
-    check_inputs("ppo", dict.fromkeys([*known, "weights"]), "Datum 3")  # as Tinker's pages have it
-
-
-def test_errors_survive_pickling() -> None:
-    error = pickle.loads(pickle.dumps(LossInputError("text")))
-    assert isinstance(error, ValueError)
-    assert str(error) == "text"
+def test_what_a_loss_reads_or_may_read_is_accepted() -> None:
+    check_inputs("ppo", dict.fromkeys(TARGETS), "Datum 3")
+    check_inputs("ppo", dict.fromkeys([*TARGETS, "clip_low_threshold"]), "Datum 3")
+    check_inputs(
+        "ppo", dict.fromkeys([*TARGETS, "weights"]), "Datum 3"
+    )  # as Tinker's pages have it
+    assert resolve_settings("dro", {"beta": 2}) == {"beta": 2.0}

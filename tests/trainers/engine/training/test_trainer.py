@@ -1,29 +1,70 @@
 """Training: exact sums in any micro-batches, AdamW as torch has it, failures that hurt nothing.
 
-1. Losses and gradients of a batch equal those computed datum by datum on the model itself.
-2. An optimizer step is torch's AdamW; gradients add up until it, and are forgotten after it.
-3. A custom loss has the gradient autograd would give it.
-4. After a failed pass the next step is refused and the weights stay as they are.
+The first test is the oracle: whatever the model, the data, the loss and the way a batch is cut,
+losses, log-probabilities and gradients are those of plain PyTorch, datum by datum.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.nightly import draws
 from tinker import types
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from evert.trainers.engine.common import parallel
 from evert.trainers.engine.common.errors import LossInputError, TrainingError
+from evert.trainers.engine.models import logits
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.sampling import prefill
+from evert.trainers.engine.training.losses import LOSSES
 from evert.trainers.engine.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 ADAM = types.AdamParams(learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+VOCABULARY = 262
+"""Of ``tiny_model`` and of ``other``."""
+
+
+def other(family: str) -> Any:
+    """A tiny random model of another family, far from uniform."""
+    sizes: dict[str, dict[str, Any]] = {
+        "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+        "Gemma2ForCausalLM": {  # does more to its logits than its output layer
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "final_logit_softcapping": 30.0,
+        },
+    }  # fmt: skip
+    torch.manual_seed(0)
+    made: Any = getattr(transformers, family)
+    return made(made.config_class(vocab_size=VOCABULARY, **sizes[family])).eval()
+
+
+def adapted(model: Any) -> Any:
+    """With an adapter that does something."""
+    model = attach_lora(model, 4, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def model_of(kind: str, tiny_model: str) -> Any:
+    if "For" in kind or "LM" in kind:
+        return other(kind)
+    loaded = load_model(tiny_model, CPU, torch.float32)
+    return adapted(loaded) if kind == "qwen3 with an adapter" else loaded
+
+
+KINDS = ["qwen3", "qwen3 with an adapter", "GPT2LMHeadModel", "Gemma2ForCausalLM"]
 
 
 @pytest.fixture
@@ -36,89 +77,198 @@ def trainer(tiny_model: str, model: Any) -> Trainer:
     return Trainer(model, load_tokenizer(tiny_model))
 
 
+def some(count: int, seed: int, low: int = 0, high: int = 200) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, high, (count,), generator=generator).tolist()
+
+
 def datum(length: int, seed: int = 0, **inputs: Any) -> types.Datum:
-    tokens = torch.randint(0, 200, (length + 1,), generator=torch.Generator().manual_seed(seed))
+    tokens = some(length + 1, seed)
     weights = torch.rand(length, generator=torch.Generator().manual_seed(seed))
     return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1].tolist()),
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={"target_tokens": tokens[1:], **(inputs or {"weights": weights})},  # type: ignore[dict-item]
     )
 
 
-def rl_datum(length: int, seed: int) -> types.Datum:
-    noise = torch.randn(2, length, generator=torch.Generator().manual_seed(seed))
-    return datum(length, seed, logprobs=noise[0] - 4, advantages=noise[1])
-
-
-def reference_logprobs(model: Any, one: types.Datum) -> torch.Tensor:
+def reference_logprobs(model: Any, one: types.Datum) -> Tensor:
     logits = model(torch.tensor([one.model_input.to_ints()])).logits[0]
     targets = one.loss_fn_inputs["target_tokens"].to_torch()
-    return torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]
+    wide = targets if targets.ndim > 1 else targets[:, None]
+    return torch.log_softmax(logits, -1).gather(1, wide).view(targets.shape)
 
 
-def gradients(model: Any) -> list[torch.Tensor]:
+def gradients(model: Any) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def weights(model: Any) -> list[torch.Tensor]:
+def weights(model: Any) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def same(first: list[torch.Tensor], second: list[torch.Tensor], tolerance: float = 0.0) -> bool:
+def same(first: list[Tensor], second: list[Tensor], tolerance: float = 0.0) -> bool:
     pairs = zip(first, second, strict=True)
     return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in pairs)
 
 
-@pytest.mark.parametrize("budget", [1, 64, 4096])
-def test_a_batchs_loss_and_gradient_are_the_sums_over_its_datums(
-    trainer: Trainer, model: Any, monkeypatch: pytest.MonkeyPatch, budget: int
-) -> None:
-    monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", budget)
-    data = [datum(n, n) for n in (5, 40, 3, 17, 17, 1)]
-    total = torch.zeros(())
-    for one in data:
-        total = (
-            total
-            - (reference_logprobs(model, one) * one.loss_fn_inputs["weights"].to_torch()).sum()
+# -- the oracle ------------------------------------------------------------------------------------
+
+Formula = Callable[[Tensor, dict[str, Tensor]], Tensor]
+
+
+def clipped(ratio: Tensor, d: dict[str, Tensor]) -> Tensor:
+    return -torch.min(ratio * d["advantages"], ratio.clip(0.7, 1.1) * d["advantages"]).sum()
+
+
+def sequence_ratio(p: Tensor, d: dict[str, Tensor]) -> Tensor:
+    mask = d["sequence_ratio_mask"]
+    mean = ((p.detach() - d["logprobs"]) * mask).sum() / mask.sum().clip(1)
+    return mean.exp() * (p - p.detach()).exp()
+
+
+def drawn_to(p: Tensor, d: dict[str, Tensor], strength: float) -> Tensor:
+    return p * d["advantages"] - strength / 2 * (p - d["logprobs"]) ** 2
+
+
+FORMULAS: dict[str, tuple[Formula, dict[str, float]]] = {
+    "cross_entropy": (lambda p, d: -(p * d["weights"]).sum(), {}),
+    "importance_sampling": (
+        lambda p, d: -((p - d["logprobs"]).exp() * d["advantages"]).sum(),
+        {},
+    ),
+    "ppo": (
+        lambda p, d: clipped((p - d["logprobs"]).exp(), d),
+        {"clip_low_threshold": 0.7, "clip_high_threshold": 1.1},
+    ),
+    "cispo": (
+        lambda p, d: (
+            -((p - d["logprobs"]).exp().clip(0.8, 1.2).detach() * p * d["advantages"]).sum()
+        ),
+        {},
+    ),
+    "dro": (lambda p, d: -drawn_to(p, d, 0.3).sum(), {"beta": 0.3}),
+    "gspo": (
+        lambda p, d: clipped(sequence_ratio(p, d), d),
+        {"clip_low_threshold": 0.7, "clip_high_threshold": 1.1},
+    ),
+    "stable_reinforce": (
+        lambda p, d: -(drawn_to(p, d, 0.2) * d["sampled"]).sum(),
+        {"kl_coeff": 0.2},
+    ),
+}
+"""Of a datum's log-probabilities and its other inputs; and the settings that it is with."""
+
+BEGINNINGS = [some(45, 1), some(45, 2)]
+
+row = st.builds(
+    lambda which, shared, rest, seed: BEGINNINGS[which][:shared] + some(rest, seed),
+    st.integers(0, 1),
+    st.sampled_from([0, 0, 3, 30, 45]),
+    st.integers(1, 12) | st.just(60),
+    st.integers(0, 3),
+)
+batch = st.lists(row, min_size=1, max_size=9)
+
+
+def data_of(
+    rows: Sequence[list[int]], loss: str, model: Any, wide: Sequence[int] = ()
+) -> list[Any]:
+    """Data of rows for a loss; of each row all but the first few tokens were sampled.
+
+    ``wide``: how many targets a token has, row by row, where it is not one.
+    """
+    data = []
+    for number, tokens in enumerate(rows):
+        length, prompt = len(tokens), len(tokens) // 3
+        generator = torch.Generator().manual_seed(number)
+        targets: Tensor = torch.tensor([*tokens[1:], 7 + number])
+        if wide and wide[number]:
+            targets = torch.randint(0, 200, (length, wide[number]), generator=generator)
+        sampled = (torch.arange(length) >= prompt).float()
+        inputs = {
+            "weights": torch.rand(targets.shape, generator=generator),
+            "advantages": torch.randn(length, generator=generator) * sampled,
+            "sequence_ratio_mask": sampled,
+        }
+        plain = types.Datum(
+            model_input=types.ModelInput.from_ints(tokens),
+            loss_fn_inputs={"target_tokens": types.TensorData.from_torch(targets)},
         )
+        with torch.no_grad():  # as sampled by a policy that was a little different
+            noise = torch.randn(targets.shape, generator=generator) / 5
+            inputs["logprobs"] = reference_logprobs(model, plain) + noise
+        given = {name: inputs[name] for name in LOSSES[loss].required}
+        made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **given})  # type: ignore[dict-item]
+        prompts: Any = types.PromptProvenanceSpan
+        replies: Any = types.SampledProvenanceSpan
+        spans = [prompts(sequence_id="recorded-1", length=prompt)] * (prompt > 0)
+        spans.append(replies(sequence_id="recorded-1", length=length - prompt))
+        data.append(made.with_provenance(model_input=spans, loss_fn_inputs=spans))
+    return data
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest, tiny_model: str) -> Trainer:
+    return Trainer(model_of(request.param, tiny_model), load_tokenizer(tiny_model))
+
+
+@settings(max_examples=draws(100), deadline=None)
+@given(
+    rows=batch,
+    loss=st.sampled_from(sorted(LOSSES)),
+    targets=st.lists(st.sampled_from([0, 0, 1, 3]), min_size=9, max_size=9),
+    chunk=st.sampled_from([1, 64, 4096]),
+    stretch=st.sampled_from([2**27, 4 * VOCABULARY * 7]),
+    checkpointing=st.booleans(),
+    cores=st.sampled_from([1, 3]),
+)
+def test_losses_and_gradients_are_those_of_plain_pytorch(
+    kind: Trainer,
+    rows: list[list[int]],
+    loss: str,
+    targets: list[int],
+    chunk: int,
+    stretch: int,
+    checkpointing: bool,
+    cores: int,
+) -> None:
+    model, (formula, config) = kind.model, FORMULAS[loss]
+    data = data_of(rows, loss, model, targets if loss == "cross_entropy" else ())
+    total, alone = torch.zeros(()), []
+    for tokens, one in zip(rows, data, strict=True):
+        inputs = {name: tensor.to_torch() for name, tensor in one.loss_fn_inputs.items()}
+        inputs["sampled"] = (torch.arange(len(tokens)) >= len(tokens) // 3).float()
+        alone.append(reference_logprobs(model, one))
+        total = total + formula(alone[-1], inputs)
+    model.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
     expected = gradients(model)
     model.zero_grad()
-    output = trainer.forward_backward(data, "cross_entropy", None)
-    assert output.metrics["loss:sum"] == pytest.approx(float(total.detach()), rel=1e-5)
-    assert same(gradients(model), expected, 1e-4)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(prefill._CHUNK_TOKENS, "cpu", chunk)
+        patch.setattr(logits, "STRETCH_BYTES", stretch)
+        patch.setattr(parallel, "cores", lambda: cores * torch.get_num_threads())
+        kind._checkpointing = checkpointing
+        silent = kind.forward(data, loss, config)
+        assert gradients(model) == []
+        output = kind.forward_backward(data, loss, config)
+
+    scale = max(float(each.abs().max()) for each in expected)
+    for slope, theirs in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(slope, theirs, atol=3e-5 * max(1.0, scale), rtol=2e-4)
+    model.zero_grad()
+    for answer in (silent, output):
+        assert answer.metrics["loss:sum"] == pytest.approx(
+            float(total.detach()), rel=1e-4, abs=1e-3
+        )
+        for found, logprobs in zip(answer.loss_fn_outputs, alone, strict=True):
+            torch.testing.assert_close(
+                found["logprobs"].to_torch(), logprobs.detach(), atol=2e-5, rtol=1e-5
+            )
 
 
-def test_outputs_are_the_targets_logprobs_in_the_order_of_the_data(
-    trainer: Trainer, model: Any
-) -> None:
-    data = [rl_datum(n, n) for n in (5, 40, 3)]
-    output = trainer.forward(data, "ppo", None)
-    for one, found in zip(data, output.loss_fn_outputs, strict=True):
-        expected = reference_logprobs(model, one)
-        torch.testing.assert_close(found["logprobs"].to_torch(), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_forward_pass_leaves_no_gradient(trainer: Trainer, model: Any) -> None:
-    trainer.forward([datum(5)], "cross_entropy", None)
-    assert gradients(model) == []
-
-
-def test_datums_with_many_targets_a_token_are_summed_too(trainer: Trainer, model: Any) -> None:
-    targets = torch.randint(0, 200, (6, 3))
-    shares = torch.rand(6, 3)
-    wide = types.Datum(
-        model_input=types.ModelInput.from_ints([1, 2, 3, 4, 5, 6]),
-        loss_fn_inputs={
-            "target_tokens": types.TensorData.from_torch(targets),
-            "weights": types.TensorData.from_torch(shares),
-        },
-    )
-    output = trainer.forward([wide, datum(6)], "cross_entropy", None)
-    logits = model(torch.tensor([[1, 2, 3, 4, 5, 6]])).logits[0]
-    expected = torch.log_softmax(logits, -1).gather(1, targets)
-    found = output.loss_fn_outputs[0]["logprobs"].to_torch()
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+# -- steps -----------------------------------------------------------------------------------------
 
 
 def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -> None:
@@ -128,9 +278,8 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
     )
     for step in range(3):
         one = datum(12, step)
-        (
-            -(reference_logprobs(twin, one) * one.loss_fn_inputs["weights"].to_torch()).sum()
-        ).backward()  # type: ignore[no-untyped-call]
+        loss = -(reference_logprobs(twin, one) * one.loss_fn_inputs["weights"].to_torch()).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         trainer.forward_backward([one], "cross_entropy", None)
@@ -171,15 +320,6 @@ def test_clipping_scales_the_gradient_and_reports_the_norm_before(
     assert clipped == [pytest.approx(0.5, rel=1e-3)]
 
 
-def test_training_lowers_the_loss(trainer: Trainer) -> None:
-    data = [datum(12, seed) for seed in range(4)]
-    losses = []
-    for _ in range(12):
-        losses.append(trainer.forward_backward(data, "cross_entropy", None).metrics["loss:sum"])
-        trainer.optim_step(types.AdamParams(learning_rate=1e-2))
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, model: Any) -> None:
     data = [datum(7, 1), datum(4, 2)]
 
@@ -194,86 +334,63 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
     assert same(gradients(model), expected, 1e-5)
     assert output.metrics["loss:sum"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert output.metrics["mine"] == 3.0
+    with pytest.raises(TrainingError, match="datum 1"):  # which it ignores
+        trainer.forward_backward_custom(data, lambda data, logprobs: (logprobs[0].sum(), {}))
 
 
-def test_an_adapter_trains_and_the_base_stays(tiny_model: str) -> None:
-    model = attach_lora(load_model(tiny_model, CPU, torch.float32), 4, seed=0)
-    trainer = Trainer(model, load_tokenizer(tiny_model))
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+def test_an_adapter_trains_and_the_base_stays_and_its_files_hold_it_alone(
+    tiny_model: str, tmp_path: Path
+) -> None:
+    config: Any = AutoConfig.from_pretrained(tiny_model, tie_word_embeddings=False)
+    make: Any = AutoModelForCausalLM
+    trainer = Trainer(attach_lora(make.from_config(config), 4, seed=0), load_tokenizer(tiny_model))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for _ in range(2):
         trainer.forward_backward([datum(9)], "cross_entropy", None)
         trainer.optim_step(ADAM)
-    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    after = trainer.model.named_parameters()
+    changed = {name for name, p in after if not torch.equal(p, before[name])}
+    trainer.save_weights(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+
+    assert any("lm_head" in name for name in saved)
     assert changed
-    assert all("lora_" in name for name in changed)
+    assert all("lora_" in name for name in [*changed, *saved])
 
 
-Break = Callable[[Trainer], Any]
-FAILURES: dict[str, tuple[Break, str]] = {
-    "no data": (lambda t: t.forward_backward([], "ppo", None), "no data"),
-    "unknown loss": (lambda t: t.forward_backward([datum(3)], "mse", None), "'mse'"),
-    "missing tensors": (lambda t: t.forward_backward([datum(3)], "ppo", None), "Datum 0.*missing"),
-    "wrong shape": (
+# -- failures --------------------------------------------------------------------------------------
+
+INPUT, INF = types.ModelInput.from_ints([1]), torch.tensor([1.0, math.inf, 1.0])
+FAILURES: list[tuple[Callable[[Trainer], Any], str]] = [
+    (lambda t: t.forward_backward([], "ppo", None), "no data"),
+    (lambda t: t.forward_backward([datum(3)], "mse", None), "'mse'"),
+    (lambda t: t.forward_backward([datum(3)], "ppo", None), "Datum 0.*missing"),
+    (
         lambda t: t.forward_backward([datum(3, weights=torch.ones(2))], "cross_entropy", None),
         r"Datum 0: weights has shape \(2,\); expected \(3,\)",
     ),
-    "no targets": (
-        lambda t: t.forward_backward_custom(
-            [types.Datum(model_input=types.ModelInput.from_ints([1]))], lambda d, p: (p, {})
-        ),
+    (
+        lambda t: t.forward_backward_custom([types.Datum(INPUT)], lambda d, p: (p, {})),
         "target_tokens",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", FAILURES)
 def test_after_a_failed_pass_the_step_is_refused_and_the_weights_stay(
-    trainer: Trainer, model: Any, name: str
+    trainer: Trainer, model: Any
 ) -> None:
     before = weights(model)
-    trainer.forward_backward([datum(4)], "cross_entropy", None)
-    attempt, text = FAILURES[name]
-    with pytest.raises(LossInputError, match=text):
-        attempt(trainer)
-    with pytest.raises(TrainingError, match="pass before it failed"):
+    for attempt, text in FAILURES:
+        trainer.forward_backward([datum(4)], "cross_entropy", None)
+        with pytest.raises(LossInputError, match=text):
+            attempt(trainer)
+        with pytest.raises(TrainingError, match="pass before it failed"):
+            trainer.optim_step(ADAM)
+        assert gradients(model) == [], text
+    trainer.forward_backward([datum(3, weights=INF)], "cross_entropy", None)
+    with pytest.raises(TrainingError, match="gradient's norm is (nan|inf)"):
         trainer.optim_step(ADAM)
     assert same(weights(model), before)
     trainer.forward_backward([datum(4)], "cross_entropy", None)
     trainer.optim_step(ADAM)
-
-
-def test_a_gradient_that_is_not_finite_is_refused(trainer: Trainer, model: Any) -> None:
-    before = weights(model)
-    bad = datum(3, weights=torch.tensor([1.0, math.inf, 1.0]))
-    trainer.forward_backward([bad], "cross_entropy", None)
-    with pytest.raises(TrainingError, match="gradient's norm is (nan|inf)"):
-        trainer.optim_step(ADAM)
-    assert same(weights(model), before)
-
-
-def test_a_custom_loss_that_ignores_a_datum_is_refused(trainer: Trainer) -> None:
-    with pytest.raises(TrainingError, match="datum 1"):
-        trainer.forward_backward_custom(
-            [datum(3), datum(4)], lambda data, logprobs: (logprobs[0].sum(), {})
-        )
-
-
-def test_a_chunk_that_is_not_text_is_refused(trainer: Trainer) -> None:
-    picture = types.ImageChunk(data=b"", format="png", expected_tokens=1)
-    odd = types.Datum(
-        model_input=types.ModelInput(chunks=[picture]),
-        loss_fn_inputs={"target_tokens": [1], "weights": [1.0]},  # type: ignore[dict-item]
-    )
-    with pytest.raises(LossInputError, match="not text"):
-        trainer.forward([odd], "cross_entropy", None)
-
-
-def test_an_adapters_files_hold_the_adapter_alone(tiny_model: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config: Any = AutoConfig.from_pretrained(tiny_model, tie_word_embeddings=False)
-    make: Any = AutoModelForCausalLM
-    trainer = Trainer(attach_lora(make.from_config(config), 4, seed=0), load_tokenizer(tiny_model))
-    trainer.save_weights(tmp_path)
-    saved = load_file(tmp_path / "adapter_model.safetensors")
-    assert any("lm_head" in name for name in saved)
-    assert all("lora_" in name for name in saved)
+    assert not same(weights(model), before)
