@@ -1,7 +1,4 @@
-"""Drawing: streams are reproducible and uniform, truncation keeps what it says, stops are read.
-
-``test_sampler.py`` has the draws of a whole model; here are the parts on their own.
-"""
+"""Drawing: streams are uniform, truncation keeps what it says, stops are read."""
 
 from typing import Any
 
@@ -34,56 +31,36 @@ def shares(how: Temper, count: int = 2000) -> list[float]:
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]
 
 
-def test_a_plain_draw_has_the_models_probabilities() -> None:
-    assert shares(temper()) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=1e-3)
-
-
-def test_a_temperature_sharpens_the_distribution() -> None:
+def test_a_draw_has_the_models_probabilities_at_its_temperature() -> None:
     squares = np.array([0.5, 0.3, 0.15, 0.05]) ** 2
+    assert shares(temper()) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=1e-3)
     assert shares(temper(0.5)) == pytest.approx(squares / squares.sum(), abs=1e-3)
+    for greedy in (0.0, 1e-40):
+        assert shares(temper(greedy), 20) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_a_temperature_of_zero_is_greedy() -> None:
-    assert shares(temper(0.0), 20) == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_a_temperature_of_next_to_nothing_is_greedy() -> None:
-    assert shares(temper(1e-40), 20) == [1.0, 0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(("top_k", "top_p"), [(20, 0.8), (50, 0.9), (5, 0.5), (7, 1.0), (512, 0.6)])
-def test_truncation_keeps_what_transformers_keeps(top_k: int, top_p: float) -> None:
+def test_truncation_keeps_what_transformers_keeps() -> None:
     logits = torch.randn(1, 512, generator=torch.Generator().manual_seed(0)) * 1.5
-    theirs: Any = TopKLogitsWarper(top_k)(None, logits)
-    theirs = TopPLogitsWarper(top_p)(None, theirs)
     uniform = torch.arange(4000, dtype=torch.float64) / 4000
-    how = temper(top_k=top_k, top_p=top_p)
-    drawn, _ = draw(logits.expand(4000, -1), how, uniform)
-    assert set(drawn.tolist()) == set(torch.isfinite(theirs[0]).nonzero()[:, 0].tolist())
+    for top_k, top_p in [(20, 0.8), (50, 0.9), (5, 0.5), (7, 1.0), (512, 0.6)]:
+        theirs: Any = TopKLogitsWarper(top_k)(None, logits)
+        theirs = TopPLogitsWarper(top_p)(None, theirs)
+        drawn, _ = draw(logits.expand(4000, -1), temper(top_k=top_k, top_p=top_p), uniform)
+        kept = torch.isfinite(theirs[0]).nonzero()[:, 0]
+        assert {*drawn.tolist()} == {*kept.tolist()}, (top_k, top_p)
 
 
-@pytest.mark.parametrize(
-    ("how", "kept"),
-    [
-        (temper(top_k=2), 2),
-        (temper(top_k=1), 1),
-        (temper(top_k=100), 4),
-        (temper(top_p=0.6), 2),
-        (temper(top_p=0.5), 1),
-        (temper(top_p=0.0), 1),
-        (temper(top_p=1.0), 4),
-        (temper(top_k=3, top_p=0.6), 2),
+def test_truncation_keeps_the_likeliest_tokens_in_their_proportions() -> None:
+    for top_k, top_p, kept in [
+        (2, None, 2), (1, None, 1), (100, None, 4), (None, 0.6, 2), (None, 0.5, 1), (None, 0.0, 1),
+        (None, 1.0, 4), (3, 0.6, 2), (None, 0.62, 2), (2, 0.63, 2), (2, 0.62, 1),
         # Of 0.5, 0.3, 0.15 and 0.05 the first two are 0.84 of the first three, and 0.8 of all.
-        (temper(top_k=3, top_p=0.83), 2),
-        (temper(top_k=2, top_p=0.63), 2),
-        (temper(top_k=2, top_p=0.62), 1),
-        (temper(top_p=0.62), 2),
-    ],
-)
-def test_truncation_keeps_the_likeliest_tokens_in_their_proportions(how: Temper, kept: int) -> None:
-    left = np.array([0.5, 0.3, 0.15, 0.05])
-    left[kept:] = 0
-    assert shares(how) == pytest.approx(left / left.sum(), abs=1e-3)
+        (3, 0.83, 2),
+    ]:  # fmt: skip
+        left = np.array([0.5, 0.3, 0.15, 0.05])
+        left[kept:] = 0
+        found = shares(temper(top_k=top_k, top_p=top_p))
+        assert found == pytest.approx(left / left.sum(), abs=1e-3), (top_k, top_p)
 
 
 def test_logprobs_are_the_models_whatever_shapes_the_draw() -> None:
@@ -120,25 +97,14 @@ def test_a_key_depends_on_every_part_and_where_it_ends() -> None:
 
 
 def test_stops_are_read_as_the_sdk_writes_them() -> None:
-    assert make_stops(None, {7}).tokens == {7}
-    assert make_stops([], {7}).tokens == frozenset()
-    assert make_stops([1, 2], {7}).tokens == {1, 2}
-    assert make_stops("end", {7}).texts == ("end",)
-    assert make_stops(["a", "b"], {7}).texts == ("a", "b")
-
-
-@pytest.mark.parametrize("stop", ["end", ["a", "b"]])
-def test_stops_in_text_join_the_models_own_end(stop: str | list[str]) -> None:
-    # A base model that ends its reply with <|endoftext|> must not write on until "\n\nUser:".
-    assert make_stops(stop, {7}).tokens == {7}
-    assert make_stops(stop, {7}).hit([3, 7], lambda tokens: "")
-
-
-def test_stops_in_tokens_are_all_that_stops() -> None:
-    assert not make_stops([1], {7}).hit([3, 7], lambda tokens: "")
-
-
-@pytest.mark.parametrize("stop", ["", ["a", ""]])
-def test_an_empty_text_is_no_stop(stop: str | list[str]) -> None:
-    with pytest.raises(SamplingRequestError, match="non-empty texts"):
-        make_stops(stop, {7})
+    for stop, tokens, texts in [
+        (None, {7}, ()), ([], (), ()), ([1, 2], {1, 2}, ()),
+        # A base model that ends its reply with <|endoftext|> must not write on until "User:".
+        ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
+    ]:  # fmt: skip
+        found = make_stops(stop, {7})
+        assert (found.tokens, found.texts) == (frozenset(tokens), texts)
+        assert found.hit([3, 7], lambda tokens: "") is (7 in tokens)
+    for empty in ("", ["a", ""]):
+        with pytest.raises(SamplingRequestError, match="non-empty texts"):
+            make_stops(empty, {7})

@@ -1,0 +1,33 @@
+"""Samplers of the tiny model, which are closed after each test."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from evert.trainers.engine.models.base_models import load_model, load_tokenizer
+from evert.trainers.engine.sampling.frozen import FrozenLean
+from evert.trainers.engine.sampling.sampler import Sampler
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: str) -> Any:
+    return load_model(tiny_model, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def make(model: Any, tiny_model: str) -> Iterator[Callable[..., Sampler]]:
+    """Makes a sampler of the tiny model, or of another."""
+    made: list[Sampler] = []
+
+    def build(kind: Any = FrozenLean, own: Any = None, **options: Any) -> Sampler:
+        settings: dict[str, Any] = {
+            "seed": 0, "context_length": 512, "end_tokens": frozenset({256}), **options
+        }  # fmt: skip
+        made.append(Sampler(kind(own or model), load_tokenizer(tiny_model), **settings))
+        return made[-1]
+
+    yield build
+    for sampler in made:
+        sampler.close()
