@@ -1,10 +1,4 @@
-"""Stand-ins: a script that names a model of the Hub runs on one that is here, and is told so.
-
-1. The first pattern that fits counts; bases and folders stand for themselves.
-2. Each name is said once, loudly.
-3. The Cookbook's and transformers' look-ups by name find the same model, inside the block alone.
-4. A stand-in that is not here is an error at once, by its name.
-"""
+"""Stand-ins: a script that names a model of the Hub runs on one that is here, and is told so."""
 
 import logging
 from pathlib import Path
@@ -21,21 +15,19 @@ from evert.trainers.engine.models.stand_ins import StandIns
 NAMED = "Qwen/Qwen3-8B"
 
 
-def test_the_first_pattern_that_fits_counts() -> None:
-    stand_ins = StandIns({"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"})
-    assert stand_ins.of("Qwen/a-20q") == "evert-tiny-20q"
-    assert stand_ins.of("Qwen/Qwen3-8B") == "evert-tiny"
-    assert stand_ins.of("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
-
-
-def test_a_pattern_without_the_variant_of_a_name_fits() -> None:
-    assert StandIns({"Qwen/Qwen3-8B": "evert-tiny"}).of("Qwen/Qwen3-8B:peft:262144") == "evert-tiny"
-
-
-def test_shipped_bases_and_folders_stand_for_themselves(tiny_model: str) -> None:
-    stand_ins = StandIns({"*": "evert-tiny"})
-    assert stand_ins.of("evert-tiny-20q") == "evert-tiny-20q"
-    assert stand_ins.of(tiny_model) == tiny_model
+def test_the_first_pattern_that_fits_counts_and_what_is_here_stands_for_itself(
+    tiny_model: str,
+) -> None:
+    some = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
+    for patterns, name, found in [
+        (some, "Qwen/a-20q", "evert-tiny-20q"),
+        (some, NAMED, "evert-tiny"),
+        (some, "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
+        ({NAMED: "evert-tiny"}, f"{NAMED}:peft:262144", "evert-tiny"),
+        ({"*": "evert-tiny"}, "evert-tiny-20q", "evert-tiny-20q"),
+        ({"*": "evert-tiny"}, tiny_model, tiny_model),
+    ]:
+        assert StandIns(patterns).of(name) == found, (patterns, name)
 
 
 def test_a_name_that_is_replaced_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,43 +76,31 @@ def test_a_chat_format_that_the_stand_in_has_no_tokens_for_is_its_own(
         colons = renderers.get_renderer("role_colon", tokenizer)
         assert colons.get_stop_sequences() == ["\n\nUser:"]
     assert caplog.text.count("qwen3_instruct STANDS IN FOR the chat format llama3") == 1
-
-
-def test_a_chat_format_without_its_tokens_is_an_error_where_nothing_stands_in(
-    tmp_path: Path,
-) -> None:
-    with embedded_engine(tmp_path, device="cpu"):
+    with embedded_engine(tmp_path, device="cpu"):  # where nothing stands in, it is an error
         renderer = renderers.get_renderer("llama3", tokenizer_utils.get_tokenizer("evert-tiny"))
         with pytest.raises(ValueError, match="too many values"):
             renderer.get_stop_sequences()
 
 
-def test_the_table_of_models_keeps_what_it_knows_of_a_name(tmp_path: Path) -> None:
+def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
         found = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
         assert (found.size_str, found.is_vl) == ("4B", False)
         assert found.recommended_renderers[:2] == ("qwen3_instruct", "qwen3_5")
+        assert model_info.get_recommended_renderer_name("evert-tiny-20q") == "qwen3_instruct"
         with pytest.raises(KeyError):
             model_info.get_model_attributes("meta-llama/none")
-
-
-def test_the_table_of_models_knows_the_shipped_bases(tmp_path: Path) -> None:
-    with embedded_engine(tmp_path, device="cpu"):
-        assert model_info.get_recommended_renderer_name("evert-tiny-20q") == "qwen3_instruct"
     with pytest.raises(ValueError, match="org/model"):
         model_info.get_model_attributes("evert-tiny-20q")
-
-
-def test_a_folder_may_stand_in_and_keeps_the_names_chat_format(
-    tiny_model: str, tmp_path: Path
-) -> None:
+    # A folder may stand in, too, and keeps the name's chat format.
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": tiny_model}):
         assert len(tokenizer_utils.get_tokenizer(NAMED)) == 262
         assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"
 
 
-@pytest.mark.parametrize("missing", ["evert-tinny", "./nowhere", "nobody/has-it"])
-def test_a_stand_in_that_is_not_here_is_named_at_once(missing: str, tmp_path: Path) -> None:
-    engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
-    with pytest.raises(ModelNotFoundError, match=f"stand_ins has '{missing}' for 'Qwen/\\*'"):
-        engine.__enter__()
+def test_a_stand_in_that_is_not_here_is_named_at_once(tmp_path: Path) -> None:
+    for missing in ("evert-tinny", "./nowhere", "nobody/has-it"):
+        engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
+        text = f"stand_ins has '{missing}' for 'Qwen/\\*'"
+        with pytest.raises(ModelNotFoundError, match=text), engine:
+            pass

@@ -1,11 +1,4 @@
-"""Frozen models by the name of their weights.
-
-1. A base, or weights that were saved, answers the calls to its name, under the engine in use.
-2. Prompts are written in its own chat format, whatever the policy's is.
-3. A reply ends where its context does; a prompt that leaves no room is the agent's 400.
-4. One client serves all Envs of an engine, and none of another engine.
-5. It is data: it pickles, and what names nothing is refused.
-"""
+"""Frozen models by the name of their weights, which answer calls to that name in an episode."""
 
 import asyncio
 import math
@@ -16,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 import tinker
+from tests.kit import ask
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -67,16 +61,6 @@ async def saved(name: str) -> str:
 # -- 1. answering --------------------------------------------------------------------------------
 
 
-async def test_a_base_answers_and_is_no_transition(engine: Engine) -> None:
-    agent = Asking()
-
-    trajectory = await play(agent, TinkerModel("evert-tiny", temperature=0))
-
-    assert agent.texts[0] == agent.texts[1] != ""
-    assert len(trajectory.transitions) == 1
-    assert agent.replies[0].usage.prompt_tokens == 21
-
-
 async def test_saved_weights_answer_by_their_path_and_by_their_folder(
     engine: Engine, tmp_path: Path
 ) -> None:
@@ -85,12 +69,15 @@ async def test_saved_weights_answer_by_their_path_and_by_their_folder(
     folder = engine.store.folder(path)
     elsewhere = folder.rename(tmp_path / "moved")
 
-    await play(base, TinkerModel("evert-tiny", temperature=0))
+    trajectory = await play(base, TinkerModel("evert-tiny", temperature=0))
     await play(by_folder, TinkerModel(model_path=str(elsewhere), temperature=0))
     elsewhere.rename(folder)
     await play(by_path, TinkerModel(model_path=path, temperature=0))
 
     assert base.texts == by_path.texts == by_folder.texts
+    assert base.texts[0] == base.texts[1] != ""
+    assert len(trajectory.transitions) == 1  # the policy's own
+    assert base.replies[0].usage.prompt_tokens == 21
 
 
 async def test_a_seed_decides_the_replies_of_an_episode_and_each_has_its_own(
@@ -129,6 +116,9 @@ async def test_a_folder_without_a_chat_template_needs_a_renderers_name(
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         await open_weights(TinkerModel(tiny_model))
 
+    with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
+        model_renderer("nobody/knows")
+    assert type(model_renderer("evert-tiny-20q")).__name__ == "Qwen3InstructRenderer"
     weights = await open_weights(TinkerModel(tiny_model, renderer_name="qwen3"))
     assert weights.context_length == 512
     assert weights.renderer.renderer.tokenizer.vocab_size < 300
@@ -137,17 +127,13 @@ async def test_a_folder_without_a_chat_template_needs_a_renderers_name(
 # -- 3. its context ------------------------------------------------------------------------------
 
 
-async def test_a_reply_ends_where_the_context_does(engine: Engine, tiny_model: str) -> None:
+async def test_a_reply_ends_where_the_context_does_or_the_tightest_cap(
+    engine: Engine, tiny_model: str
+) -> None:
     agent = Asking(max_tokens=10_000)
-
     await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
-
-    usage = agent.replies[0].usage
-    assert usage.total_tokens <= 512
+    assert agent.replies[0].usage.total_tokens <= 512
     assert agent.replies[0].choices[0].finish_reason in ("length", "stop")
-
-
-async def test_the_tightest_cap_on_a_reply_counts(engine: Engine, tiny_model: str) -> None:
     for mine, asked in ((3, None), (3, 7), (7, 3)):
         fields: dict[str, Any] = {} if asked is None else {"max_tokens": asked}
         agent = Asking(**fields)
@@ -158,23 +144,14 @@ async def test_the_tightest_cap_on_a_reply_counts(engine: Engine, tiny_model: st
 async def test_a_prompt_that_leaves_no_room_is_the_agents_400(
     engine: Engine, tiny_model: str
 ) -> None:
-    said: list[openai.BadRequestError] = []
-
     async def long(client: Any) -> float:
-        try:
-            await client.chat.completions.create(
-                model="user", messages=[{"role": "user", "content": "a" * 600}]
-            )
-        except openai.BadRequestError as error:
-            said.append(error)
-        await client.chat.completions.create(messages=GAME)
+        with pytest.raises(openai.BadRequestError, match="tokens > 511 maximum") as caught:
+            await ask(client, "a" * 600, model="user")
+        assert caught.value.code == "context_length_exceeded"
+        await ask(client)
         return 1.0
 
     await play(long, TinkerModel(tiny_model, renderer_name="qwen3"))
-
-    [error] = said
-    assert error.code == "context_length_exceeded"
-    assert "tokens > 511 maximum" in str(error)
 
 
 def test_a_service_that_does_not_say_how_long_contexts_are_is_believed() -> None:
@@ -232,23 +209,15 @@ async def test_weights_that_could_not_be_opened_are_tried_again(
 # -- 5. data -------------------------------------------------------------------------------------
 
 
-def test_it_pickles() -> None:
+def test_it_pickles_and_what_names_nothing_is_refused() -> None:
     model = TinkerModel("evert-tiny", temperature=0.5)
     assert pickle.loads(pickle.dumps(model)) == model
-
-
-def test_what_names_nothing_is_refused() -> None:
-    with pytest.raises(InvalidModelError, match=r"neither base_model nor model_path.*Qwen3-8B"):
-        TinkerModel()
-    with pytest.raises(InvalidModelError, match=r"got temperature=-1; expected a finite number"):
-        TinkerModel("evert-tiny", temperature=-1)
-    with pytest.raises(InvalidModelError, match="temperature=nan"):
-        TinkerModel("evert-tiny", temperature=math.nan)
-    with pytest.raises(InvalidModelError, match="max_tokens=0"):
-        TinkerModel("evert-tiny", max_tokens=0)
-
-
-def test_the_shipped_bases_have_a_renderer_and_so_has_what_the_cookbook_knows() -> None:
-    assert type(model_renderer("evert-tiny-20q")).__name__ == "Qwen3InstructRenderer"
-    with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
-        model_renderer("nobody/knows")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, r"neither base_model nor model_path.*Qwen3-8B"),
+        ({"temperature": -1}, r"got temperature=-1; expected a finite number"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+    ]
+    for fields, text in wrong:
+        with pytest.raises(InvalidModelError, match=text):
+            TinkerModel("evert-tiny" if fields else None, **fields)

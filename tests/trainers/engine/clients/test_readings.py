@@ -1,9 +1,4 @@
-"""What a request learns of its prompt's tokens equals a fresh forward pass of transformers.
-
-1. Log-probabilities, the k likeliest, named tokens: exact, in the SDK's types and layouts.
-2. The prompt goes through the model once for all of them; the last n alone cost those.
-3. What is out of range is refused, and named.
-"""
+"""What a request learns of its prompt's tokens equals a fresh forward pass of transformers."""
 
 from typing import Any
 
@@ -43,32 +38,22 @@ def ask(client: Any, tokens: list[int] = TOKENS, count: int = 1, **options: Any)
     return client.sample(prompt, count, sampling, **options).result()
 
 
-@pytest.mark.parametrize("last_n", [None, 1, 3, 7])
-def test_the_likeliest_tokens_of_the_prompt_are_the_models(
-    client: Any, model: Any, last_n: int | None
-) -> None:
-    found = ask(
-        client,
-        include_prompt_logprobs=True,
-        topk_prompt_logprobs=4,
-        prompt_logprobs_last_n=last_n,
-    )
+def test_the_likeliest_tokens_of_the_prompt_are_the_models(client: Any, model: Any) -> None:
     best = expected(model, TOKENS).topk(4)
-    first = 1 if last_n is None else len(TOKENS) - last_n
-    assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 4)
-    assert found.topk_prompt_logprobs[:first] == [None] * first
-    assert found.prompt_logprobs[:first] == [None] * first
-    for place in range(first, 8):
-        row = found.topk_prompt_logprobs[place]
-        assert [token for token, _ in row] == best.indices[place - 1].tolist()
-        assert [value for _, value in row] == pytest.approx(
-            best.values[place - 1].tolist(), abs=1e-4
-        )
-        given = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
-        assert found.prompt_logprobs[place] == pytest.approx(given, abs=1e-4)
-
-
-def test_more_than_the_vocabulary_is_filled_up_as_the_sdk_does(client: Any) -> None:
+    for last_n in (None, 1, 3, 7):
+        how: dict[str, Any] = {"include_prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
+        found = ask(client, topk_prompt_logprobs=4, **how)
+        first = 1 if last_n is None else len(TOKENS) - last_n
+        assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 4)
+        assert found.topk_prompt_logprobs[:first] == [None] * first
+        assert found.prompt_logprobs[:first] == [None] * first
+        for place in range(first, 8):
+            tokens, values = zip(*found.topk_prompt_logprobs[place], strict=True)
+            assert [*tokens] == best.indices[place - 1].tolist()
+            assert [*values] == pytest.approx(best.values[place - 1].tolist(), abs=1e-4)
+            given = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
+            assert found.prompt_logprobs[place] == pytest.approx(given, abs=1e-4)
+    # More than the vocabulary is filled up as the SDK does.
     found = ask(client, topk_prompt_logprobs=300)
     assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
     assert found.topk_prompt_logprobs[0] is None
@@ -98,49 +83,36 @@ def test_named_tokens_have_the_models_log_probabilities(
 
 
 def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
-    tokens = list(range(1, 120))
-    stats = client.sampler.stats
-    targets = types.TensorData.from_torch(torch.zeros(118, 1, dtype=torch.int64))
-    ask(
-        client,
-        tokens,
-        include_prompt_logprobs=True,
-        topk_prompt_logprobs=2,
-        target_prompt_logprobs=targets,
-    )
+    tokens, stats = list(range(1, 120)), client.sampler.stats
+    all_of_it: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    ask(client, tokens, target_prompt_logprobs=targets_of(118, 1), **all_of_it)
     assert stats.prompt_tokens <= 2 * len(tokens)  # to score, and to sample after
     before = stats.prompt_tokens
-    ask(
-        client,
-        tokens,
-        include_prompt_logprobs=True,
-        topk_prompt_logprobs=2,
-        prompt_logprobs_last_n=4,
-    )
+    ask(client, tokens, prompt_logprobs_last_n=4, **all_of_it)
     assert stats.prompt_tokens - before < 60
 
 
-def test_a_named_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
-    prompt = types.ModelInput.from_ints(TOKENS)
+def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
     bad = types.TensorData.from_torch(torch.full((7, 1), 262))
     futures = [
-        client.sample(prompt, 1, params(max_tokens=4), target_prompt_logprobs=each)
-        for each in (targets_of(7, 1), bad, targets_of(7, 1))
+        client.sample(
+            types.ModelInput.from_ints(tokens),
+            1,
+            params(max_tokens=4),
+            target_prompt_logprobs=named,
+        )
+        for tokens in (TOKENS, [*TOKENS[:-1], 9999])
+        for named in (targets_of(7, 1), bad)
     ]
-    with pytest.raises(SamplingRequestError, match="names token id 262; the model knows 0 to 261"):
-        futures[1].result()
-    for future in (futures[0], futures[2]):
-        assert future.result().target_prompt_logprobs.to_torch().all()
-
-
-def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
-    futures = [
-        client.sample(types.ModelInput.from_ints([5, 6, last]), 1, params(max_tokens=4))
-        for last in (1, 2, 3, 9999, 4, 5, 6, 7)
-    ]
-    with pytest.raises(tinker.BadRequestError, match="token ids from 5 to 9999; the model knows"):
-        futures.pop(3).result()
-    assert all(len(future.result().sequences[0].tokens) == 4 for future in futures)
+    good, *wrong = futures
+    for future, text in zip(
+        wrong, ("names token id 262; the model knows 0 to 261", *["5 to 9999; the model"] * 2),
+        strict=True,
+    ):  # fmt: skip
+        with pytest.raises(SamplingRequestError, match=text) as refused:
+            future.result()
+        assert isinstance(refused.value, tinker.BadRequestError)
+    assert good.result().target_prompt_logprobs.to_torch().all()
 
 
 def test_sequences_have_ids_of_their_own(engine: Engine, client: Any, tiny_model: str) -> None:
@@ -166,35 +138,23 @@ def targets_of(*shape: int, dtype: Any = torch.int64) -> types.TensorData:
     return types.TensorData.from_torch(torch.zeros(*shape, dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs is -1; expected 0"),
-        ({"prompt_logprobs_last_n": 2}, "include_prompt_logprobs is not set"),
-        (
-            {"prompt_logprobs_last_n": 8, "include_prompt_logprobs": True},
-            "is 8 for a prompt of 8 tokens; expected 1 to 7",
-        ),
-        ({"target_prompt_logprobs": targets_of(8, 1)}, r"int64 of shape \[8, 1\]; .* \[7, K\]"),
-        ({"target_prompt_logprobs": targets_of(7)}, r"shape \[7\]; expected"),
-        ({"target_prompt_logprobs": targets_of(7, 1, dtype=torch.float32)}, "is float32"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(client: Any, options: Any, text: str) -> None:
-    with pytest.raises(SamplingRequestError, match=text):
-        ask(client, **options)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs is -1; expected 0"),
+    ({"prompt_logprobs_last_n": 2}, "include_prompt_logprobs is not set"),
+    (
+        {"prompt_logprobs_last_n": 8, "include_prompt_logprobs": True},
+        "is 8 for a prompt of 8 tokens; expected 1 to 7",
+    ),
+    ({"target_prompt_logprobs": targets_of(8, 1)}, r"int64 of shape \[8, 1\]; .* \[7, K\]"),
+    ({"target_prompt_logprobs": targets_of(7)}, r"shape \[7\]; expected"),
+    ({"target_prompt_logprobs": targets_of(7, 1, dtype=torch.float32)}, "is float32"),
+    ({"topk_sample_logprobs": 2}, "is 2; .* Ask for topk_prompt_logprobs of the prompt and its"),
+    ({"prompt_alt_tokens_k": 2}, "k is 2; .* Sample one token after each beginning of the prompt"),
+]
+
+
+def test_what_is_out_of_range_or_not_there_is_refused_with_what_to_do(client: Any) -> None:
+    for options, text in WRONG:
+        with pytest.raises((SamplingRequestError, UnsupportedError), match=text):
+            ask(client, **options)
     assert ask(client).sequences
-
-
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ("topk_sample_logprobs", "is 2; .* Ask for topk_prompt_logprobs of the prompt and its"),
-        ("prompt_alt_tokens_k", "is 2; .* Sample one token after each beginning of the prompt"),
-    ],
-)
-def test_an_option_that_the_engine_does_not_have_says_what_to_do(
-    client: Any, option: str, text: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=f"{option} {text}"):
-        client.sample(types.ModelInput.from_ints(TOKENS), 1, params(), **{option: 2})

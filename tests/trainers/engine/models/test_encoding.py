@@ -34,11 +34,10 @@ def encode_in_threads(tokenizer: Any) -> set[int]:
         return set(pool.map(encode, [True, False] * 400))
 
 
-def test_threads_encode_with_and_without_special_tokens_at_once(tokenizer: Any) -> None:
+def test_threads_encode_with_and_without_special_tokens_at_once(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     assert len(encode_in_threads(one_at_a_time(tokenizer))) == 2
-
-
-def test_the_cookbooks_tokenizers_are_shared_like_that(tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": str(base_path())}):
         assert len(encode_in_threads(get_tokenizer("Qwen/Qwen3-8B"))) == 2
 

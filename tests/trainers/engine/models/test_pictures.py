@@ -1,11 +1,4 @@
-"""Images among tokens: read, placed, sampled from and trained on.
-
-1. A reader turns chunks into ids and pictures, and says what it does not take.
-2. A model is given pictures as transformers itself gives them: positions, logits, any family.
-3. What is sampled is what is trained on: log-probabilities agree, whoever computes them, also where
-   rows of different lengths run together and a conversation's beginning is remembered.
-4. What cannot be served is refused alone.
-"""
+"""Images among tokens: read, placed, sampled from and trained on, as transformers does it."""
 
 import gc
 import io
@@ -113,28 +106,18 @@ def test_the_pictures_read_last_are_kept_and_all_others_go(
     assert name not in pictures._named
 
 
-@pytest.mark.parametrize(
-    ("chunk", "reason"),
-    [
+def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
+    pointer = types.ImageAssetPointerChunk(format="png", location="/x")
+    wrong: list[tuple[Any, str]] = [
         (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
         (types.ImageChunk(data=image().data[:60], format="png"), "cannot be read; expected a whol"),
-        (
-            image().model_copy(update={"expected_tokens": 5}),
-            "an image of 4 tokens where 5 were exp",
-        ),
-        (
-            types.ImageAssetPointerChunk(format="png", location="/x"),
-            "of type 'image_asset_pointer'",
-        ),
+        (image().model_copy(update={"expected_tokens": 5}), "image of 4 tokens where 5 were exp"),
+        (pointer, "of type 'image_asset_pointer'"),
         (text(-7), "token id -7; the model knows 0 and up"),
-    ],
-)
-def test_what_is_no_image_is_refused(chunk: Any, reason: str, seeing: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        PictureReader(seeing).read(prompt(image(), chunk, text(1)))
-
-
-def test_a_model_of_text_takes_none(tiny_model: str) -> None:
+    ]
+    for chunk, reason in wrong:
+        with pytest.raises(ValueError, match=reason):
+            PictureReader(seeing).read(prompt(image(), chunk, text(1)))
     with pytest.raises(ValueError, match="chunk that is not text.*of type qwen3. .*qwen3_vl"):
         PictureReader(tiny_model).read(prompt(image(), text(1)))
 
@@ -199,13 +182,10 @@ def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, se
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_a_texts_own_image_token_is_no_picture(seeing: str) -> None:
+def test_a_texts_own_image_token_is_no_picture_and_no_picture_is_cut(seeing: str) -> None:
     sight = sight_of(load_model(seeing, CPU, torch.float32))
     assert sight is not None
     assert sight.ids(torch.tensor([[3, IMAGE_PAD, -9, 4]])).tolist() == [[3, 515, IMAGE_PAD, 4]]
-
-
-def test_no_picture_is_cut() -> None:
     row = np.array([1, -5, -5, -6, -6, -6, 2])
     assert [whole_from(row, start) for start in range(8)] == [0, 1, 1, 3, 3, 3, 6, 7]
 
@@ -235,48 +215,39 @@ def answered(asked: types.ModelInput, tokens: Sequence[int]) -> types.ModelInput
     return prompt(*asked.chunks, text(*tokens))
 
 
-def test_rows_with_and_without_images_sample_what_the_model_says(
+def test_rows_with_and_without_images_sample_and_score_what_the_model_says(
     engine: Engine, seeing: str
 ) -> None:
-    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
-    asked = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14)]
+    client: Any = tinker.ServiceClient().create_sampling_client(base_model=seeing)
+    own = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
+    asked = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), own]
+
+    def check(each: types.ModelInput, sequence: types.SampledSequence) -> types.ModelInput:
+        whole = answered(each, sequence.tokens)
+        expected = logprobs_of_whole(seeing, whole)[-len(sequence.tokens) :]
+        assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        return whole
+
     futures = [client.sample(each, 2, params(max_tokens=4)) for each in asked]
+    wholes = [
+        check(each, sequence)
+        for each, future in zip(asked, futures, strict=True)
+        for sequence in future.result().sequences
+    ]
+    scored = [client.compute_logprobs(whole) for whole in wholes]
+    for whole, future in zip(wholes, scored, strict=True):
+        found, expected = future.result()[1:], logprobs_of_whole(seeing, whole)
+        ids = PictureReader(seeing).read(whole).ids[1:]
+        assert [value is None for value in found] == [token < 0 for token in ids]
+        known = [e for e, token in zip(expected.tolist(), ids, strict=True) if token >= 0]
+        assert [v for v in found if v is not None] == pytest.approx(known, abs=1e-4)
 
-    for each, future in zip(asked, futures, strict=True):
-        for sequence in future.result().sequences:
-            expected = logprobs_of_whole(seeing, answered(each, sequence.tokens))
-            assert sequence.logprobs == pytest.approx(
-                expected[-len(sequence.tokens) :].tolist(), abs=1e-4
-            )
-
-
-def test_a_conversation_with_images_goes_on_from_what_is_remembered(
-    engine: Engine, seeing: str
-) -> None:
-    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
-    asked = grey(20, 21)
-    [said] = client.sample(asked, 1, params()).result().sequences
+    [said] = client.sample(asked[1], 1, params()).result().sequences
     before = client.sampler.stats.prompt_tokens
-    more = prompt(*answered(asked, said.tokens).chunks, image("red"), text(8, 9))
-    [then] = client.sample(more, 1, params()).result().sequences
-
-    # the sampled image token aside, only what is new is computed: an end, an image, two tokens
+    more = prompt(*answered(asked[1], said.tokens).chunks, image("red"), text(8, 9))
+    check(more, client.sample(more, 1, params()).result().sequences[0])
+    # The sampled token aside, only what is new is computed: an end, an image, two tokens.
     assert client.sampler.stats.prompt_tokens - before <= 1 + 4 + 2
-    expected = logprobs_of_whole(seeing, answered(more, then.tokens))
-    assert then.logprobs == pytest.approx(expected[-len(then.tokens) :].tolist(), abs=1e-4)
-
-
-def test_given_tokens_are_scored_but_for_those_of_images(engine: Engine, seeing: str) -> None:
-    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
-    rows = [grey(30, 31), grey(30, 32), prompt(text(1, 2, 3))]
-    futures = [client.compute_logprobs(row) for row in rows]
-
-    for row, future in zip(rows, futures, strict=True):
-        found, expected = future.result(), logprobs_of_whole(seeing, row)
-        ids = PictureReader(seeing).read(row).ids
-        assert [value is None for value in found[1:]] == [token < 0 for token in ids[1:]]
-        pairs = zip(found[1:], expected, strict=True)
-        assert all(f is None or f == pytest.approx(e, abs=1e-4) for f, e in pairs)
 
 
 def datum(asked: types.ModelInput, reply: list[int]) -> types.Datum:
@@ -290,18 +261,14 @@ def datum(asked: types.ModelInput, reply: list[int]) -> types.Datum:
 
 def counted(asked: types.ModelInput) -> types.ModelInput:
     """The same, with the tokens of its images counted: four or two."""
-    return prompt(
-        *(
-            each.model_copy(
-                update={
-                    "expected_tokens": 4 if Image.open(io.BytesIO(each.data)).height > 16 else 2
-                }
-            )
-            if isinstance(each, types.ImageChunk)
-            else each
-            for each in asked.chunks
-        )
-    )
+
+    def count(chunk: Any) -> Any:
+        if not isinstance(chunk, types.ImageChunk):
+            return chunk
+        tall = Image.open(io.BytesIO(chunk.data)).height > 16
+        return chunk.model_copy(update={"expected_tokens": 4 if tall else 2})
+
+    return prompt(*map(count, asked.chunks))
 
 
 @pytest.mark.parametrize("full_parameter", [True, False])
@@ -366,9 +333,3 @@ def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> 
         training.forward_backward(
             [datum(prompt(text(1)), [2]), datum(broken, [3])], "cross_entropy"
         )
-
-
-def test_a_sampled_image_token_stops_nobody(engine: Engine, seeing: str) -> None:
-    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
-    asked = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
-    assert client.sample(asked, 1, params()).result().sequences[0].tokens

@@ -1,14 +1,11 @@
 """One base in memory: what adapters are trained of is loaded once, whoever uses it.
 
-1. Trainers and samplers of a base, and the base itself, take its bytes once.
-2. They do not feel each other: adapters train side by side, a snapshot stays as it was.
-3. Adapters beside the base compute what ``peft`` computes, and have its gradient.
-4. A base that nobody uses is let go.
-5. The type of the weights is the engine's choice or the user's.
+Its users do not feel each other, and adapters beside it compute what ``peft`` computes.
 """
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import tinker
 import torch
 import transformers
 from tests.trainers.conftest import make_tokenizer
+from tests.trainers.engine.sampling.oracle import shaken
 from tests.trainers.engine.test_engine import datum, loss_of, params, prompt, train
 from tests.trainers.engine.training.test_trainer import datum as long_datum
 from tests.trainers.engine.training.test_trainer import gradients
@@ -48,11 +46,7 @@ def make(name: str) -> Any:
     family, sizes = FAMILIES[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**sizes)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    return model
+    return shaken(getattr(transformers, f"{family}ForCausalLM")(config), 0.05)
 
 
 def with_random_adapter(model: Any) -> Any:
@@ -110,56 +104,50 @@ def test_two_trainers_their_samplers_and_the_base_take_its_bytes_once(
 # -- 2. apart ------------------------------------------------------------------------------------
 
 
-def test_adapters_of_one_base_train_side_by_side(adapting: Engine, folder: str) -> None:
-    service = tinker.ServiceClient()
+def test_adapters_of_one_base_train_side_by_side_and_leave_base_and_snapshots(
+    adapting: Engine, folder: str
+) -> None:
+    service: Any = tinker.ServiceClient()
     first, second = (service.create_lora_training_client(folder, rank=4).result() for _ in "ab")
+    train(first, 1)
+    snapshot = first.save_weights_and_get_sampling_client().result()
+    still = [snapshot, service.create_sampling_client(base_model=folder)]
+    before = [c.compute_logprobs(prompt(5, 6, 7, 8)).result() for c in still]
     untouched = loss_of(second)
-    assert loss_of(first) == pytest.approx(untouched)
-    train(first, 3)
+    train(first, 2)
     alone = loss_of(first)
     assert alone < untouched - 0.01
     assert loss_of(second) == pytest.approx(untouched, abs=1e-6)
-    for step in range(3):  # both at once, each in a thread of its own
+    for step in (0, 0, 1):  # both at once, each in a thread of its own
         working = [c.forward_backward([datum(seed=step)], "cross_entropy") for c in (first, second)]
         [future.result() for future in working]
         second.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
     assert loss_of(second) == pytest.approx(alone, abs=1e-5)
-
-
-def test_a_snapshot_of_an_adapter_does_not_change_with_training(
-    adapting: Engine, folder: str
-) -> None:
-    client = tinker.ServiceClient().create_lora_training_client(folder, rank=4).result()
-    train(client, 1)
-    snapshot = client.save_weights_and_get_sampling_client().result()
-    base = tinker.ServiceClient().create_sampling_client(base_model=folder)
-    tokens = prompt(5, 6, 7, 8)
-    before = [c.compute_logprobs(tokens).result() for c in (snapshot, base)]
-    train(client, 2)
-    assert [c.compute_logprobs(tokens).result() for c in (snapshot, base)] == before
-    assert client.save_weights_and_get_sampling_client().result().compute_logprobs(
-        tokens
-    ).result() != pytest.approx(before[0], abs=1e-3)
+    assert [c.compute_logprobs(prompt(5, 6, 7, 8)).result() for c in still] == before
+    now = first.save_weights_and_get_sampling_client().result()
+    found = now.compute_logprobs(prompt(5, 6, 7, 8)).result()
+    assert found != pytest.approx(before[0], abs=1e-3)
 
 
 # -- 3. the same numbers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> None:
-    shared = with_random_adapter(SharedBases().tree(name, lambda: make(name)))
-    alone = with_random_adapter(make(name))
-    frozen: Any = freeze(shared)
-    assert isinstance(frozen, FrozenGeneric if name == "gpt-neox" else FrozenLean)
+def test_an_adapter_beside_a_shared_base_computes_what_peft_does() -> None:
     data = [long_datum(n, n) for n in (30, 7, 1)]
     tokenizer: Any = None
-    ours = Trainer(shared, tokenizer)
-    theirs = Trainer(alone, tokenizer)
-    outputs = [t.forward_backward(data, "cross_entropy", None) for t in (ours, theirs)]
-    assert outputs[0].metrics["loss:sum"] == pytest.approx(outputs[1].metrics["loss:sum"], rel=1e-5)
-    pairs = list(zip(gradients(shared), gradients(alone), strict=True))
-    assert len(pairs) > 4
-    assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs)
+    for name in FAMILIES:
+        shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
+        alone = with_random_adapter(make(name))
+        assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
+        ours, theirs = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
+        losses = [
+            trainer.forward_backward(data, "cross_entropy", None).metrics["loss:sum"]
+            for trainer in (ours, theirs)
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5), name
+        pairs = list(zip(gradients(shared), gradients(alone), strict=True))
+        assert len(pairs) > 4
+        assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs), name
 
 
 def test_layers_of_an_adapter_may_be_chosen() -> None:

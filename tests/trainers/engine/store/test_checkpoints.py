@@ -1,21 +1,12 @@
-"""Checkpoints: whole or not there, and damage is named.
-
-1. A path maps to a folder under the root, and nowhere else.
-2. Writing is atomic: a failure leaves what was there before, and no draft.
-3. Every kind of damage is found, and the message names the file.
-4. The newest whole checkpoint is found, and the Cookbook's list can be repaired.
-"""
+"""Checkpoints: whole or not there, replaced atomically, and every damage is named with its file."""
 
 import json
-import pickle
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
-from evert.bridge.errors import EvertError
 from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
 from evert.trainers.engine.store.checkpoints import (
@@ -68,26 +59,17 @@ def test_a_run_is_known_by_any_of_its_paths(store: CheckpointStore, run_id: str)
     assert info.user_metadata == {"renderer_name": "r"}
     with pytest.raises(CheckpointError, match="not known here"):
         store.run_info("tinker://another/weights/x")
-
-
-def test_runs_have_ids_of_their_own(store: CheckpointStore) -> None:
     info = RunInfo("base", None, {}, 1.0)
     assert len({store.new_run(info) for _ in range(20)}) == 20
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "weights/000010",
-        "tinker://run/weights",
-        "tinker://run/other/x",
-        "tinker://run/weights/..",
-        "tinker://../weights/x",
-        "tinker://run/weights/a/b",
-        "tinker://run/weights/.hidden",
-    ],
-)
+PATHS = [
+    "", "weights/000010", "tinker://run/weights", "tinker://run/other/x", "tinker://run/weights/..",
+    "tinker://../weights/x", "tinker://run/weights/a/b", "tinker://run/weights/.hidden",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_path_of_another_form_is_refused(store: CheckpointStore, path: str) -> None:
     with pytest.raises(CheckpointError, match="is no checkpoint path; expected tinker://"):
         store.folder(path)
@@ -103,18 +85,16 @@ def test_a_failed_write_leaves_the_earlier_checkpoint_and_no_draft(
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CheckpointError, match="No space left.*Earlier checkpoints are untouched"):
-        store.save(run_id, "weights", "same", CheckpointInfo("base", None, 0, NOW), write)
+        store.save(run_id, "weights", "same", INFO, write)
     assert (store.folder(path) / "model.safetensors").read_text() == "weights"
     assert store.is_intact(path)
     assert [f.name for f in store.folder(path).parent.iterdir()] == ["same"]
 
-
-def test_a_bug_while_writing_is_not_called_a_full_disk(store: CheckpointStore, run_id: str) -> None:
-    def write(folder: Path) -> None:
+    def broken(folder: Path) -> None:
         raise KeyError("bug")
 
-    with pytest.raises(KeyError):
-        store.save(run_id, "weights", "x", INFO, write)
+    with pytest.raises(KeyError):  # which is not called a full disk
+        store.save(run_id, "weights", "x", INFO, broken)
 
 
 def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
@@ -123,24 +103,17 @@ def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         CheckpointStore(tmp_path / "file").new_run(RunInfo("base", None, {}, 1.0))
 
 
-def test_saving_under_a_name_again_replaces_it(store: CheckpointStore, run_id: str) -> None:
-    save(store, run_id, "final", "first")
-    path = save(store, run_id, "final", "second")
-    assert (store.folder(path) / "model.safetensors").read_text() == "second"
-    assert store.is_intact(path)
-
-
-def test_what_is_there_is_kept_where_overwriting_was_not_asked_for(
+def test_a_name_is_replaced_unless_what_is_whole_there_is_to_be_kept(
     store: CheckpointStore, run_id: str
 ) -> None:
-    path = save(store, run_id, "final", "first")
-    info = CheckpointInfo("base", None, 0, NOW)
+    save(store, run_id, "final", "first")
+    path = save(store, run_id, "final", "second")
     with pytest.raises(CheckpointError, match="There is a checkpoint .* already.*overwrite=True"):
-        store.save(run_id, "weights", "final", info, lambda folder: None, overwrite=False)
-    assert (store.folder(path) / "model.safetensors").read_text() == "first"
-    _truncate(store.folder(path))
-    info = CheckpointInfo("base", None, 0, NOW)
-    store.save(run_id, "weights", "final", info, lambda folder: None, overwrite=False)
+        store.save(run_id, "weights", "final", INFO, lambda folder: None, overwrite=False)
+    assert (store.folder(path) / "model.safetensors").read_text() == "second"
+    assert store.is_intact(path)
+    (store.folder(path) / "model.safetensors").write_text("wei")
+    store.save(run_id, "weights", "final", INFO, lambda folder: None, overwrite=False)
     assert store.is_intact(path)
 
 
@@ -185,55 +158,35 @@ def test_tidying_keeps_what_is_named_and_nothing_that_crashes_left(
     assert not (store.root / another).exists()
 
 
-def _truncate(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("wei")
-
-
-def _flip(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("weightZ")
-
-
-def _remove(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def _remove_manifest(folder: Path) -> None:
-    (folder / MANIFEST).unlink()
-
-
-def _garble_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_text("{")
-
-
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated": (_truncate, "model.safetensors: it has 3 bytes instead of 7"),
-    "flipped": (_flip, "model.safetensors: its content does not match"),
-    "removed": (_remove, "model.safetensors: it cannot be read"),
-    "no manifest": (_remove_manifest, "evert.json: it cannot be read"),
-    "bad manifest": (_garble_manifest, "evert.json: it cannot be read"),
+DAMAGE: dict[str, tuple[str, str | None, str]] = {
+    "truncated": ("model.safetensors", "wei", "it has 3 bytes instead of 7"),
+    "flipped": ("model.safetensors", "weightZ", "its content does not match"),
+    "removed": ("model.safetensors", None, "it cannot be read"),
+    "no manifest": (MANIFEST, None, "it cannot be read"),
+    "bad manifest": (MANIFEST, "{", "it cannot be read"),
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize(("name", "content", "text"), DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_found_and_the_file_is_named(
-    store: CheckpointStore, run_id: str, kind: str
+    store: CheckpointStore, run_id: str, name: str, content: str | None, text: str
 ) -> None:
     path = save(store, run_id, "x")
-    damage, text = DAMAGE[kind]
-    damage(store.folder(path))
-    with pytest.raises(CheckpointError, match=f"is damaged: .*{text}.*Resume from an earlier one"):
+    file = store.folder(path) / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    with pytest.raises(CheckpointError, match=f"is damaged: .*{name}: {text}.*Resume from an earl"):
         store.read(path)
     assert not store.is_intact(path)
 
 
-def test_a_missing_checkpoint_is_missing_and_not_damaged(store: CheckpointStore) -> None:
-    with pytest.raises(CheckpointError, match="There is no checkpoint tinker://run/weights/x"):
-        store.read("tinker://run/weights/x")
-
-
-def test_a_deleted_checkpoint_is_gone_and_cannot_be_deleted_twice(
+def test_a_checkpoint_that_is_missing_is_not_called_damaged_and_cannot_be_deleted_twice(
     store: CheckpointStore, run_id: str
 ) -> None:
+    with pytest.raises(CheckpointError, match="There is no checkpoint tinker://run/weights/x"):
+        store.read("tinker://run/weights/x")
     path = save(store, run_id, "x")
     store.delete(path)
     assert not store.folder(path).exists()
@@ -248,9 +201,10 @@ def test_repair_makes_the_cookbook_resume_from_the_newest_whole_one(
     lines = [{"name": str(i), "batch": i, "state_path": path} for i, path in enumerate(paths)]
     lines.insert(0, {"name": "elsewhere", "batch": 0, "state_path": "tinker://hosted/weights/x"})
     log = tmp_path / "checkpoints.jsonl"
+    assert repair_checkpoint_log(tmp_path, store) == []  # a run without a list
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert repair_checkpoint_log(tmp_path, store) == []
-    _flip(store.folder(paths[2]))
+    (store.folder(paths[2]) / "model.safetensors").write_text("weightZ")
     assert repair_checkpoint_log(tmp_path, store) == [paths[2]]
     last = get_last_checkpoint(str(tmp_path))
     assert last is not None
@@ -268,19 +222,8 @@ def test_where_all_checkpoints_are_here_one_of_an_unknown_run_is_gone(
     assert repair_checkpoint_log(tmp_path, store, all_here=True) == [line["state_path"]]
 
 
-def test_a_run_without_a_list_needs_no_repair(store: CheckpointStore, tmp_path: Path) -> None:
-    assert repair_checkpoint_log(tmp_path, store) == []
-
-
 def test_the_default_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERT_HOME", "/somewhere")
     assert default_root() == Path("/somewhere")
     monkeypatch.delenv("EVERT_HOME")
     assert default_root().parts[-3:] == (".cache", "evert", "checkpoints")
-
-
-def test_checkpoint_errors_are_os_errors_and_pickle() -> None:
-    error = pickle.loads(pickle.dumps(CheckpointError("text")))
-    assert isinstance(error, OSError)
-    assert isinstance(error, EvertError)
-    assert str(error) == "text"
