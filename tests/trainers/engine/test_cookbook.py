@@ -7,32 +7,18 @@ nothing of the Cookbook is patched.
 import asyncio
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import chz
 import pytest
-import tinker
+from tests.kit import ask, assistant, user
 from tests.nightly import each
-from tinker_cookbook import renderers
 from tinker_cookbook.rl import train as rl_train
-from tinker_cookbook.rl.types import (
-    Action,
-    ActionExtra,
-    Env,
-    EnvGroupBuilder,
-    RLDataset,
-    RLDatasetBuilder,
-    StepResult,
-    Trajectory,
-)
 from tinker_cookbook.supervised import train as supervised_train
-from tinker_cookbook.supervised.common import datum_from_model_input_weights
-from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.supervised.data import FromConversationFileBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
+from evert import AgentDatasetBuilder
 from evert.trainers.engine.embedded import embedded_engine
 
 pytestmark = [
@@ -44,94 +30,14 @@ pytestmark = [
 LOSSES = ["importance_sampling", "ppo", "cispo", "dro"]
 
 
-class TwoTurns(Env):
-    """Rewards the share of even tokens, twice."""
-
-    def __init__(self, renderer: Any, number: int) -> None:
-        self._renderer = renderer
-        self._number = number
-        self._observation: list[int] = []
-
-    async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
-        message = {"role": "user", "content": f"go {self._number}"}
-        prompt = self._renderer.build_generation_prompt([message])
-        self._observation = prompt.to_ints()
-        return prompt, self._renderer.get_stop_sequences()
-
-    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        done = len(self._observation) > 40
-        self._observation = [*self._observation, *action, *([10] * 20)]
-        return StepResult(
-            reward=sum(token % 2 == 0 for token in action) / len(action),
-            episode_done=done,
-            next_observation=tinker.ModelInput.from_ints(self._observation),
-            next_stop_condition=self._renderer.get_stop_sequences(),
-        )
-
-
-@dataclass(frozen=True)
-class Group(EnvGroupBuilder):
-    renderer: Any
-    number: int
-
-    async def make_envs(self) -> Sequence[Env]:
-        return [TwoTurns(self.renderer, self.number) for _ in range(4)]
-
-    async def compute_group_rewards(
-        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
-    ) -> list[tuple[float, dict[str, float | int]]]:
-        return [(0.0, {}) for _ in trajectory_group]
-
-
-class Groups(RLDataset):
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        return [Group(self._renderer, number) for number in range(4)]
-
-    def __len__(self) -> int:
-        return 4
-
-
-@chz.chz
-class GroupsBuilder(RLDatasetBuilder):
-    model: str
-
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        renderer = renderers.get_renderer("qwen3_instruct", get_tokenizer(self.model))
-        return Groups(renderer), Groups(renderer)
-
-
-class Sentences(SupervisedDataset):
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
-
-    def get_batch(self, index: int) -> list[tinker.Datum]:
-        conversation = [
-            {"role": "user", "content": "say"},
-            {"role": "assistant", "content": "word " * 3},
-        ]
-        data = []
-        for _ in range(4):
-            model_input, weights = self._renderer.build_supervised_example(conversation)
-            data.append(datum_from_model_input_weights(model_input, weights, 64))
-        return data
-
-    def __len__(self) -> int:
-        return 3
-
-    def set_epoch(self, seed: int = 0) -> None:
-        pass
-
-
-@chz.chz
-class SentencesBuilder(SupervisedDatasetBuilder):
-    model: str
-
-    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        renderer = renderers.get_renderer("qwen3_instruct", get_tokenizer(self.model))
-        return Sentences(renderer), Sentences(renderer)
+async def speaks_evenly(client: Any, number: int) -> float:
+    """Two turns that earn the share of even characters."""
+    said = [user(f"go {number}")]
+    for _ in range(2):
+        text = await ask(client, *said)
+        client.reward(sum(ord(letter) % 2 == 0 for letter in text) / (len(text) or 1))
+        said += [assistant(text), user("and on")]
+    return 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +54,14 @@ def rl_config(model: str, log_path: Path, **options: Any) -> rl_train.Config:
     settings: dict[str, Any] = {
         "recipe_name": "test",
         "learning_rate": 1e-2,
-        "dataset_builder": GroupsBuilder(model=model),
+        "dataset_builder": AgentDatasetBuilder(
+            agent=speaks_evenly,
+            train_tasks=range(16),
+            test_tasks=range(4),
+            batch_size=4,
+            group_size=4,
+            model_name=model,
+        ),
         "model_name": model,
         "renderer_name": "qwen3_instruct",
         "max_tokens": 6,
@@ -212,12 +125,22 @@ def test_rl_train_main_computes_kl_penalties_and_one_seed_gives_one_run(
 
 
 def test_supervised_train_main_runs_and_lowers_the_loss(tiny_model: str, tmp_path: Path) -> None:
+    talk = [user("say"), assistant("word " * 3)]
+    (tmp_path / "talks.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 16)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=tiny_model,
+        renderer_name="qwen3_instruct",
+        max_length=64,
+        batch_size=4,
+    )
     config = supervised_train.Config(
         recipe_name="test",
         log_path=str(tmp_path / "log"),
         model_name=tiny_model,
         renderer_name="qwen3_instruct",
-        dataset_builder=SentencesBuilder(model=tiny_model),
+        dataset_builder=FromConversationFileBuilder(
+            common_config=common, file_path=str(tmp_path / "talks.jsonl"), test_size=4
+        ),
         learning_rate=1e-2,
         num_epochs=2,
         max_steps=6,

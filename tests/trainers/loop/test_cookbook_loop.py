@@ -1,9 +1,4 @@
-"""What the loop of one's own has, under ``tinker_cookbook.rl.train.main`` as it is.
-
-1. ``ParallelRollouts``: what an agent asks at the same time is sampled at the same time.
-2. ``gamma``: of several turns the one that decides is learned.
-3. Seats: a curve of rewards for each in ``metrics.jsonl``.
-"""
+"""What the loop of one's own has, under ``tinker_cookbook.rl.train.main`` as it is."""
 
 import asyncio
 import json
@@ -13,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
+from tests.kit import ask
 from tinker_cookbook.rl import train as rl_train
 
 from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine
@@ -24,11 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 GATHERED = 4
 TURNS, DECIDES = 4, 2
-
-
-async def ask(client: Any, text: str) -> str:
-    completion = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
-    return completion.choices[0].message.content or ""
 
 
 async def gathers(client: Any, task: int) -> float:

@@ -1,11 +1,4 @@
-"""``evert.rollout``: the episodes of some tasks as arrays, and data for ``forward_backward``.
-
-1. Rewards come by episode and by turn, in the order in which turns were played.
-2. Data hold each sampled token once, with its advantage.
-3. Each seat has its own rewards, baseline and policy.
-4. An episode that fails is left out and counted; what is no failure of an agent's is raised.
-5. A sampling client draws by the seed alone; the data are ready for its training client.
-"""
+"""``evert.rollout``: the episodes of some tasks as arrays, and data for ``forward_backward``."""
 
 import asyncio
 from typing import Any
@@ -13,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
+from tests.kit import ask, assistant, system, user
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -31,13 +25,6 @@ NAN = float("nan")
 SEATS = ("player", "judge")
 
 
-async def say(client: Any, messages: list[dict[str, str]] | str) -> str:
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    completion = await client.chat.completions.create(messages=messages)
-    return str(completion.choices[0].message.content)
-
-
 async def talker(client: Any, turns: int) -> float:
     """As many turns as the task says, each worth its number, and 10 at the end."""
     said: list[dict[str, str]] = []
@@ -48,14 +35,13 @@ async def talker(client: Any, turns: int) -> float:
 
 
 async def go_on(client: Any, said: list[dict[str, str]]) -> None:
-    said.append({"role": "user", "content": "go on"})
-    said.append({"role": "assistant", "content": await say(client, said)})
+    said.append(user("go on"))
+    said.append(assistant(await ask(client, *said)))
 
 
 async def two_speakers(client: Any, turns: int) -> float:
     """Two conversations that alternate: their turns are trained on side by side."""
-    one: list[dict[str, str]] = [{"role": "system", "content": "one"}]
-    two: list[dict[str, str]] = [{"role": "system", "content": "two"}]
+    one, two = [system("one")], [system("two")]
     for number in range(turns):
         await go_on(client, one)
         client.reward(number)
@@ -64,8 +50,8 @@ async def two_speakers(client: Any, turns: int) -> float:
 
 
 async def duel(client: Any, task: str) -> dict[str, float]:
-    said = await say(client.seat("player"), task)
-    await say(client.seat("judge"), f"Is it {said}?")
+    said = await ask(client.seat("player"), task)
+    await ask(client.seat("judge"), f"Is it {said}?")
     return {"player": float(len(said)), "judge": 0.5}
 
 
@@ -96,6 +82,10 @@ async def test_rewards_come_by_episode_and_by_turn() -> None:
     assert [len(each.transitions) for each in batch.trajectories[1] if each] == [3, 3]
     assert batch.metrics()["env/all/reward/total"] == 11.5
     assert batch.seats == {}
+    batch = await evert.rollout(
+        talker, [2], counting(), group_size=2, group_reward=lambda group: range(len(group))
+    )
+    assert batch.turn_rewards.tolist() == [[[0, 11], [0, 12]]]
 
 
 async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineages() -> None:
@@ -106,14 +96,6 @@ async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineag
     assert trajectory is not None
     lengths = [len(turn.ac.tokens) for turn in trajectory.transitions]
     assert sorted(lengths) == batch.tokens[0][0] != lengths
-
-
-async def test_group_rewards_are_in_the_last_turn() -> None:
-    batch = await evert.rollout(
-        talker, [2], counting(), group_size=2, group_reward=lambda group: range(len(group))
-    )
-
-    assert batch.turn_rewards.tolist() == [[[0, 11], [0, 12]]]
 
 
 # -- 2. data ---------------------------------------------------------------------------------------
@@ -177,13 +159,6 @@ async def test_a_function_is_asked_for_each_group() -> None:
     assert asked == [1, 2]
 
 
-async def test_a_shape_that_does_not_fit_is_named_with_those_that_would() -> None:
-    batch = await evert.rollout(talker, [1, 2], counting(), group_size=3)
-    message = r"advantages: got the shape \(2,\); expected \[P, G\] = \(2, 3\), by episode"
-    with pytest.raises(AdvantagesError, match=message):
-        batch.data([1.0, 2.0])
-
-
 # -- 3. seats --------------------------------------------------------------------------------------
 
 
@@ -198,14 +173,11 @@ async def test_each_seat_has_its_own_rewards_and_baseline() -> None:
     means = [advantages_of(datum)[0] for datum in player.data()]
     np.testing.assert_allclose(means, player.rewards[0] - player.rewards.mean(), atol=1e-6)
     assert len(batch.data()) == 6
-
-
-async def test_the_curves_of_two_seats_stand_apart() -> None:
-    batch = await evert.rollout(duel, ["Go."], counting(), group_size=2, seats=SEATS)
     metrics = batch.metrics()
-
     assert metrics["env/judge/reward/total"] == 0.5
-    assert metrics["env/player/reward/total"] == batch.seats["player"].rewards.mean()
+    assert metrics["env/player/reward/total"] == player.rewards.mean()
+    by_seat = batch.data({"player": [[2.0] * 3], "judge": lambda group: [3.0] * 3})
+    assert [{*advantages_of(datum)} for datum in by_seat] == [{2.0}] * 3 + [{3.0}] * 3
 
 
 async def test_each_seat_may_have_a_policy_of_its_own() -> None:
@@ -216,31 +188,27 @@ async def test_each_seat_may_have_a_policy_of_its_own() -> None:
     assert all("Is it player?" in prompt for prompt in policies["judge"].prompts)
 
 
-async def test_advantages_may_be_each_seats_own() -> None:
-    batch = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
-    data = batch.data({"player": [[2.0]], "judge": lambda group: [3.0]})
-
-    assert [set(advantages_of(datum)) for datum in data] == [{2.0}, {3.0}]
+async def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    batch = await evert.rollout(talker, [1, 2], counting(), group_size=3)
+    seats = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
+    message = r"advantages: got the shape \(2,\); expected \[P, G\] = \(2, 3\), by episode"
+    with pytest.raises(AdvantagesError, match=message):
+        batch.data([1.0, 2.0])
     with pytest.raises(AdvantagesError, match="advantages are of the seats player; the batch has"):
-        batch.data({"player": "group"})
-
-
-async def test_turns_of_several_seats_are_asked_of_each() -> None:
-    batch = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
+        seats.data({"player": "group"})
     with pytest.raises(AttributeError, match=r"ask batch.seats\['player'\]"):
-        batch.turn_rewards  # noqa: B018 (the property raises)
-
-
-async def test_policies_of_other_seats_are_refused() -> None:
+        seats.turn_rewards  # noqa: B018 (the property raises)
     with pytest.raises(InvalidDatasetError, match="policy has the seats a; the agent's are player"):
         await evert.rollout(duel, ["Go."], {"a": counting()}, seats=SEATS)
+    with pytest.raises(InvalidDatasetError, match="at least one task"):
+        await evert.rollout(talker, [], counting())
 
 
 # -- 4. failures -----------------------------------------------------------------------------------
 
 
 async def picky(client: Any, task: str) -> float:
-    said = await say(client, task)
+    said = await ask(client, task)
     if said == "xx":
         raise ValueError(said)
     return 1.0
@@ -256,26 +224,18 @@ async def test_an_episode_that_fails_is_left_out_and_counted() -> None:
     assert len(batch.data([[5.0, NAN, 6.0]])) == len(batch.data()) == 2
 
 
-async def test_where_every_episode_fails_the_first_failure_is_raised() -> None:
+async def test_what_nobody_can_train_on_is_raised() -> None:
     async def broken(client: Any, task: str) -> float:
         raise KeyError(task)
 
-    with pytest.raises(AgentError, match=r"Every episode failed: .*KeyError"):
-        await evert.rollout(broken, ["a"], counting(), group_size=2)
-
-
-async def test_what_is_no_failure_of_the_agents_is_raised_as_it_is() -> None:
     class Unwell(TokenCompleter):
         async def __call__(self, *args: Any, **kwargs: Any) -> Any:
             raise ConnectionError("no answer")
 
+    with pytest.raises(AgentError, match=r"Every episode failed: .*KeyError"):
+        await evert.rollout(broken, ["a"], counting(), group_size=2)
     with pytest.raises(ConnectionError, match="no answer"):
         await evert.rollout(talker, [1], Unwell(), group_size=2)
-
-
-async def test_no_task_is_refused() -> None:
-    with pytest.raises(InvalidDatasetError, match="at least one task"):
-        await evert.rollout(talker, [], counting())
 
 
 # -- 5. a model ------------------------------------------------------------------------------------
@@ -303,7 +263,7 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
 
 async def test_what_agents_draw_follows_from_the_seed() -> None:
     async def draws(client: Any, task: str) -> float:
-        await client.chat.completions.create(messages=[{"role": "user", "content": task}])
+        await ask(client, task)
         return float(client.seed)
 
     first, again, other = [

@@ -1,11 +1,4 @@
-"""``evert.models``: several models in training, side by side on one base.
-
-1. They share the base's weights, and each has an adapter and a name of its own.
-2. Log-probabilities are arrays, one a target, and those that a sampler reports.
-3. A model learns what it is given, and no other one does.
-4. A step submits both of its requests before it waits; nothing to learn from is no step.
-5. Seats are played by models of their own, which learn side by side.
-"""
+"""``evert.models``: several models in training, side by side on one base."""
 
 import asyncio
 import logging
@@ -16,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
+from tests.kit import ask, assistant, user
 
 import evert
 from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
@@ -40,7 +34,7 @@ async def pair() -> tuple[Model, Model]:
 
 
 def told(prompt: str, reply: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+    return [user(prompt), assistant(reply)]
 
 
 async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> float:
@@ -50,43 +44,36 @@ async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> 
 
 async def say_five(client: Any, task: str) -> float:
     """Earns as many points as its reply has fives."""
-    completion = await client.chat.completions.create(messages=[{"role": "user", "content": task}])
-    return float(str(completion.choices[0].message.content).count("5"))
+    return float((await ask(client, task)).count("5"))
 
 
 async def duel(client: Any, task: str) -> dict[str, float]:
-    player, judge = client.seat("player"), client.seat("judge")
-    await player.chat.completions.create(messages=[{"role": "user", "content": task}])
-    await judge.chat.completions.create(messages=[{"role": "user", "content": task}])
+    await ask(client.seat("player"), task)
+    await ask(client.seat("judge"), task)
     return {"player": 1.0, "judge": 0.5}
 
 
 # -- 1. opening ------------------------------------------------------------------------------------
 
 
-async def test_models_share_the_weights_of_the_base() -> None:
-    places = []
-    for model in await pair():
+async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() -> None:
+    models, places = await pair(), []
+    for model in models:
         trained: Any = model.client
         weights = trained._run.trainer.model.state_dict()
         places.append({w.data_ptr() for name, w in weights.items() if "lora" not in name})
 
     assert places[0] == places[1]
     assert len(places[0]) > 10
-
-
-async def test_models_have_their_names_and_rank_and_know_their_context() -> None:
-    models = await pair()
-
     assert [model.name for model in models] == ["player", "judge"]
     assert [model.client.get_info().lora_rank for model in models] == [4, 4]
     assert {model.context_length for model in models} == {8192}
 
 
-@pytest.mark.parametrize("names", ["ab", (), ("one", "one")])
-async def test_models_need_different_names(names: Any) -> None:
-    with pytest.raises(InvalidModelError, match="expected one different name a model"):
-        await evert.models("evert-tiny", names)
+async def test_models_need_different_names() -> None:
+    for names in ("ab", (), ("one", "one")):
+        with pytest.raises(InvalidModelError, match="expected one different name a model"):
+            await evert.models("evert-tiny", names)
 
 
 async def test_a_base_that_is_trained_whole_is_in_memory_once_a_model_which_is_said(
@@ -109,6 +96,7 @@ async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
 
     assert [each.shape for each in found] == [(2,), (4,)]
     sampler = await model.sampler()
+    assert await model.sampler() is sampler
     for prompt, target, ours in zip(prompts, targets, found, strict=True):
         whole = tinker.ModelInput.from_ints([*prompt, *target])
         theirs = await sampler.compute_logprobs(whole)
@@ -119,36 +107,34 @@ async def test_a_text_is_a_users_message_and_its_target_the_reply_with_its_end()
     model, _ = await pair()
     tokenizer: Any = model.renderer.tokenizer
     asked = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
-    reply = tokenizer.encode("Me.<|im_end|>")
+    reply, end = tokenizer.encode("Me.<|im_end|>"), tokenizer.encode("<|im_end|>")
 
-    texts, messages, ids = await model.logprobs(
-        ["Who?", [{"role": "user", "content": "Who?"}], asked], ["Me.", "Me.", reply]
+    texts, messages, ids, spelled, real = await model.logprobs(
+        ["Who?", [user("Who?")], asked, "Who?", "Who?"], ["Me.", "Me.", reply, "<|im_end|>", end]
     )
 
     np.testing.assert_allclose(texts, ids, atol=1e-5)
     np.testing.assert_allclose(messages, ids, atol=1e-5)
+    assert len(real) == 1
+    assert len(spelled) > 5  # text that names a control token stays text
     assert await model.logprobs([], []) == []
 
 
-async def test_text_that_names_a_control_token_stays_text() -> None:
+async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step() -> None:
     model, _ = await pair()
-    end = model.renderer.tokenizer.encode("<|im_end|>")
+    before = await likelihood(model)
+    for prompts, targets, text in (
+        (["Who?"], [], "expected a list of each, of one length"),
+        ("Who?", "Me.!", "expected a list of each, of one length"),
+        ([[]], [[1, 2]], "a prompt of 0 tokens and a target of 2"),
+    ):
+        with pytest.raises(ModelInputError, match=text):
+            await model.logprobs(prompts, targets)
+    with pytest.raises(ModelInputError, match="a conversation in which user speaks"):
+        await model.sft([[user("Who?")]])
 
-    [spelled, real] = await model.logprobs(["Who?", "Who?"], ["<|im_end|>", end])
-
-    assert len(real) == 1
-    assert len(spelled) > 5
-
-
-async def test_prompts_and_targets_come_in_pairs_and_hold_something() -> None:
-    model, _ = await pair()
-
-    with pytest.raises(ModelInputError, match="expected a list of each, of one length"):
-        await model.logprobs(["Who?"], [])
-    with pytest.raises(ModelInputError, match="expected a list of each, of one length"):
-        await model.logprobs("Who?", "Me.!")
-    with pytest.raises(ModelInputError, match="a prompt of 0 tokens and a target of 2"):
-        await model.logprobs([[]], [[1, 2]])
+    assert await model.sft([]) == await model.step([]) == {}
+    assert await likelihood(model) == before
 
 
 # -- 3. learning -----------------------------------------------------------------------------------
@@ -169,32 +155,17 @@ async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> No
 async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are() -> None:
     player, judge = await pair()
 
-    as_pair = await player.sft([("Who?", "Me."), ([{"role": "user", "content": "So?"}], "No.")])
+    as_pair = await player.sft([("Who?", "Me."), ([user("So?")], "No.")])
     as_messages = await judge.sft([told("Who?", "Me."), told("So?", "No.")])
 
     assert as_pair == pytest.approx(as_messages, rel=1e-4)
     assert await likelihood(player) == pytest.approx(await likelihood(judge), abs=1e-3)
 
-
-async def test_of_a_pair_the_reply_alone_is_learned() -> None:
-    player, _ = await pair()
-    renderer = prompt_renderer(player.renderer)
-    talk = [*told("Who?", "Me."), {"role": "user", "content": "So?"}]
-    whole: list[Any] = [*talk, {"role": "assistant", "content": "No."}]
-
-    def learned(lesson: Any) -> int:
-        return int((lesson_datum(renderer, lesson).loss_fn_inputs["weights"].to_numpy() > 0).sum())
-
-    assert learned((talk, "No.")) == 3
-    assert learned(whole) == 7
-
-
-async def test_what_nobody_says_cannot_be_learned() -> None:
-    model, _ = await pair()
-
-    with pytest.raises(ModelInputError, match="a conversation in which user speaks"):
-        await model.sft([[{"role": "user", "content": "Who?"}]])
-    assert await model.sft([]) == {}
+    renderer, talk = prompt_renderer(player.renderer), [*told("Who?", "Me."), user("So?")]
+    pair_and_whole: list[Any] = [(talk, "No."), [*talk, assistant("No.")]]
+    data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
+    learned = [int((each.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for each in data]
+    assert learned == [3, 7]  # of a pair the reply alone
 
 
 async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> None:
@@ -236,35 +207,21 @@ async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() ->
     watched: Any = Watched(model.client, seen)
     model.client = watched
 
+    sampler = await model.sampler()
+    seen.clear()
     await model.sft([told("Who?", "Me.")])
+    asked = [*seen]
+    assert await model.sampler() is not sampler  # of the weights it was asked for
 
-    assert seen == [
+    assert asked == [
         "forward_backward", "optim_step", "forward_backward awaited", "optim_step awaited"
     ]  # fmt: skip
-
-
-async def test_nothing_to_learn_from_is_no_step() -> None:
-    model, _ = await pair()
-    before = await likelihood(model)
-
-    assert await model.step([]) == {}
-    assert await likelihood(model) == before
-
-
-async def test_a_sampler_is_of_the_weights_it_was_asked_for_and_made_once() -> None:
-    model, _ = await pair()
-
-    first = await model.sampler()
-    assert await model.sampler() is first
-    await model.sft([told("Who?", "Me.")])
-
-    assert await model.sampler() is not first
 
 
 # -- 5. seats --------------------------------------------------------------------------------------
 
 
-async def test_each_seat_is_played_by_a_model_of_its_own() -> None:
+async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_side() -> None:
     player, judge = await pair()
     await judge.sft([told("Who?", "Me.")], learning_rate=0.02)
 
@@ -281,24 +238,14 @@ async def test_each_seat_is_played_by_a_model_of_its_own() -> None:
         np.testing.assert_allclose(sampled, own, atol=1e-3)
         assert np.abs(sampled - others).max() > 0.01
 
-
-async def test_the_models_of_the_seats_learn_side_by_side() -> None:
-    player, judge = await pair()
-    batch = await evert.rollout(
-        duel, ["Who?"], seats={"player": player, "judge": judge}, group_size=2, max_tokens=8
-    )
     before = await likelihood(player), await likelihood(judge)
-
     learned = await asyncio.gather(
         player.step(batch.seats["player"], advantages=[[1.0, 1.0]]),
         judge.step(batch.seats["judge"], advantages=[[-1.0, 1.0]]),
     )
-
     assert all(each["optim/grad_norm"] > 0 for each in learned)
     after = await likelihood(player), await likelihood(judge)
-    assert after[0] != before[0]
-    assert after[1] != before[1]
-    assert after[0] != after[1]
+    assert len({*before, *after}) == 4
 
 
 async def test_seats_are_of_models_on_one_base() -> None:

@@ -121,24 +121,24 @@ def tempered(body: dict[str, Any]) -> None:
             choice["logprobs"]["token_logprobs"] = [logprob / 2 for logprob in found]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (without("token_ids"), "returned no token ids"),
-        (without("logprobs"), "returned 0 log-probabilities"),
-        (without("prompt_token_ids"), "returned no ids of the prompt's tokens"),
-        (without("prompt_logprobs"), "no log-probabilities of the prompt"),
-        (tempered, "start vLLM without --logprobs-mode"),
-    ],
-)
+UNFIT: list[tuple[Change, str]] = [
+    (without("token_ids"), "returned no token ids"),
+    (without("logprobs"), "returned 0 log-probabilities"),
+    (without("prompt_token_ids"), "returned no ids of the prompt's tokens"),
+    (without("prompt_logprobs"), "no log-probabilities of the prompt"),
+    (tempered, "start vLLM without --logprobs-mode"),
+]
+
+
 async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
-    client: Any, service: PolicyService, change: Any, said: str
+    client: Any, service: PolicyService
 ) -> None:
     served = service.offer(client)
-    async with behind(service, change) as url:
-        policy = ServedPolicy(url, served.model, tokenizer=base_tokenizer())
-        with pytest.raises(UnfitServerError, match=said):
-            await policy(prompt(), [])
+    for change, said in UNFIT:
+        async with behind(service, change) as url:
+            policy = ServedPolicy(url, served.model, tokenizer=base_tokenizer())
+            with pytest.raises(UnfitServerError, match=said):
+                await policy(prompt(), [])
 
 
 async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) -> None:
@@ -148,16 +148,11 @@ async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) 
         await policy(prompt(), [])
 
 
-async def test_a_model_that_the_server_does_not_have_is_refused_with_those_it_has(
+async def test_a_model_or_an_address_that_is_not_there_is_said(
     client: Any, service: PolicyService
 ) -> None:
     service.offer(client, "mine")
-    policy = ServedPolicy(service.url, "yours", api_key=service.key)
-
     with pytest.raises(NotServedError, match="has no model 'yours'; it has 'mine'"):
-        await policy(prompt(), [])
-
-
-async def test_nobody_at_the_address_is_said_so() -> None:
+        await ServedPolicy(service.url, "yours", api_key=service.key)(prompt(), [])
     with pytest.raises(ServerGoneError, match=r"http://127.0.0.1:9/v1/models cannot be reached"):
         await ServedPolicy("http://127.0.0.1:9/v1", "m")(prompt(), [])

@@ -68,80 +68,47 @@ async def test_served_samples_are_those_in_process_token_by_token(
         assert served == pytest.approx(own, abs=1e-5)  # other rows beside them: the last bit
 
 
-async def test_the_log_probabilities_of_a_prompt_are_the_same_numbers(
-    client: Any, service: PolicyService
-) -> None:
-    served = service.offer(client)
-
-    there = await served.compute_logprobs_async(prompt())
-    answer = await served.sample_async(prompt(), 1, how(0), include_prompt_logprobs=True)
-
-    assert there == await client.compute_logprobs_async(prompt())
-    assert answer.prompt_logprobs == there
-
-
-async def test_scoring_through_the_service_changes_nothing_that_is_drawn(
+async def test_scores_are_the_same_numbers_and_change_nothing_that_is_drawn(
     client: Any, service: PolicyService
 ) -> None:
     served, hot = service.offer(client), tinker.SamplingParams(max_tokens=8, temperature=5)
-    await served.compute_logprobs_async(prompt())
+    scored = await served.compute_logprobs_async(prompt())
     there = await served.sample_async(prompt(), 1, hot)
+    answer = await served.sample_async(prompt(), 1, how(0), include_prompt_logprobs=True)
+    assert answer.prompt_logprobs == scored == await client.compute_logprobs_async(prompt())
 
     client.sampler._asked.clear()
     first, second = [await client.sample_async(prompt(), 1, hot) for _ in range(2)]
-
     assert there.sequences[0].tokens == first.sequences[0].tokens != second.sequences[0].tokens
 
 
-def test_a_served_client_pickles_and_works_without_a_loop(
+def test_a_served_client_pickles_and_works_in_any_loop_or_in_none(
     client: Any, service: PolicyService
 ) -> None:
     served = pickle.loads(pickle.dumps(service.offer(client)))
-
     replies = served.sample(prompt(), 3, how(1)).result().sequences
-
-    assert [r.tokens for r in replies] == [
-        r.tokens for r in client.sample(prompt(), 3, how(1)).result().sequences
-    ]
-    assert served.get_base_model() == "evert-tiny"
-    assert served.get_tokenizer().encode("Hi") == client.get_tokenizer().encode("Hi")
-
-
-async def test_the_cookbooks_completer_takes_it_for_a_sampling_client(
-    client: Any, service: PolicyService
-) -> None:
-    completer = TinkerTokenCompleter(service.offer(client), max_tokens=5)  # type: ignore[arg-type]
-
-    action = await completer(prompt(), ["<|im_end|>"])
-
-    assert len(action.tokens) == len(action.logprobs) <= 5
-
-
-def test_every_loop_has_a_session_and_leaves_none(client: Any, service: PolicyService) -> None:
-    served = service.offer(client)
-
     for index in range(3):
         asyncio.run(served.sample_async(prompt(), 1, how(index)))
+    completer = TinkerTokenCompleter(served, max_tokens=5)
+    action = asyncio.run(completer(prompt(), ["<|im_end|>"]))
 
+    own = client.sample(prompt(), 3, how(1)).result().sequences
+    assert [r.tokens for r in replies] == [r.tokens for r in own]
+    assert served.get_base_model() == "evert-tiny"
+    assert served.get_tokenizer().encode("Hi") == client.get_tokenizer().encode("Hi")
+    assert len(action.tokens) == len(action.logprobs) <= 5
     assert not [loop for loop, _ in connection._open if loop.is_closed()]
 
 
 # -- what is offered -------------------------------------------------------------------------------
 
 
-async def test_a_client_that_is_offered_again_keeps_its_name(
-    client: Any, service: PolicyService
-) -> None:
-    first, again = service.offer(client), service.offer(client)
-
-    assert first.model == again.model
-    assert [model["id"] for model in await first.models()] == [first.model]
-
-
 async def test_weights_that_were_withdrawn_are_refused_by_name(
     client: Any, service: PolicyService
 ) -> None:
-    served = service.offer(client)
+    served, again = service.offer(client), service.offer(client)
+    assert again.model == served.model
+    assert [model["id"] for model in await served.models()] == [served.model]
     service.withdraw(client)
     service.withdraw(client)
 
@@ -156,46 +123,28 @@ async def test_weights_that_were_withdrawn_are_refused_by_name(
 # -- errors ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}],
-    ids=str,
-)
 async def test_what_the_engine_refuses_is_refused_with_its_own_words(
-    client: Any, service: PolicyService, options: dict[str, Any]
-) -> None:
-    served = service.offer(client)
-    asked = how(0, **options)
-
-    with pytest.raises(SamplingRequestError) as there:
-        await served.sample_async(prompt(), 1, asked)
-    with pytest.raises(SamplingRequestError) as here:
-        await client.sample_async(prompt(), 1, asked)
-
-    assert str(there.value) == str(here.value)
-
-
-async def test_an_engine_that_is_closed_says_so(
     client: Any, service: PolicyService, engine: Engine
 ) -> None:
     served = service.offer(client)
+    wrong: list[dict[str, Any]] = [
+        {"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}
+    ]  # fmt: skip
+    for options in wrong:
+        said = []
+        for each in (served, client):
+            with pytest.raises(SamplingRequestError) as caught:
+                await each.sample_async(prompt(), 1, how(0, **options))
+            said.append(str(caught.value))
+        assert said[0] == said[1]
     engine.close()
-
     with pytest.raises(EngineClosedError, match="no longer in use"):
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_service_that_is_gone_is_said_to_be(client: Any) -> None:
-    with PolicyService() as service:
-        served = service.offer(client)
-        await served.sample_async(prompt(), 1, how(0))
-    service.close()
-
-    with pytest.raises(ServerGoneError, match="Look whether the server, or the trainer"):
-        await served.sample_async(prompt(), 1, how(0))
-
-
-async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
+async def test_a_service_that_closes_lets_its_callers_go_and_is_said_to_be_gone(
+    client: Any,
+) -> None:
     with PolicyService() as service:
         served = service.offer(client)
         asked = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
@@ -203,8 +152,10 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
         await until(lambda: service.requests == len(long))
 
     ends = await asyncio.gather(*long, return_exceptions=True)
-
     assert {type(end) for end in ends} == {ServerGoneError}
+    service.close()
+    with pytest.raises(ServerGoneError, match="Look whether the server, or the trainer"):
+        await served.sample_async(prompt(), 1, how(0))
 
 
 async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: PolicyService) -> None:
@@ -251,22 +202,20 @@ STRANGE: list[tuple[bytes, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("headers", "status"), STRANGE)
 async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
-    headers: bytes, status: int, service: PolicyService, caplog: pytest.LogCaptureFixture
+    service: PolicyService, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
-    sent = headers.replace(b"KEY", service.key.encode())
-    if b"Host:" not in sent:
-        sent += f"\r\nHost: {host}:{port}".encode()
-
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"GET /v1/models HTTP/1.1\r\n" + sent + b"\r\n\r\n")
-    answer = await reader.readuntil(b"\r\n")
-    writer.close()
-    await writer.wait_closed()
-
-    assert int(answer.split()[1]) == status
+    for headers, status in STRANGE:
+        sent = headers.replace(b"KEY", service.key.encode())
+        if b"Host:" not in sent:
+            sent += f"\r\nHost: {host}:{port}".encode()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v1/models HTTP/1.1\r\n" + sent + b"\r\n\r\n")
+        answer = await reader.readuntil(b"\r\n")
+        writer.close()
+        await writer.wait_closed()
+        assert int(answer.split()[1]) == status, headers
     assert not caplog.records
 
 

@@ -28,34 +28,25 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_a_request_is_read_as_it_was_written(params: tinker.SamplingParams) -> None:
-    asked = Asked("m", [1, 2], params, count=3, prompt_logprobs=True)
-
-    assert read_request(write_request(asked)) == asked
-
-
-def test_what_a_person_leaves_out_is_as_vllm_has_it() -> None:
-    asked = read_request(b'{"model": "m", "prompt": "Hi"}')
-
-    assert asked == Asked("m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True)
+def test_a_request_is_read_as_it_was_written() -> None:
+    for params in PARAMS:
+        asked = Asked("m", [1, 2], params, count=3, prompt_logprobs=True)
+        assert read_request(write_request(asked)) == asked
+    left_out = read_request(b'{"model": "m", "prompt": "Hi"}')
+    assert left_out == Asked("m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True)
 
 
-def test_llama_cpp_is_asked_for_the_whole_distribution() -> None:
-    written = write_request(Asked("m", [1], PARAMS[2]), Dialect.LLAMA_CPP)
-    body = json.loads(written)
-
-    assert body["samplers"] == ["temperature"]
-    assert body["logprobs"] == 1
-    assert "ignore_eos" not in body  # there it would bar the token, not the stop
-
-
-def test_vllm_is_asked_for_ids_and_to_stop_only_where_it_is_told() -> None:
-    body = json.loads(write_request(Asked("m", [1], PARAMS[2]), Dialect.VLLM))
-
-    assert body["return_token_ids"] is body["ignore_eos"] is True
-    assert body["stop_token_ids"] == [7, 8]
-    assert body["logprobs"] == 0
+def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
+    llama, vllm = (
+        json.loads(write_request(Asked("m", [1], PARAMS[2]), dialect))
+        for dialect in (Dialect.LLAMA_CPP, Dialect.VLLM)
+    )
+    assert llama["samplers"] == ["temperature"]
+    assert llama["logprobs"] == 1
+    assert "ignore_eos" not in llama  # there it would bar the token, not the stop
+    assert vllm["return_token_ids"] is vllm["ignore_eos"] is True
+    assert vllm["stop_token_ids"] == [7, 8]
+    assert vllm["logprobs"] == 0
 
 
 WRONG: list[tuple[str, str]] = [
@@ -90,10 +81,10 @@ WRONG: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "said"), WRONG)
-def test_a_body_that_is_wrong_is_refused_by_its_field(body: str, said: str) -> None:
-    with pytest.raises(SamplingRequestError, match=said):
-        read_request(body.encode())
+def test_a_body_that_is_wrong_is_refused_by_its_field() -> None:
+    for body, said in WRONG:
+        with pytest.raises(SamplingRequestError, match=said):
+            read_request(body.encode())
 
 
 async def test_no_body_breaks_the_service(client: SamplingClient, service: PolicyService) -> None:
@@ -136,21 +127,21 @@ def test_an_entry_a_token_is_read_as_llama_cpp_writes_it() -> None:
     assert sequence.stop_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (answer(text="hi", logprobs={"token_logprobs": [-1.0]}), "returned no token ids"),
-        (answer(text="hi", token_ids=[1]), "returned 0 log-probabilities for 1 tokens"),
-        (answer(token_ids=[1, 2], logprobs={"token_logprobs": [-1.0]}), "1 log-probabilities"),
-        (answer(token_ids=[1], logprobs={"token_logprobs": [None]}), "log-probabilities"),
-        (b"<html>", "another shape"),
-        (b"[]", "another shape"),
-        (b'{"choices": []}', "another shape"),
-        (b'{"choices": [{"token_ids": 5}]}', "another shape"),
-    ],
-)
-def test_an_answer_without_what_is_needed_says_what_to_change(content: bytes, said: str) -> None:
-    with pytest.raises(UnfitServerError, match=said) as error:
-        read_answer(content, ASKED)
+UNFIT: list[tuple[bytes, str]] = [
+    (answer(text="hi", logprobs={"token_logprobs": [-1.0]}), "returned no token ids"),
+    (answer(text="hi", token_ids=[1]), "returned 0 log-probabilities for 1 tokens"),
+    (answer(token_ids=[1, 2], logprobs={"token_logprobs": [-1.0]}), "1 log-probabilities"),
+    (answer(token_ids=[1], logprobs={"token_logprobs": [None]}), "log-probabilities"),
+    (b"<html>", "another shape"),
+    (b"[]", "another shape"),
+    (b'{"choices": []}', "another shape"),
+    (b'{"choices": [{"token_ids": 5}]}', "another shape"),
+]
 
-    assert "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`" in str(error.value)
+
+def test_an_answer_without_what_is_needed_says_what_to_change() -> None:
+    change = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"
+    for content, said in UNFIT:
+        with pytest.raises(UnfitServerError, match=said) as error:
+            read_answer(content, ASKED)
+        assert change in str(error.value)

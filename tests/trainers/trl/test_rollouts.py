@@ -1,9 +1,6 @@
 """Rollouts for TRL, with a stand-in for its trainer; ``tests/other_trainers/`` has the real one.
 
-1. The engine and a vLLM server give the same rows of the same weights. No real vLLM was met: the
-   server is ours, in vLLM's shape.
-2. What cannot be followed is refused, with what to change.
-3. An error of the sampler's is raised, and every Env is closed.
+No real vLLM was met: the server is ours, in vLLM's shape.
 """
 
 from collections.abc import Iterator
@@ -23,10 +20,9 @@ from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import SamplingClient, model_client
 from evert.trainers.engine.models.base_models import load_model
 from evert.trainers.engine.models.loading import EngineSettings
-from evert.trainers.integrations.trl.rollouts import Rollouts
 from evert.trainers.serving.errors import NotServedError
 from evert.trainers.serving.service import PolicyService
-from evert.trl import Rollouts as PublicRollouts
+from evert.trl import Rollouts
 
 IDENTITY = "evert.envs.identity:identity_agent"
 TASKS = "evert.envs.identity:TRAIN_TASKS"
@@ -108,10 +104,13 @@ def test_a_vllm_server_gives_the_rows_that_the_engine_gives(
     trainer: SimpleNamespace, request: pytest.FixtureRequest
 ) -> None:
     ours = rollouts()(NUMBERS, trainer)
+    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())  # one for images
     server = request.getfixturevalue("server")
 
     check_same(rollouts()(NUMBERS, trainer), ours)
     assert server.requests == len(NUMBERS)
+    trainer.temperature = 0.5  # TRL has vLLM report those of the distribution that it draws from
+    assert all(rollouts()(NUMBERS, trainer)["logprobs"])
 
 
 def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
@@ -125,15 +124,6 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
     server.offer(own, trainer.model.config.name_or_path)
 
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
-
-
-def test_vllms_log_probabilities_are_kept_at_every_temperature(
-    trainer: SimpleNamespace, server: VLLMServer
-) -> None:
-    """TRL has vLLM report those of the distribution that it draws from."""
-    trainer.temperature = 0.5
-
-    assert all(rollouts()(NUMBERS, trainer)["logprobs"])
 
 
 def test_what_vllm_raises_is_raised_and_every_env_is_closed(
@@ -155,29 +145,19 @@ def test_what_vllm_raises_is_raised_and_every_env_is_closed(
     assert len(closed) == len(NUMBERS)
 
 
-def test_a_vllm_in_the_trainers_process_is_refused(trainer: SimpleNamespace) -> None:
-    """TRL makes one where ``vllm_mode`` is left out."""
-    trainer.use_vllm = True
-
+def test_what_cannot_be_followed_is_refused_with_what_to_change(trainer: SimpleNamespace) -> None:
+    for kind in ("FSDP", "DEEPSPEED"):
+        trainer.accelerator.distributed_type = f"DistributedType.{kind}"
+        with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):
+            rollouts()(NUMBERS, trainer)
+    trainer.use_vllm = True  # in its own process, as TRL makes it where vllm_mode is left out
     with pytest.raises(
         UsageError, match=r"vllm_mode='colocate'.*start `.*vllm serve.*and set vllm_mode='server'"
     ):
         rollouts()(NUMBERS, trainer)
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
-def test_weights_that_no_process_has_whole_are_refused(kind: str, trainer: SimpleNamespace) -> None:
-    trainer.accelerator.distributed_type = f"DistributedType.{kind}"
-
-    with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):
-        rollouts()(NUMBERS, trainer)
-
-
 # -- what rollouts are made of -------------------------------------------------------------------
-
-
-def test_the_public_name_is_the_same() -> None:
-    assert PublicRollouts is Rollouts
 
 
 def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
@@ -187,52 +167,30 @@ def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
     assert rollouts()(NUMBERS, trainer)["completion_ids"] != first["completion_ids"]
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-4B-Instruct-2507", str(base_path())])
 def test_a_renderer_comes_from_the_models_name(
-    name: str, trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer.model.config, "name_or_path", name)
-
-    found = rollouts()(NUMBERS, trainer)
-
-    # Which rows meet in a batch is up to the clock, and with it the last bits of a float32.
-    check_same(found, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
-
-
-def test_a_model_that_the_cookbook_does_not_know_needs_a_renderers_name(
     trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("Qwen/Qwen3-4B-Instruct-2507", str(base_path())):
+        monkeypatch.setattr(trainer.model.config, "name_or_path", name)
+        found = rollouts()(NUMBERS, trainer)
+        # Which rows meet in a batch is up to the clock, and with it the last bits of a float32.
+        check_same(found, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
-
     with pytest.raises(InvalidModelError, match="renderer_name="):
         rollouts()(NUMBERS, trainer)
 
 
-def test_a_processor_for_images_has_the_tokenizer(trainer: SimpleNamespace) -> None:
-    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())
-
-    assert rollouts()(NUMBERS, trainer)["episode_reward"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seats": ("a", "b")}, "identity_agent got seats=.*Cookbook's loop"),
-        ({"group_reward": len}, "got group_reward=.*a reward function of your own"),
-    ],
-)
-def test_what_needs_a_whole_group_or_several_policies_is_refused(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidAgentError, match=message):
-        rollouts(**options)
-
-
-def test_no_tasks_and_unknown_options_are_refused_at_once() -> None:
+def test_what_is_not_for_trl_and_what_is_wrong_is_refused_at_once() -> None:
+    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (InvalidAgentError, "identity_agent got seats=.*Cookbook's", {"seats": ("a", "b")}),
+        (InvalidAgentError, "group_reward=.*a reward function of your own", {"group_reward": len}),
+        (TypeError, "Did you mean 'on_agent_error'", {"on_agent_eror": 0.0}),
+    ]
+    for error, message, options in wrong:
+        with pytest.raises(error, match=message):
+            rollouts(**options)
     with pytest.raises(InvalidDatasetError, match="at least one task"):
         Rollouts(IDENTITY, [])
-    with pytest.raises(TypeError, match="Did you mean 'on_agent_error'"):
-        rollouts(on_agent_eror=0.0)
     with pytest.raises(InvalidAgentError):
         Rollouts("evert.envs.identity:nothing", TASKS)
 

@@ -3,6 +3,7 @@
 import gc
 import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,34 +63,26 @@ def grey(*shades: int) -> types.ModelInput:
 # -- 1. read -------------------------------------------------------------------------------------
 
 
-def test_an_image_is_as_many_names_as_it_has_tokens(seeing: str) -> None:
+def test_an_image_is_as_many_names_as_it_has_tokens_of_its_bytes_and_how_they_are_prepared(
+    seeing: str, tmp_path: Path
+) -> None:
     row = PictureReader(seeing).read(prompt(text(1), image(size=(48, 32)), text(2, 3)))
-
     [picture] = row.pictures
     assert row.ids == [1, *[picture.name] * 6, 2, 3]
     assert picture.name < 0
     assert picture.grid == (1, 4, 6)
     assert picture.patches.shape == (24, 3 * 2 * 8 * 8)
 
-
-def test_names_are_those_of_the_bytes_and_of_how_they_are_prepared(
-    seeing: str, tmp_path: Path
-) -> None:
     main(SeeingConfig(out=str(tmp_path)))
-    other = (
-        (tmp_path / "preprocessor_config.json")
-        .read_text()
-        .replace('"resample": 3', '"resample": 2')
-    )
-    (tmp_path / "preprocessor_config.json").write_text(other)
+    config = tmp_path / "preprocessor_config.json"
+    config.write_text(config.read_text().replace('"resample": 3', '"resample": 2'))
 
     def name(folder: str, chunk: types.ImageChunk) -> int:
         return PictureReader(folder).read(prompt(chunk, text(1))).ids[0]
 
     red = name(seeing, image("red"))
     assert name(seeing, image("red")) == red
-    assert name(seeing, image("blue")) != red
-    assert name(str(tmp_path), image("red")) != red
+    assert red not in (name(seeing, image("blue")), name(str(tmp_path), image("red")))
 
 
 def test_the_pictures_read_last_are_kept_and_all_others_go(
@@ -193,10 +186,15 @@ def test_a_texts_own_image_token_is_no_picture_and_no_picture_is_cut(seeing: str
 # -- 3. sampled and trained ----------------------------------------------------------------------
 
 
+@cache
+def loaded(folder: str) -> Any:
+    return load_model(folder, CPU, torch.float32)
+
+
 def logprobs_of_whole(seeing: str, whole: types.ModelInput) -> np.ndarray:
     """Each token's, by a forward pass of transformers alone."""
     row = PictureReader(seeing).read(whole)
-    model, ids = load_model(seeing, CPU, torch.float32), np.asarray(row.ids)
+    model, ids = loaded(seeing), np.asarray(row.ids)
     sight = sight_of(model)
     assert sight is not None
     call: Any = model
@@ -297,19 +295,6 @@ def test_the_trainer_computes_what_the_sampler_drew_and_learns_from_it(
         whole = answered(asked[1], said[1].tokens)
         scores = [each.compute_logprobs(whole).result()[-2:] for each in (again, now)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
-
-
-def test_the_image_decides_what_is_learned(engine: Engine, seeing: str) -> None:
-    training = tinker.ServiceClient().create_lora_training_client(seeing).result()
-    data = [
-        datum(prompt(text(5), image(c).model_copy(update={"expected_tokens": 4}), text(7)), [reply])
-        for c, reply in (("red", 100), ("blue", 200))
-    ]
-    for _ in range(20):
-        training.forward_backward(data, "cross_entropy").result()
-        training.optim_step(types.AdamParams(learning_rate=5e-3)).result()
-    loss = training.forward(data, "cross_entropy").result().metrics["loss:sum"]
-    assert loss < 0.3  # 2 ln 2 where nothing is seen
 
 
 # -- 4. refused ----------------------------------------------------------------------------------
