@@ -343,23 +343,24 @@ async def test_one_rollout_alone_has_its_notes_in_place_and_its_turns_in_order_o
 # -- limits ----------------------------------------------------------------------------------------
 
 
-async def test_no_more_calls_are_sampled_than_there_may_be_turns() -> None:
-    policy = Together(3)
-
-    trajectory = await play(gathers, policy, 8, limits=RolloutLimits(max_turns=3))
-
-    assert policy.most == len(policy.actions) == len(trajectory.transitions) == 3
-    assert trajectory.stop_reason == StopReason.MAX_TURNS
-
-
-@pytest.mark.parametrize("most", [1, 2])
-async def test_no_more_calls_of_an_episode_are_sampled_than_max_calls(most: int) -> None:
+@pytest.mark.parametrize(
+    ("most", "options", "turns"),
+    [
+        (3, {"limits": RolloutLimits(max_turns=3)}, 3),
+        (1, {"strategy": ParallelRollouts(max_calls=1)}, 8),
+        (2, {"strategy": ParallelRollouts(max_calls=2)}, 8),
+    ],
+)
+async def test_no_more_calls_are_sampled_than_there_may_be_turns_or_calls(
+    most: int, options: Any, turns: int
+) -> None:
     policy = Together(most)
 
-    trajectory = await play(gathers, policy, 8, strategy=ParallelRollouts(max_calls=most))
+    trajectory = await play(gathers, policy, 8, **options)
 
     assert policy.most == most
-    assert len(trajectory.transitions) == 8
+    assert len(policy.actions) == len(trajectory.transitions) == turns
+    assert trajectory.stop_reason == ("max_turns" if turns == 3 else "completed")
 
 
 async def test_sampled_tokens_are_counted_over_all_calls() -> None:

@@ -9,9 +9,8 @@ import asyncio
 import itertools
 from typing import Any
 
-import openai
 import pytest
-from tests.kit import ask, ask_blocking, assistant, call, policy_of, rewards, system, user
+from tests.kit import ask, ask_blocking, assistant, policy_of, rewards, system, user
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.data_processing import compute_advantages, trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -21,12 +20,12 @@ from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import (
     AgentClient,
+    AgentError,
     BlockingAgentClient,
     ChatAgentEnv,
     ChatAgentGroupBuilder,
     EnvClosedError,
     EnvStateError,
-    InvalidAgentError,
     ScriptedPolicy,
 )
 from evert.bridge.env import seats
@@ -233,21 +232,9 @@ def test_seats_are_two_or_more_different_names() -> None:
         seat_envs(duel, SEATS)[0].renewed()
 
 
-async def test_a_seat_that_is_not_there_is_an_error_that_names_those_that_are() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(InvalidAgentError, match="Its seats: player, judge"):
-            client.seat("referee")
-        with pytest.raises(openai.BadRequestError, match="There is no model 'gpt-x'"):
-            await call(client, model="gpt-x")
-        return await in_turn(client)
-
-    async def alone(client: AgentClient) -> float:
-        with pytest.raises(InvalidAgentError, match="give the builder seats="):
-            client.seat("player")
-        return 1.0
-
-    await play(agent)
-    await ChatAgentEnv(alone).initial_observation()
+async def test_without_seats_there_is_none_to_take() -> None:
+    with pytest.raises(AgentError, match="give the builder seats="):
+        await ChatAgentEnv(in_turn).initial_observation()
 
 
 async def test_an_episode_that_is_given_up_before_it_began_ends_for_who_waits() -> None:

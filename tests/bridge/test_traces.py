@@ -79,9 +79,6 @@ async def played(
     return trajectory, await flushed(collector)
 
 
-# -- names and attributes ------------------------------------------------------------------------
-
-
 async def test_an_episode_and_its_calls_are_spans_by_the_conventions(collector: Collector) -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
@@ -138,22 +135,6 @@ async def test_each_of_many_episodes_is_a_trace_linked_to_the_trainers_span(
     assert [span.tree for span in episodes] == [(EPISODE, CHAT, CHAT, REWARD)] * 4
     for span in episodes:
         assert [link.span_id for link in span.sent.links] == [step.sent.span_id]
-
-
-async def test_calls_that_are_not_learned_from_are_spans_too(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client)
-        await ask(client.untrained)
-        await ask(client, model="judge")
-        return 1.0
-
-    _, [_, *calls, _] = await played(collector, agent, models={"judge": lambda messages: "fine"})
-
-    assert [span.name for span in calls] == [CHAT, CHAT, "chat judge"]
-    assert [span.attributes.get("evert.train") for span in calls[:2]] == [None, False]
-
-
-# -- within each other ---------------------------------------------------------------------------
 
 
 async def has_tasks(client: AgentClient) -> float:
@@ -281,10 +262,10 @@ async def test_the_spans_of_a_command_lie_in_its_episode(collector: Collector) -
     assert (episode.service, main.service) == ("evert", "program")
 
 
-# -- tools ---------------------------------------------------------------------------------------
+# -- rewards, and ends ---------------------------------------------------------------------------
 
 
-async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result(
+async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result_or_the_end(
     collector: Collector,
 ) -> None:
     async def agent(client: AgentClient) -> float:
@@ -292,15 +273,16 @@ async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result(
         results = [
             {"role": "tool", "tool_call_id": one.id, "content": "3"} for one in said.tool_calls
         ]
-        await call(client, user("Hi"), said, *results, user("And?"), tools=TOOLS)
+        with mine("loop"):
+            await call(client, user("Hi"), said, *results, user("And?"), tools=TOOLS)
         return 1.0
 
     both = f"{calling('add')}\n{calling('look')}"
-    _, spans = await played(collector, agent, both, "3")
+    _, spans = await played(collector, agent, both, calling("add"))
 
-    [episode, first, add, look, second, _] = spans
+    [episode, first, add, look, _, second, last, _] = spans
     tools = "execute_tool add", "execute_tool look"
-    assert episode.tree == (EPISODE, CHAT, *tools, CHAT, REWARD)
+    assert episode.tree == (EPISODE, CHAT, *tools, ("loop", CHAT, "execute_tool add"), REWARD)
     assert add.attributes == {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.type": "function",
@@ -310,33 +292,24 @@ async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result(
     for one in (add, look):
         assert one.sent.start_time_unix_nano == first.sent.end_time_unix_nano
         assert one.sent.end_time_unix_nano == second.sent.start_time_unix_nano
+    assert last.sent.end_time_unix_nano == episode.sent.end_time_unix_nano
 
 
-async def test_a_tool_whose_result_never_comes_ends_with_the_episode(collector: Collector) -> None:
-    async def agent(client: AgentClient) -> float:
-        add: Any = {"type": "function", "name": "add", "parameters": {}, "strict": False}
-        with mine("loop"):
-            await client.openai.responses.create(model="policy", input="Hello?", tools=[add])
-        return 1.0
-
-    _, [episode, _, _, tool, _] = await played(collector, agent, calling("add"))
-
-    assert episode.tree == (EPISODE, ("loop", CHAT, "execute_tool add"), REWARD)
-    assert tool.sent.end_time_unix_nano == episode.sent.end_time_unix_nano
-
-
-# -- rewards, and ends ---------------------------------------------------------------------------
-
-
-async def test_rewards_on_the_way_are_spans_where_they_are_given(collector: Collector) -> None:
+async def test_what_is_not_learned_from_and_rewards_on_the_way_are_spans_where_they_are(
+    collector: Collector,
+) -> None:
     async def agent(client: AgentClient) -> None:
         await ask(client)
+        await ask(client.untrained)
         with mine("judge"):
+            await ask(client, model="judge")
             client.reward(0.25)
 
-    _, [episode, _, _, given, last] = await played(collector, agent)
+    models = {"judge": lambda messages: "fine"}
+    _, [episode, first, second, _, _, given, last] = await played(collector, agent, models=models)
 
-    assert episode.tree == (EPISODE, CHAT, ("judge", REWARD), REWARD)
+    assert episode.tree == (EPISODE, CHAT, CHAT, ("judge", "chat judge", REWARD), REWARD)
+    assert [span.attributes.get("evert.train") for span in (first, second)] == [None, False]
     assert given.attributes["gen_ai.evaluation.score.value"] == 0.25
     assert last.attributes["gen_ai.evaluation.score.label"] == "completed"
 
@@ -434,8 +407,6 @@ async def test_an_episode_that_is_given_up_ends_its_span(collector: Collector) -
     assert "error.type" not in closed.attributes
     assert call.attributes["error.type"] == "CancelledError"
 
-
-# -- where to, and nowhere -----------------------------------------------------------------------
 
 OFF = """
 import sys
