@@ -30,7 +30,7 @@ import evert
 from evert.bridge.clients.dialects import fields
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers.commands import export, plan, report, rescore, serve, train
+from evert.trainers.commands import export, model, plan, report, rescore, serve, train
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
@@ -132,6 +132,7 @@ READERS = {
     "export": export.parse,
     "serve": serve.parse,
     "engine": plan.parse,
+    "model": model.parse,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
 """What a line may leave out because the folder it goes on with knows; and any value for it."""
