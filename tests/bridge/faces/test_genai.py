@@ -13,27 +13,16 @@ import pytest
 from google import genai
 from google.genai import errors, types
 from pydantic import BaseModel
-from tests.bridge.faces.conftest import LONG, SAID, assert_one_lineage, calling, play_without_a_call
-from tests.bridge.faces.genai_calls import assert_genai_typed, genai_events, genai_whole, parts_of
+from tests.bridge.faces.conftest import LONG, assert_one_lineage, calling, play_without_a_call
+from tests.bridge.faces.genai_calls import assert_genai_typed, genai_events, genai_whole
 from tests.kit import play
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.errors import MissingPackageError
 from evert.bridge.tokens.bases import base_tokenizer
 
 CALLS = f"{calling('add', x=1)}\n{calling('add', x=2, why='it')}"
-
-
-async def test_thoughts_are_shown_to_who_asks_for_them() -> None:
-    async def agent(client: AgentClient) -> float:
-        hidden = await genai_whole(client, thinking_config=None)
-        assert [(part.text or "").strip() for part in parts_of(hidden)] == ["So be it."]
-        assert hidden.model_version == client.model
-        return 1.0
-
-    await play(agent, SAID["reasoning"])
 
 
 async def test_log_probabilities_are_those_that_were_sampled() -> None:
@@ -120,20 +109,6 @@ async def test_a_schema_gives_the_agents_own_class() -> None:
     assert len(trajectory.transitions) == 5
 
 
-async def test_a_forced_function_is_asked_for_until_it_is_called() -> None:
-    config = {"mode": "ANY", "allowed_function_names": ["look"]}
-
-    async def agent(client: AgentClient) -> float:
-        response = await genai_whole(client, tool_config={"function_calling_config": config})
-        assert [call.name for call in response.function_calls] == ["look"]
-        none = await genai_whole(client, tool_config={"function_calling_config": {"mode": "NONE"}})
-        assert none.function_calls is None
-        return 1.0
-
-    trajectory = await play(agent, calling("add"), calling("look"), f"No.{calling('add')}")
-    assert len(trajectory.transitions) == 3
-
-
 # -- models and refusals -------------------------------------------------------------------------
 
 
@@ -153,19 +128,6 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
 
     judge = ScriptedPolicy(["Well."])
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
-
-
-async def test_an_agent_that_goes_on_to_the_end_of_the_context_has_an_overflow() -> None:
-    async def agent(client: AgentClient) -> float:
-        contents = [types.UserContent("Hello?")]
-        while True:
-            response = await genai_whole(client, contents, tools=None)
-            contents += [response.candidates[0].content, types.UserContent("And on. " * 20)]
-
-    trajectory = await play(
-        agent, lambda prompt: "On.", limits=RolloutLimits(max_trajectory_tokens=400)
-    )
-    assert trajectory.transitions[-1].metrics["context_overflow"] == 1.0
 
 
 async def test_a_frozen_models_own_refusal_keeps_its_status() -> None:
@@ -190,28 +152,6 @@ async def test_a_frozen_models_own_refusal_keeps_its_status() -> None:
         return 1.0
 
     await play_without_a_call(agent, models={"busy": Busy(429), "down": Busy(503)})
-
-
-async def test_a_call_that_waits_when_the_env_is_closed_is_a_client_error() -> None:
-    raised: list[BaseException] = []
-
-    async def agent(client: AgentClient) -> float:
-        waiting = asyncio.to_thread(
-            client.genai.models.generate_content, model=client.model, contents="Hi"
-        )
-        try:
-            await asyncio.shield(asyncio.ensure_future(waiting))
-        except BaseException as error:
-            raised.append(error)
-            raise
-        return 1.0
-
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await env.close()
-
-    assert len(raised) == 1
-    assert isinstance(raised[0], (asyncio.CancelledError, errors.ClientError))
 
 
 # -- the client ----------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ import os
 import pickle
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from benchmarks.processes import marked, new_mark
 from tests import kit
 from tests.bridge.faces.conftest import play_without_a_call
 from tinker_cookbook.rl.types import Trajectory, Transition
@@ -61,18 +60,6 @@ async def last_of(agent: ProcessAgent, *replies: str, **options: Any) -> Transit
 
 def is_there(path: str) -> bool:
     return Path(path).exists()
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Live processes that have ``mark`` among their arguments."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 # -- what it finds ------------------------------------------------------------------------------
@@ -240,19 +227,14 @@ ask("x")
 """
 
 
-async def test_closing_kills_the_whole_tree() -> None:
-    mark = f"evert-test-{time.time_ns()}"
+async def test_the_whole_tree_is_killed_by_closing_and_when_the_command_has_ended() -> None:
+    mark = new_mark()
     env = ChatAgentEnv(python(FAMILY, mark))
     await env.initial_observation()
     assert len(marked(mark)) == 4  # its supervisor has it among its arguments, too
     await env.close()
-
     assert not env.is_running
     assert not marked(mark)
-
-
-async def test_what_a_command_left_running_is_killed_when_it_has_ended() -> None:
-    mark = f"evert-test-{time.time_ns()}"
 
     assert (await last_of(python(FAMILY, mark))).reward == 1.0
     assert not marked(mark)

@@ -3,12 +3,12 @@
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.faces.test_process import error_of, is_there, last_of, marked, python
+from benchmarks.processes import marked, new_mark
+from tests.bridge.faces.test_process import error_of, is_there, last_of, python
 
 from evert import AgentTimeoutError, ChatAgentEnv, ProcessAgent
 from evert.bridge.errors import CommandError, InvalidAgentError
@@ -180,7 +180,7 @@ async def test_a_setup_that_fails_is_an_error_with_its_output() -> None:
 
 
 async def test_a_setup_that_hangs_is_a_timeout_that_names_it_and_leaves_nothing() -> None:
-    mark = f"evert-test-{time.time_ns()}"
+    mark = new_mark()
     code = "import sys, time; print('half', flush=True); time.sleep(600)"
     agent = python("", setup=[sys.executable, "-c", code, mark])
     with pytest.raises(AgentTimeoutError, match="The setup .* wrote last: stdout 'half'"):

@@ -354,15 +354,6 @@ async def test_the_reason_of_the_end_is_each_sdks_own(
     assert [one.candidates[0].finish_reason for one in got["genai"]] == [ends[3]] * 2
 
 
-async def test_the_helper_for_chat_raises_the_sdks_error_for_a_reply_that_was_cut() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.LengthFinishReasonError):
-            await chat_joined(client, max_completion_tokens=5)
-        return 1.0
-
-    await play(agent, LONG)
-
-
 async def test_a_stop_sequence_that_cut_the_reply_is_named() -> None:
     async def agent(client: AgentClient) -> float:
         for ask in (anthropic_whole, anthropic_joined):

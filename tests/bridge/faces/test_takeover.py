@@ -88,17 +88,6 @@ async def test_a_plain_agent_that_builds_its_own_client(sdk: str) -> None:
     assert kit.rewards(await play(agent)) == [1.0]
 
 
-async def test_an_agent_may_take_the_task_alone() -> None:
-    async def agent(task: str) -> bool:
-        return await async_openai(task) == "two and two"
-
-    def plain(task: str) -> bool:
-        return blocking_openai(task) == "two and two"
-
-    assert reward(await play(agent, "two and two")) == 1.0
-    assert reward(await play(plain, "two and two")) == 1.0
-
-
 async def test_an_agent_may_use_the_client_it_is_given_and_its_own() -> None:
     async def agent(client: Any, task: str) -> bool:
         given = await client.chat.completions.create(messages=messages(task))

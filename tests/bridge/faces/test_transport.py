@@ -13,7 +13,9 @@ import httpx
 import httpx2
 import openai
 import pytest
+from google import genai
 from tests.bridge.faces.conftest import play_without_a_call
+from tests.bridge.faces.sdk_calls import REFUSALS
 from tests.kit import play, reward, user
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
@@ -195,14 +197,16 @@ async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None
     errors: list[Any] = []
 
     def agent(client: BlockingAgentClient) -> float:
+        fields = body(client)
         calls: list[Callable[[], Any]] = [
-            lambda: client.openai_sync.chat.completions.create(**body(client)),
-            lambda: client.anthropic_sync.messages.create(**body(client), max_tokens=9),
+            lambda: client.openai_sync.chat.completions.create(**fields),
+            lambda: client.anthropic_sync.messages.create(**fields, max_tokens=9),
+            lambda: client.genai.models.generate_content(model=client.model, contents="Hi"),
         ]
         for call in calls:
             try:
                 call()
-            except (openai.BadRequestError, anthropic.BadRequestError) as error:
+            except REFUSALS as error:
                 errors.append(error)
         return 0.0
 
@@ -210,34 +214,10 @@ async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None
     await env.initial_observation()
     await env.close()
 
-    chat, message = errors
-    assert type(chat) is openai.BadRequestError
-    assert chat.code == "rollout_over"
-    assert "was closed: this rollout is over" in chat.message
-    assert type(message) is anthropic.BadRequestError
-    assert "was closed: this rollout is over" in str(message)
-    assert not env.is_running
-
-
-async def test_closing_answers_a_call_of_a_task_that_waits() -> None:
-    errors: list[BaseException] = []
-
-    async def agent(client: AgentClient) -> float:
-        async def ask() -> None:
-            try:
-                await client.openai.chat.completions.create(**body(client))
-            except openai.BadRequestError as error:
-                errors.append(error)
-
-        # a framework's own task, which nobody cancels
-        await asyncio.get_running_loop().create_task(ask())
-        return 0.0
-
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await env.close()
-
-    assert all(isinstance(error, openai.BadRequestError) for error in errors)
+    kinds = [openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError]
+    assert [type(error) for error in errors] == kinds
+    assert errors[0].code == "rollout_over"
+    assert all("was closed: this rollout is over" in str(error) for error in errors)
     assert not env.is_running
 
 

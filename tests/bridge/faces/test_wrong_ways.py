@@ -323,14 +323,6 @@ async def test_only_the_latest_keys_are_remembered(monkeypatch: pytest.MonkeyPat
 # -- models -------------------------------------------------------------------------------------
 
 
-async def test_a_model_is_there_if_a_call_to_it_would_be_answered() -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        model = client.openai_sync.models.retrieve("gpt-5.2")
-        return float(model.id == "gpt-5.2" and model.owned_by == "evert")
-
-    await play_without_a_call(agent)
-
-
 async def test_a_model_that_is_not_there_is_a_404_that_names_those_that_are() -> None:
     def agent(client: BlockingAgentClient) -> float:
         with pytest.raises(openai.NotFoundError) as caught:
