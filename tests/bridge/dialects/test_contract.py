@@ -2,7 +2,7 @@
 cannot be read is a 400 with its place, and what is written is recognised when it is sent back."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -304,42 +304,74 @@ def setting(name: str, **beside: Any) -> Make:
     return lambda value: config(**beside, **{name: value})
 
 
+def as_schema(value: Any) -> Fields:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}
+
+
 def argument(value: Any) -> Fields:
     block = {"type": "tool_use", "id": "c", "name": "add", "input": value}
     return {"messages": [HI, {"role": "assistant", "content": [block]}]}
 
 
-UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
+Row = tuple[str, Make, Sequence[Any], str]
+
+
+def bad(param: str, make: Make, values: Sequence[Any], said: str = "") -> Row:
+    """The field that a refusal names, the body and the values of it, and what the refusal says."""
+    return param, make, values, said
+
+
+UNREADABLE: dict[str, list[Row]] = {
     "chat": [
-        (
+        bad(
             "tool_choice",
-            "; expected 'auto', 'none', ",
             field("tool_choice", **TOOLS["chat"]),
             ["any", 5, [], {}, {"type": "allowed_tools"}, {"function": 5}],
+            said="; expected 'auto', 'none', ",
         ),
-        ("tool_choice", "needs tools", field("tool_choice"), ["required"]),
-        ("tool_choice", "names the tool", field("tool_choice"), [{"function": {"name": "add"}}]),
-        (
+        bad("tool_choice", field("tool_choice"), ["required"], said="needs tools"),
+        bad(
+            "tool_choice",
+            field("tool_choice"),
+            [{"function": {"name": "add"}}],
+            said="names the tool",
+        ),
+        bad(
             "response_format",
-            "",
             field("response_format"),
             ["text", 5, {}, {"type": "xml"}, NO_SCHEMA, JSON_SCHEMA],
         ),
-        ("logprobs", "must be true or false, got 5.", field("logprobs"), [5]),
-        ("stream", "must be true or false", field("stream"), [1, "true", []]),
-        ("stream_options", "must be an object", field("stream_options"), [True, "usage", []]),
-        ("messages", "must be a non-empty list", field("messages"), [None, [], "Hi"]),
+        bad(
+            "response_format",
+            as_schema,
+            [None, "{}", 5, [], True],
+            said="needs a JSON schema, got ",
+        ),
+        bad(
+            "response_format",
+            as_schema,
+            [
+                *({"type": "odd"}, {"properties": []}, {"required": "x"}, {"pattern": "("}),
+                *({"minimum": "1"}, {"enum": 5}, {"anyOf": {}}, {"$schema": 5, "type": 5}),
+            ],
+            said="is no valid JSON schema: ",
+        ),
+        bad("logprobs", field("logprobs"), [5], said="must be true or false, got 5."),
+        bad("stream", field("stream"), [0, 1, "true", [], {}], said="must be true or false"),
+        bad(
+            "stream_options", field("stream_options"), [True, "usage", []], said="must be an object"
+        ),
+        bad("messages", field("messages"), [None, [], "Hi"], said="must be a non-empty list"),
     ],
     "responses": [
-        (
+        bad(
             "input",
-            "must be a string or a non-empty list of items, got ",
             field("input"),
             [None, [], 5, {}, ()],
+            said="must be a string or a non-empty list of items, got ",
         ),
-        (
+        bad(
             "input[1]",
-            "",
             second("input", HI),
             [
                 {"type": "item_reference", "id": "i"},
@@ -350,37 +382,34 @@ UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
                 None,
             ],
         ),
-        (
+        bad(
             "input[0]",
-            "expected 'input_text', 'output_text' or 'input_image'",
             lambda part: {"input": [{"role": "user", "content": [part]}]},
             [None, "Hi", {}, {"type": "input_file"}, {"type": ["text"]}],
+            said="expected 'input_text', 'output_text' or 'input_image'",
         ),
-        (
+        bad(
             "tools[1]",
-            "",
             second("tools", TOOLS["responses"]["tools"][0]),
             [None, "add", {}, *({"type": kind} for kind in ("odd", ["function"], "namespace"))],
         ),
-        (
+        bad(
             "tool_choice",
-            "",
             field("tool_choice", **TOOLS["responses"]),
             ["any", 5, {}, {"type": "function"}, {"type": "web_search"}],
         ),
-        ("text", "", field("text"), [5, "text", [], {"format": 5}, {"format": {}}]),
-        ("include", "must be a list of strings, got ", field("include"), [LOGPROBS, 5, {}]),
-        (
+        bad("text", field("text"), [5, "text", [], {"format": 5}, {"format": {}}]),
+        bad("include", field("include"), [LOGPROBS, 5, {}], said="must be a list of strings, got "),
+        bad(
             "previous_response_id",
-            "not found in this rollout",
             field("previous_response_id"),
             ["resp_other", 5, ["resp_1"], ""],
+            said="not found in this rollout",
         ),
     ],
     "anthropic": [
-        (
+        bad(
             "messages[1]",
-            "",
             lambda content: {"messages": [HI, {"role": "user", "content": content}]},
             [
                 *(None, 5, [None], ["Hi"], [{}], [{"type": ["text"]}], [{"type": "text"}]),
@@ -390,48 +419,43 @@ UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
                 [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}],
             ],
         ),
-        (
+        bad(
             "messages[1]",
-            "",
             second("messages", HI),
             [None, "Hi", {}, {"role": "tool", "content": "5"}, {"role": []}],
         ),
-        (
+        bad(
             "None",
-            "messages[1].content[0].input must be an object, got ",
             argument,
             [None, "x", [], 5],
+            said="messages[1].content[0].input must be an object, got ",
         ),
-        (
+        bad(
             "tools[1]",
-            "",
             second("tools", TOOLS["anthropic"]["tools"][0]),
             [None, "add", {"type": "bash_20250124", "name": "bash"}, {"type": ["custom"]}],
         ),
-        (
+        bad(
             "tool_choice",
-            "",
             field("tool_choice", **TOOLS["anthropic"]),
             ["auto", 5, {}, {"type": "required"}, {"type": "tool"}, {"type": "tool", "name": "b"}],
         ),
-        ("output_config", "", field("output_format"), [5, {}, NO_SCHEMA, {"type": "xml"}]),
-        (
+        bad("output_config", field("output_format"), [5, {}, NO_SCHEMA, {"type": "xml"}]),
+        bad(
             "output_config",
-            "",
             lambda value: {"output_config": {"format": value}},
             [5, "json", {}, NO_SCHEMA, {"type": "xml"}],
         ),
-        (
+        bad(
             "output_config",
-            "'output_config' must be an object",
             field("output_config"),
             [5, "json", []],
+            said="'output_config' must be an object",
         ),
     ],
     "gemini": [
-        (
+        bad(
             "contents[1].parts[0]",
-            "",
             lambda part: {"contents": [HI_PARTS, {"role": "user", "parts": [part]}]},
             [
                 *(None, 5, "Hi", {}, {"text": 5}, {"executableCode": {"code": "1"}}),
@@ -445,9 +469,8 @@ UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
                 {"functionResponse": {"name": "add", "parts": [{"inlineData": {}}]}},
             ],
         ),
-        (
+        bad(
             "contents[1].parts[1]",
-            "",
             lambda part: {"contents": [HI_PARTS, {"role": "model", "parts": [{"text": ""}, part]}]},
             [
                 *({}, {"functionCall": None}, {"functionCall": "add"}),
@@ -455,9 +478,8 @@ UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
                 {"codeExecutionResult": {"output": "5"}},
             ],
         ),
-        (
+        bad(
             "contents[1]",
-            "",
             second("contents", HI_PARTS),
             [
                 *(None, "Hi", {"role": "user"}),
@@ -467,19 +489,50 @@ UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
                 {"role": "user", "parts": "Hi"},
             ],
         ),
-        ("contents", "", field("contents"), [None, [], "Hi", HI_PARTS]),
-        (
+        bad("contents", field("contents"), [None, [], "Hi", HI_PARTS]),
+        bad(
             "systemInstruction",
-            "",
             field("systemInstruction"),
             ["Add.", [], {"parts": "Add."}, {"parts": [{}]}],
         ),
-        ("generationConfig", "", field("generationConfig"), [5, "x", []]),
-        ("responseLogprobs", "", setting("responseLogprobs"), [1]),
-        ("responseMimeType", "with an enum.", setting("responseMimeType"), ["text/x.enum", 5]),
-        ("responseSchema", "needs responseMimeType=", setting("responseSchema"), [{}]),
+        bad("generationConfig", field("generationConfig"), [5, "x", []]),
+        bad("responseLogprobs", setting("responseLogprobs"), [1]),
+        bad(
+            "responseMimeType",
+            setting("responseMimeType"),
+            ["text/x.enum", 5],
+            said="with an enum.",
+        ),
+        bad("responseSchema", setting("responseSchema"), [{}], said="needs responseMimeType="),
+        bad(
+            "toolConfig.functionCallingConfig",
+            lambda value: {**TOOLS["gemini"], "toolConfig": {"functionCallingConfig": value}},
+            [
+                *(5, {"mode": "any"}, {"mode": ["ANY"]}),
+                {"mode": "ANY", "allowedFunctionNames": "add"},
+                {"mode": "ANY", "allowedFunctionNames": ["look"]},
+            ],
+        ),
+        bad(
+            "toolConfig.functionCallingConfig",
+            field("toolConfig"),
+            [{"functionCallingConfig": {"mode": "ANY"}}],
+            said="needs tools to choose from",
+        ),
+        bad(
+            "tools[1]",
+            second("tools", TOOLS["gemini"]["tools"][0]),
+            [{"googleSearch": {}}, {"codeExecution": {}, "functionDeclarations": []}],
+            said="are not behind the policy: offer",
+        ),
+        bad(
+            "tools[0].functionDeclarations[1]",
+            lambda value: {"tools": [{"functionDeclarations": [{"name": "add"}, value]}]},
+            ["add", 5],
+            said="must be an object",
+        ),
         *(
-            (name, said, setting(name, responseMimeType=JSON), [value])
+            bad(name, setting(name, responseMimeType=JSON), [value], said=said)
             for name, said, value in [
                 ("responseSchema", "must be an object, got 5.", 5),
                 ("responseJsonSchema", "needs a JSON schema, got 5.", 5),
@@ -492,11 +545,12 @@ UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
 
 @every_api
 def test_what_cannot_be_read_is_refused_with_its_place(name: str) -> None:
-    for param, said, make, values in UNREADABLE[name]:
+    for param, make, values, said in UNREADABLE[name]:
         for fields in map(make, values):
             error = APIS[name].refusal(**fields)
             assert str(error.param).startswith(param), fields
             assert said in error.message, fields
+            assert len(error.message) < 500, fields
 
 
 # -- writing -------------------------------------------------------------------------------------

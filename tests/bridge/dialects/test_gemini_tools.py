@@ -193,20 +193,6 @@ def test_no_tools_are_no_functions_and_a_function_may_have_no_parameters() -> No
     assert function["function"]["parameters"] is None
 
 
-def test_the_apis_own_tools_are_refused_with_their_place() -> None:
-    own: list[dict[str, Any]] = [
-        {"googleSearch": {}},
-        {"codeExecution": {}, "functionDeclarations": [ADD]},
-        {"functionDeclarations": ADD},
-    ]
-    for tool in own:
-        error = refusal(read_tools, [{"functionDeclarations": [ADD]}, tool])
-        assert error.param == "tools[1]"
-        assert "are not behind the policy: offer" in error.message
-    error = refusal(read_tools, [{"functionDeclarations": [ADD, "add"]}])
-    assert error.param == "tools[0].functionDeclarations[1]"
-
-
 def test_nothing_is_forced_but_by_the_mode_any() -> None:
     rows: list[tuple[Any, bool]] = [
         (None, True),
@@ -229,22 +215,6 @@ def test_one_of_all_or_of_some_functions_is_forced() -> None:
 
     assert forced() == forced(allowedFunctionNames=[]) == ("add", "look", "end")
     assert forced(allowed_function_names=["end", "add"]) == ("end", "add")
-
-
-def test_another_way_to_call_is_refused() -> None:
-    rows: list[tuple[Any, str]] = [
-        ({"mode": "any"}, "expected one of AUTO, VALIDATED, ANY, NONE."),
-        ({"mode": ["ANY"]}, "expected one of AUTO, VALIDATED, ANY, NONE."),
-        ({"mode": "ANY", "allowedFunctionNames": "add"}, "must be a list of names, got 'add'"),
-        ({"mode": "ANY", "allowedFunctionNames": ["look"]}, "names the tool 'look'; offered are"),
-        (5, "must be an object, got 5"),
-    ]
-    for calling, said in rows:
-        error = refusal(read_calling, {"functionCallingConfig": calling}, named("add"))
-        assert str(error.param).startswith("toolConfig.functionCallingConfig"), calling
-        assert said in error.message
-    error = refusal(read_calling, {"functionCallingConfig": {"mode": "ANY"}}, [])
-    assert "needs tools to choose from" in error.message
 
 
 # -- ids -----------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -44,7 +46,7 @@ from tests.bridge.faces.sdk_calls import (
 from tests.kit import reward, user
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import ChatAgentEnv, EpisodeEndedError, RemoteModel
+from evert import EpisodeEndedError, RemoteModel
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients import takeover
 
@@ -280,23 +282,6 @@ async def test_many_episodes_at_once_are_never_mixed_up() -> None:
     assert {len(trajectory.transitions) for trajectory in trajectories[20:]} == {6}
 
 
-async def test_a_pool_that_agents_share_works_for_each_of_them() -> None:
-    """Its threads start within one rollout and outlive it."""
-    with ThreadPoolExecutor(2) as pool:
-
-        def agent(task: str) -> bool:
-            return pool.submit(blocking_openai, task).result() == task
-
-        tasks = [f"Task {number}" for number in range(8)]
-        for task in tasks[:4]:
-            assert reward(await play(agent, task)) == 1.0
-        trajectories = await asyncio.gather(*(play(agent, task) for task in tasks[4:]))
-        assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 4
-
-        loop = asyncio.get_running_loop()
-        assert await loop.run_in_executor(pool, takeover.current_endpoint) is None
-
-
 async def test_an_agent_may_play_an_episode_of_another() -> None:
     async def inner() -> bool:
         return await async_openai("Inner.") == "Inner."
@@ -389,7 +374,7 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
     await inside.wait()
     assert takeover.is_installed()
     router = LM15["openai-chat"]
-    ask = functools.partial(blocking_openai, base_url=elsewhere.url)
+    ask = partial(blocking_openai, base_url=elsewhere.url)
     for said in (
         await async_openai("Hi", base_url=elsewhere.url),
         await asyncio.to_thread(ask, "Hi"),
@@ -562,14 +547,16 @@ class Service:
                 done.set_exception(error)
 
 
-async def test_a_service_that_began_within_an_agent_serves_the_others(elsewhere: Elsewhere) -> None:
+async def test_a_service_that_began_within_an_agent_serves_the_others(
+    elsewhere: Elsewhere,
+) -> None:
     service = Service()
 
     def agent() -> bool:
         return bool(service.do(blocking_openai, "Mine.") == "Mine.")
 
     assert reward(await play(agent)) == 1.0
-    ask = functools.partial(blocking_openai, base_url=elsewhere.url, max_retries=0)
+    ask = partial(blocking_openai, base_url=elsewhere.url, max_retries=0)
     for _ in range(5):
         assert await asyncio.to_thread(service.do, ask, "Hi") == "From elsewhere."
     service.stop()
@@ -591,33 +578,65 @@ async def test_a_service_keeps_no_rollout_alive() -> None:
     service.stop()
 
 
-OLD_POOL: dict[str, Callable[..., str]] = {
-    "map": lambda pool, ask, text: pool.map(ask, [text])[0],
-    "imap": lambda pool, ask, text: next(iter(pool.imap_unordered(ask, [text]))),
-    "starmap": lambda pool, ask, text: pool.starmap(ask, [(text,)])[0],
-    "apply": lambda pool, ask, text: pool.apply(ask, (text,)),
-    "apply_async": lambda pool, ask, text: pool.apply_async(ask, args=(text,)).get(),
+Do = Callable[..., str]
+"""Asks the policy by OpenAI's SDK, somewhere; options are the client's."""
+
+
+def a_pool(stack: ExitStack) -> Do:
+    pool = stack.enter_context(ThreadPoolExecutor(2))
+    return lambda text, **options: pool.submit(blocking_openai, text, **options).result()
+
+
+def a_loop_in_a_thread(stack: ExitStack) -> Do:
+    """As LangChain, MCP clients and anyio's portals have it."""
+    loop = asyncio.new_event_loop()
+    stack.callback(loop.close)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(lambda: loop.call_soon_threadsafe(loop.stop))
+
+    def do(text: str, **options: Any) -> str:
+        return asyncio.run_coroutine_threadsafe(async_openai(text, **options), loop).result()
+
+    return do
+
+
+def by_the_old_pool(way: Callable[..., str]) -> Callable[[ExitStack], Do]:
+    def made(stack: ExitStack) -> Do:
+        pool = stack.enter_context(ThreadPool(2))
+        return lambda text, **options: way(pool, partial(blocking_openai, **options), text)
+
+    return made
+
+
+SHARED: dict[str, Callable[[ExitStack], Do]] = {
+    "a pool": a_pool,
+    "a loop in a thread": a_loop_in_a_thread,
+    "map": by_the_old_pool(lambda pool, ask, text: pool.map(ask, [text])[0]),
+    "imap": by_the_old_pool(lambda pool, ask, text: next(iter(pool.imap_unordered(ask, [text])))),
+    "starmap": by_the_old_pool(lambda pool, ask, text: pool.starmap(ask, [(text,)])[0]),
+    "apply": by_the_old_pool(lambda pool, ask, text: pool.apply(ask, (text,))),
+    "apply_async": by_the_old_pool(lambda pool, ask, text: pool.apply_async(ask, (text,)).get()),
 }
 
 
-@pytest.mark.parametrize("way", OLD_POOL.values(), ids=OLD_POOL)
-async def test_the_old_pool_of_threads_works_for_each_who_uses_it(
-    way: Callable[..., str], elsewhere: Elsewhere
+@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
+async def test_what_began_within_an_agent_works_for_each_who_uses_it(
+    make: Callable[[ExitStack], Do], elsewhere: Elsewhere
 ) -> None:
-    pools: list[ThreadPool] = []
-    both = threading.Barrier(2)
+    with ExitStack() as stack:
+        begin = functools.cache(lambda: make(stack))
 
-    def agent(task: str) -> bool:
-        if both.wait() == 0:
-            pools.append(ThreadPool(2))
-        both.wait()
-        return way(pools[0], blocking_openai, task) == task
+        def agent(task: str) -> bool:
+            return begin()(task) == task
 
-    trajectories = await asyncio.gather(play(agent, "One."), play(agent, "Two."))
-    assert [reward(trajectory) for trajectory in trajectories] == [1.0, 1.0]
-    ask = functools.partial(blocking_openai, base_url=elsewhere.url)
-    assert await asyncio.to_thread(way, pools[0], ask, "Hi") == "From elsewhere."
-    pools[0].terminate()
+        assert reward(await play(agent, "First.")) == 1.0
+        trajectories = await asyncio.gather(*(play(agent, f"Task {n}") for n in range(4)))
+        assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 4
+        outside = partial(begin(), base_url=elsewhere.url, max_retries=0)
+        for _ in range(3):
+            assert await asyncio.to_thread(outside, "Hi") == "From elsewhere."
 
 
 async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: Elsewhere) -> None:
@@ -633,36 +652,11 @@ async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: 
             return said == ["Mine."] * 3
 
         assert reward(await play(agent)) == 1.0
-        ask = functools.partial(blocking_openai, base_url=elsewhere.url)
+        ask = partial(blocking_openai, base_url=elsewhere.url)
         loop = asyncio.get_running_loop()
         assert await loop.run_in_executor(pool, ask, "Hi") == "From elsewhere."
         assert await asyncio.to_thread(ask, "Hi") == "From elsewhere."
         assert await anyio.to_thread.run_sync(ask, "Hi") == "From elsewhere."
-
-
-async def test_a_loop_in_a_thread_that_an_agent_began_serves_whoever_asks(
-    elsewhere: Elsewhere,
-) -> None:
-    """As LangChain, MCP clients and anyio's portals have it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-
-    def ask(text: str, **options: Any) -> str:
-        return asyncio.run_coroutine_threadsafe(async_openai(text, **options), loop).result()
-
-    def agent(task: str) -> bool:
-        if not thread.is_alive():
-            thread.start()
-        return ask(task) == task
-
-    assert reward(await play(agent, "One.")) == 1.0
-    trajectories = await asyncio.gather(*(play(agent, f"Task {number}") for number in range(4)))
-    assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 4
-    said = await asyncio.to_thread(ask, "Hi", base_url=elsewhere.url)
-    loop.call_soon_threadsafe(loop.stop)
-    await asyncio.to_thread(thread.join)
-    loop.close()
-    assert said == "From elsewhere."
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -856,24 +850,6 @@ async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
         return 1.0
 
     await play_without_a_call(agent)
-
-
-async def test_closing_the_env_tells_whoever_waits() -> None:
-    told: list[openai.BadRequestError] = []
-
-    def agent() -> float:
-        try:
-            blocking_openai("Hello?")
-        except openai.BadRequestError as error:
-            told.append(error)
-        return 0.0
-
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await env.close()
-
-    assert [error.code for error in told] == ["rollout_over"]
-    assert not env.is_running
 
 
 async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_over(

@@ -135,26 +135,6 @@ async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     assert said == {"one": "From two.", "two": "From one."}
 
 
-async def test_the_sdks_open_no_socket_either() -> None:
-    async def agent(client: AgentClient) -> float:
-        sdks: list[Any] = [client.openai, client.anthropic]
-        assert all(
-            sdk is again for sdk, again in zip(sdks, [client.openai, client.anthropic], strict=True)
-        )
-        await client.openai.chat.completions.create(**body(client))
-        await client.anthropic.messages.create(**body(client), max_tokens=10)
-        blocking = client.blocking
-        await asyncio.to_thread(
-            lambda: blocking.openai_sync.chat.completions.create(**body(client))
-        )
-        await asyncio.to_thread(
-            lambda: blocking.anthropic_sync.messages.create(**body(client), max_tokens=10)
-        )
-        return 1.0
-
-    assert reward(await play(agent)) == 1.0
-
-
 # -- other paths ---------------------------------------------------------------------------------
 
 

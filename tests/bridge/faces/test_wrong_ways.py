@@ -233,15 +233,6 @@ async def test_whatever_base_url_is_made_of_it_works() -> None:
     assert said == ["Fine."] * 3 * len(ends)
 
 
-async def test_what_is_no_chat_api_is_a_404_that_says_what_there_is() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.NotFoundError, match="There are POST /v1/chat/completions, "):
-            await client.openai.completions.create(model=client.model, prompt="Hello?")
-        return 1.0
-
-    await play_without_a_call(agent)
-
-
 # -- keys ---------------------------------------------------------------------------------------
 
 ADVICE = "Send the rollout's own, which goes with client.base_url: client.api_key"
