@@ -1,6 +1,11 @@
-"""A tiny random chat model, made once a session, helpers over it, and an endpoint for another."""
+"""A finished run and a tiny random chat model, made once a session, and an endpoint for another."""
 
+import fcntl
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +18,63 @@ import torch
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.rundir.folder import RunFolder
+
+SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2", "eval_every=2"]
+FINISHED = [*SMALL, "steps=3", "save_every=2"]
+"""The settings of the run that ``finished`` is."""
+
+NO_SOCKETS = """
+import runpy, socket, sys
+
+def refuse(self, address, *rest):
+    raise SystemExit(f"a socket was opened to {address}")
+
+socket.socket.connect = socket.socket.connect_ex = refuse
+sys.argv = ["train", *sys.argv[1:]]
+runpy.run_module("evert.trainers.commands.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def environment() -> dict[str, str]:
+    """This process's, without anything that would change a command's course."""
+    dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
+    return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run to read, never to change: made by the command, in a process that opens no socket.
+
+    All workers of a session have the same one; what it printed lies beside its ``runs`` folder.
+    """
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "runs").exists():
+            with (home / "stdout").open("w") as shown, (home / "stderr").open("w") as errors:
+                command = [sys.executable, "-c", NO_SOCKETS, *FINISHED]
+                subprocess.run(command, cwd=home, env=environment(), stdout=shown, stderr=errors)
+    assert (home / "runs").exists(), (home / "stderr").read_text()
+    (path,) = (home / "runs").iterdir()
+    return RunFolder(path, resumed=True)
+
+
+def copy_of(run: RunFolder, path: Path) -> RunFolder:
+    """A copy to do things to; its weights are links, which are replaced and never written into."""
+
+    def copy(source: str, target: str) -> None:
+        (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
+
+    return RunFolder(shutil.copytree(run.path, path, copy_function=copy), resumed=True)
+
+
+@pytest.fixture
+def copied(finished: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of the finished run, to do things to."""
+    return copy_of(finished, tmp_path / "copy")
 
 
 @pytest.fixture(scope="session", autouse=True)

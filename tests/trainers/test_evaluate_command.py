@@ -1,36 +1,26 @@
 """``evert evaluate``, end to end.
 
-1. Models and players are told apart in a table, a CSV and figures; every episode is on record.
-2. Interrupted and resumed, an evaluation ends with the same table; what was played is kept.
-3. More models and more seeds are added to an evaluation; anything else is refused.
-4. An agent of one's own is evaluated by its import path; one that fails is counted.
-5. A run plays what it is told to play, by the weights that it has now, and scores as its training
-   says it does.
-6. An endpoint that is down stops the evaluation; one that answers is played with.
-7. What goes wrong is said in a line; help is quick.
+Models and players are told apart in a table, a CSV and figures; every episode is on record, and is
+played once, however often an evaluation is interrupted, gone on with or added to. A run scores as
+its training says it does. Mistakes: ``test_refusals.py``.
 """
 
 import csv
-import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import chz
 import pytest
-from rich.console import Console
 from tests.trainers.conftest import chat_endpoint
 
-import evert
 from evert.envs.guess_number import TEST_TASKS
-from evert.trainers.commands import evaluate
+from evert.trainers.commands import evaluate, train
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
@@ -52,10 +42,10 @@ def run(*arguments: str) -> int:
     return evaluate.main(arguments, program=("evert", "evaluate"))
 
 
-# -- 1. what it leaves behind --------------------------------------------------------------------
+# -- what it leaves behind -----------------------------------------------------------------------
 
 
-def test_players_without_a_model_are_compared(
+def test_players_without_a_model_are_compared_and_every_episode_is_on_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "e"
@@ -75,15 +65,13 @@ def test_players_without_a_model_are_compared(
     for figure in (evaluate.SPLITS_FIGURE, evaluate.CATEGORIES_FIGURE):
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
 
-
-def test_every_episode_is_on_record_with_its_transcript(tmp_path: Path) -> None:
-    run("env=twenty_questions", "models=oracle", "max_tasks=2", "seeds=2", f"out={tmp_path}/e")
-    played = episodes(tmp_path / "e")
-
-    assert len({episode.key for episode in played}) == len(played) == 8
-    assert all(episode.success and episode.transcript for episode in played)
-    assert all(episode.metrics["questions"] > 1 for episode in played)
+    played = episodes(out)
+    assert len({episode.key for episode in played}) == len(played) == 144
     assert {episode.split for episode in played} == {"train", "test"}
+    assert all(e.success and e.transcript for e in played if e.model == "oracle")
+    of = {m: {e.target for e in played if e.model == m} for m in ("random", "oracle")}
+    assert of["random"] == of["oracle"]  # tasks, which are spread evenly
+    assert len({episode.category for episode in played}) > 3
 
 
 def test_weights_of_the_embedded_engine_are_evaluated(
@@ -109,16 +97,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(
     assert not (tmp_path / "e" / evaluate.CATEGORIES_FIGURE).exists()
 
 
-def test_tasks_are_spread_evenly_and_the_same_ones_for_everyone(tmp_path: Path) -> None:
-    run("env=twenty_questions", "models=random,oracle", "max_tasks=4", f"out={tmp_path}/e")
-    played = episodes(tmp_path / "e")
-    of = {m: {e.target for e in played if e.model == m} for m in ("random", "oracle")}
-
-    assert of["random"] == of["oracle"]
-    assert len({e.category for e in played}) > 3
-
-
-# -- 2. interrupted ------------------------------------------------------------------------------
+# -- interrupted, and gone on with -------------------------------------------------------------
 
 
 def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
@@ -148,72 +127,46 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     assert rows(part) == rows(whole)
 
 
-def test_an_episode_cut_off_by_a_crash_is_played_again(tmp_path: Path) -> None:
-    arguments = ["env=twenty_questions", "models=oracle", "max_tasks=3", f"out={tmp_path}/e"]
-    run(*arguments)
-    before, log = rows(tmp_path / "e"), tmp_path / "e" / EPISODES
-    log.write_text(log.read_text()[:-40])
-
-    assert run(*arguments) == 0
-    assert rows(tmp_path / "e") == before
-    assert len(episodes(tmp_path / "e")) == 24
+ORACLE = ["env=twenty_questions", "models=oracle", "max_tasks=3"]
 
 
-def test_going_on_looks_each_episode_up_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seeds_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["env=twenty_questions", "models=oracle", "max_tasks=8", f"out={tmp_path}/e"]
-    run(*arguments)
+    folder = tmp_path / "e"
+    out, log = f"out={folder}", folder / EPISODES
+    run(*ORACLE, "seeds=1", out)
+    table, first = rows(folder), episodes(folder)
+    log.write_text(log.read_text()[:-40])
+    assert run(*ORACLE, "seeds=1", out) == 0
+    assert (rows(folder), episodes(folder)) == (table, first)
+
     asked: list[Episode] = []
 
     def key(episode: Episode) -> tuple[str, str, int, int]:
         asked.append(episode)
         return episode.digest, episode.split, episode.task, episode.seed
 
-    monkeypatch.setattr(Episode, "key", property(key))
-
-    assert run(*arguments) == 0
-    assert len(asked) <= 4 * 64
-
-
-# -- 3. going on with more -----------------------------------------------------------------------
-
-
-def test_a_model_and_a_seed_are_added_to_an_evaluation(tmp_path: Path) -> None:
-    out = f"out={tmp_path}/e"
-    run("env=twenty_questions", "models=oracle", "max_tasks=3", "seeds=1", out)
-    first = episodes(tmp_path / "e")
-
-    assert run("models=oracle,random", "seeds=2", out) == 0
-
-    played = episodes(tmp_path / "e")
+    with monkeypatch.context() as patch:
+        patch.setattr(Episode, "key", property(key))
+        assert run("models=oracle,random", "seeds=2", out) == 0
+    assert len(asked) <= 4 * 24  # each is looked up once
+    played = episodes(folder)
     assert played[: len(first)] == first
     assert len(played) == 6 * 2 * 2
 
-
-def test_other_tasks_in_the_same_folder_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = f"out={tmp_path}/e"
-    run("env=twenty_questions", "models=oracle", "max_tasks=3", out)
-    before = (tmp_path / "e" / EPISODES).read_bytes()
-
-    assert run("env=twenty_questions", "models=oracle", "max_tasks=5", out) == 1
+    before = log.read_bytes()
+    capsys.readouterr()
+    assert run(*ORACLE, "max_tasks=5", out) == 1
     assert "max_tasks: 3 -> 5" in capsys.readouterr().err
-    assert (tmp_path / "e" / EPISODES).read_bytes() == before
+    assert log.read_bytes() == before
+    with log.open("a") as file:
+        file.write('{"model": "oracle", "colour": "red"}\n')
+    assert run(out) == 1
+    assert "other fields than this version of evert writes" in capsys.readouterr().err
 
 
-def test_a_folder_with_something_else_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-
-    assert run("env=twenty_questions", "models=oracle", f"out={tmp_path}") == 1
-    assert "not empty, and is none of evert's evaluations" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-# -- 4. agents of one's own ----------------------------------------------------------------------
+# -- agents of one's own ----------------------------------------------------------------------
 
 OWN_AGENT = """
 TASKS = [{"word": word, "category": word[0]} for word in ("ab", "ac", "bd", "be")]
@@ -253,57 +206,13 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said
     assert 'evaluated_agent.py", line ' in shown
 
 
-TENTHS = """
-TASKS = ["a", "b"]
-
-def agent(client, task):
-    for _ in range(10):
-        client.reward(0.1)
-        client.chat.completions.create(messages=[{"role": "user", "content": task}], max_tokens=2)
-"""
+# -- runs ----------------------------------------------------------------------------------------
 
 
-def test_ten_tenths_of_a_reward_are_a_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tenths_agent.py").write_text(TENTHS)
-    monkeypatch.chdir(tmp_path)
-    own = ["agent=tenths_agent:agent", "test_tasks=tenths_agent:TASKS", "models=evert-tiny"]
-
-    assert run(*own, "seeds=1", "out=e") == 0
-
-    played = episodes(tmp_path / "e")
-    assert sum([0.1] * 10) < 1
-    assert [(episode.success, episode.turns) for episode in played] == [(True, 10)] * 2
-
-
-# -- 5. runs -------------------------------------------------------------------------------------
-
-SMALL: dict[str, Any] = {
-    "env": "identity",
-    "batch_size": 4,
-    "group_size": 4,
-    "samples": 0,
-    "eval_every": 0,
-}
-
-
-def train(folder: Path, steps: int) -> RunFolder:
-    return evert.train(
-        **SMALL, device="cpu", seed=1, steps=steps, log_path=folder, console=Console(quiet=True)
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run of identity."""
-    return train(tmp_path_factory.mktemp("runs") / "a", 1)
-
-
-def test_training_and_evaluating_find_the_same_score(trained: RunFolder, tmp_path: Path) -> None:
-    after = trained.after
+def test_training_and_evaluating_find_the_same_score(finished: RunFolder, tmp_path: Path) -> None:
+    after = finished.after
     assert after is not None
-    tests = ["env=identity", f"models={trained.path}", "split=test"]
+    tests = ["env=identity", f"models={finished.path}", "split=test"]
 
     assert run(*tests, "seeds=4", "seed=4", f"out={tmp_path}/warm") == 0
     assert run(*tests, "seeds=1", "temperature=0", f"out={tmp_path}/cold") == 0
@@ -315,26 +224,31 @@ def test_training_and_evaluating_find_the_same_score(trained: RunFolder, tmp_pat
             assert float(row[name]) == pytest.approx(after[how][name], abs=1e-4)
 
 
-def test_a_run_plays_the_game_that_is_named(
-    trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_plays_the_game_that_is_named_and_the_same_weights_once(
+    finished: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["env=guess_number", f"models={trained.path}", "split=test", "max_tasks=2"]
+    models = f"models={finished.path},{finished.path}@3"
+    arguments = ["env=guess_number", models, "split=test", "max_tasks=2", "seeds=1"]
 
-    assert run(*arguments, "seeds=1", f"out={tmp_path}/e") == 0
+    assert run(*arguments, f"out={tmp_path}/e") == 0
 
-    assert {episode.target for episode in episodes(tmp_path / "e")} <= set(map(str, TEST_TASKS))
     shown = capsys.readouterr().out
     assert "plays evert.envs.guess_number:guess_number_agent; it was trained with" in shown
+    played = episodes(tmp_path / "e")
+    assert len(played) == 2
+    assert {episode.target for episode in played} <= set(map(str, TEST_TASKS))
+    first, second = rows(tmp_path / "e")
+    assert second.pop("model") == first.pop("model") + "@3"
+    assert first == second
 
 
-def test_a_run_that_was_trained_further_is_played_anew(trained: RunFolder, tmp_path: Path) -> None:
-    folder = shutil.copytree(trained.path, tmp_path / "run")
-    arguments = ["env=identity", f"models={folder}", "split=test", "seeds=1", f"out={tmp_path}/e"]
-    assert run(*arguments) == 0
+def test_a_run_that_was_trained_further_is_played_anew(copied: RunFolder, tmp_path: Path) -> None:
+    arguments = ["env=identity", f"models={copied.path}", "split=test", "seeds=1", "max_tasks=6"]
+    assert run(*arguments, f"out={tmp_path}/e") == 0
     first = episodes(tmp_path / "e")
 
-    train(folder, 2)
-    assert run(*arguments) == 0
+    assert train.main([f"log_path={copied.path}", "steps=4"]) == 0
+    assert run(*arguments, f"out={tmp_path}/e") == 0
 
     both = episodes(tmp_path / "e")
     (row,) = rows(tmp_path / "e")
@@ -345,20 +259,7 @@ def test_a_run_that_was_trained_further_is_played_anew(trained: RunFolder, tmp_p
     )
 
 
-def test_the_same_weights_are_played_once_whatever_they_are_called(
-    trained: RunFolder, tmp_path: Path
-) -> None:
-    models = f"models={trained.path},{trained.path}@1"
-
-    assert run("env=identity", models, "split=test", "seeds=1", f"out={tmp_path}/e") == 0
-
-    assert len(episodes(tmp_path / "e")) == 24
-    first, second = rows(tmp_path / "e")
-    assert second.pop("model") == first.pop("model") + "@1"
-    assert first == second
-
-
-# -- 6. endpoints --------------------------------------------------------------------------------
+# -- endpoints --------------------------------------------------------------------------------
 
 
 def asks_from_a_list(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -371,26 +272,17 @@ def asks_from_a_list(body: dict[str, Any], key: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "Is it a dog?" if is_first else "Is it a cat?"}
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    with chat_endpoint(asks_from_a_list) as address:
-        yield address
-
-
-@pytest.mark.parametrize("search", [False, True])
 def test_an_endpoint_plays_and_its_searches_are_counted(
-    endpoint: str, tmp_path: Path, search: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["env=twenty_questions", "models=openai:cat", f"base_url={endpoint}", "seeds=1"]
-
-    code = run(*arguments, "max_tasks=5", "split=train", f"search={search}", f"out={tmp_path}/e")
+    with chat_endpoint(asks_from_a_list) as address:
+        asked = ["env=twenty_questions", "models=openai:cat", f"base_url={address}", "seeds=1"]
+        assert run(*asked, "max_tasks=5", "split=train", "search=True", f"out={tmp_path}/e") == 0
 
     played = episodes(tmp_path / "e")
-    assert code == 0
     assert any(episode.success for episode in played)
     lost = next(episode for episode in played if not episode.success)
-    assert lost.metrics["questions"] == 20
-    assert lost.metrics["searches"] == 20 * search
+    assert (lost.metrics["questions"], lost.metrics["searches"]) == (20, 20)
     assert "openai:cat: 5 episodes in" in capsys.readouterr().out  # and no picture of a cat
 
 
@@ -412,59 +304,6 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
 
 
-# -- 7. mistakes, and help -----------------------------------------------------------------------
-
-
-OWN = ["agent=evert.envs.identity:identity_agent", "test_tasks=evert.envs.identity:TEST_TASKS"]
-OWN += ["models=evert-tiny"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["env=identity", "models="], "No model to evaluate"),
-        (["models=evert-tiny"], "No tasks to evaluate on"),
-        (["env=identity", "agent=a:b", "models=evert-tiny"], "expected one"),
-        (["env=xiangqi", "models=evert-tiny"], "There is no game 'xiangqi'"),
-        (["env=identity", "models=evert-tiny", "seeds=0"], "seeds must be at least 1, got 0"),
-        (["env=identity", "models=runs/none/here"], "no run and no model at 'runs/none/here'"),
-        (["env=identity", "models=evert-tiny", "search=True"], "no twin with a search tool"),
-        (["agent=no.such:thing", "test_tasks=a:b", "models=evert-tiny"], "No "),
-        (["identity"], "Did you mean env=identity?"),
-        (["--env", "identity"], "settings are given as key=value"),
-        (["env=identity", "modles=evert-tiny"], "Did you mean 'models'?"),
-        (["env=identity", "models=evert-tiny", "seeds=four"], "seeds takes a whole number"),
-        (["env=identity", "models=evert-tiny", "temperature=nan"], "takes a finite number"),
-        (["env=identity", "models=evert-tiny", "max_tasks=0"], "max_tasks must be at least 1"),
-        (["env=identity", "models=evert-tiny", "temperature=-1"], "temperature must be at least 0"),
-        (["env=identity", "models=evert-tiny", "device=gpu"], "device takes auto, cpu"),
-        (["env=identity", "models=some-model"], "some-model is none of the bases"),
-        ([*OWN, "split=train"], "no such tasks"),
-        (["env=identity", "models=runs/none"], "no run and no model at 'runs/none'"),
-        ([*OWN, "models.judge=runs/none"], "no run and no model at 'runs/none'"),
-        ([*OWN, "models.judge.temperature=0"], "models.judge.temperature is of no model"),
-        ([*OWN, "models.policy=evert-tiny"], "has the policy's own name"),
-        ([*OWN, "limits.max_turn=3"], "Did you mean 'limits.max_turns'?"),
-        ([*OWN, "limits=3"], "limits takes paths: limits.max_turns=20, for example; got '3'"),
-        ([*OWN, "seats=one"], "seats must be two or more different names"),
-        ([*OWN, "frozen.judge=evert-tiny"], "There is no setting 'frozen.judge'"),
-        ([*OWN, "policy_names=a,a"], "policy_names must be a model name or several different"),
-    ],
-)
-def test_a_mistake_is_a_line_and_leaves_nothing(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert run(*arguments) == 1
-    assert said in capsys.readouterr().err
-    assert os.listdir(tmp_path) == []
-
-
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
 
@@ -476,29 +315,3 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "frozen.KEY" not in shown
     assert "who plays" in shown
     assert errors == ""
-
-
-def test_help_loads_nothing_heavy_and_warns_of_nothing(tmp_path: Path) -> None:
-    code = (
-        "import sys; from evert.trainers.commands import evaluate; "
-        "assert evaluate.main(['--help']) == 0; "
-        "print([*{'torch', 'tinker', 'transformers', 'openai', 'matplotlib'} & {*sys.modules}])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert "warning" not in (done.stdout + done.stderr).lower()
-
-
-def test_records_of_another_version_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["env=twenty_questions", "models=oracle", "max_tasks=1", f"out={tmp_path}/e"]
-    run(*arguments)
-    with (tmp_path / "e" / EPISODES).open("a") as file:
-        file.write('{"model": "oracle", "colour": "red"}\n')
-
-    assert run(*arguments) == 1
-    assert "other fields than this version of evert writes" in capsys.readouterr().err

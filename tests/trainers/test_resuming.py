@@ -1,24 +1,23 @@
 """A run that was stopped goes on, wherever and however it was stopped.
 
-1. SIGTERM does what Ctrl-C does, and a kill at any moment loses at most a step: the curve of the
-   resumed run is that of a run that nobody stopped.
-2. No step stands twice in the metrics, and no checkpoint without a use stays on the disk.
-3. Damaged, deleted and odd files are gone back behind, or refused with what to do.
+A kill at any moment loses at most a step, and SIGTERM does what Ctrl-C does. No step stands twice
+in the metrics, no checkpoint without a use stays on the disk, and checkpoints that were damaged or
+deleted are gone back behind. The curve is always that of a run that nobody stopped.
 """
 
 import importlib.util
 import json
-import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
+from tests.nightly import IS_NIGHT
+from tests.trainers.conftest import FINISHED, environment
 
 from evert.trainers.commands import train
 from evert.trainers.rundir import metrics
@@ -28,56 +27,15 @@ from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RunFolderError
 from evert.trainers.training.resuming import take_up, tidy
 
-TINY = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0", "samples=0"]
-STEPS = ["steps=8", "save_every=3"]
+
+@pytest.fixture(autouse=True)
+def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
 
 
-def run(*arguments: str) -> int:
+def resume(folder: RunFolder) -> int:
     """The command, in this process; returns its exit status."""
-    return train.main(list(arguments))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_service() -> Any:
-    key = os.environ.pop("TINKER_API_KEY", None)
-    yield
-    if key is not None:
-        os.environ["TINKER_API_KEY"] = key
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that nobody stopped."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    assert run(*TINY, *STEPS, f"log_path={path}") == 0
-    return RunFolder(path, resumed=True)
-
-
-@pytest.fixture
-def copied(whole: RunFolder, tmp_path: Path) -> RunFolder:
-    """A copy of it, to do things to."""
-    return RunFolder(shutil.copytree(whole.path, tmp_path / "copy"), resumed=True)
-
-
-def start(path: Path) -> "subprocess.Popen[str]":
-    """The same run in a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "evert.trainers.commands.train",
-        *TINY,
-        *STEPS,
-        f"log_path={path}",
-    ]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def wait_for(count: int, folder: RunFolder, process: "subprocess.Popen[str]") -> None:
-    """Until that many steps are saved."""
-    deadline = time.monotonic() + 120
-    while folder.steps_done() < count and process.poll() is None:
-        assert time.monotonic() < deadline, "no step was done"
-        time.sleep(0.01)
+    return train.main([f"log_path={folder.path}"])
 
 
 def rewards(folder: RunFolder) -> list[float]:
@@ -95,177 +53,166 @@ def saved(folder: RunFolder) -> set[str]:
     return {f"{path.parent.name}/{path.name}" for path in found}
 
 
-# -- 1. stopped ----------------------------------------------------------------------------------
+def list_rolling(folder: RunFolder, run_id: str, *batches: int) -> None:
+    """List checkpoints to resume from."""
+    with (folder.path / files.CHECKPOINTS).open("a") as listed:
+        for batch in batches:
+            path = f"tinker://{run_id}/weights/{batch:06d}"
+            line = {"name": f"{batch:06d}", "batch": batch, "state_path": path, "rolling": True}
+            listed.write(json.dumps(line) + "\n")
 
 
-@pytest.fixture(scope="module")
-def driver() -> ModuleType:
-    """``benchmarks/kill9.py``, as a module."""
+def forget(folder: RunFolder, name: str) -> None:
+    """Strike a checkpoint off the list."""
+    listed = folder.path / files.CHECKPOINTS
+    files.keep_lines(listed, lambda record: record.get("name") != name)
+
+
+# -- stopped -------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_to_the_same_figures_and_leaves_nothing_behind(
+    finished: RunFolder, tmp_path: Path
+) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "kill9.py"
     found = importlib.util.spec_from_file_location("kill9", script)
     assert found is not None
     assert found.loader is not None
-    module = sys.modules["kill9"] = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-def test_a_killed_run_goes_on_to_the_same_figures_and_leaves_nothing_behind(
-    whole: RunFolder, tmp_path: Path, driver: ModuleType
-) -> None:
-    names = ("settings", "kept checkpoint", "scores after")
+    driver = sys.modules["kill9"] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(driver)
+    names = ["settings", "first checkpoint", "scores after"] if IS_NIGHT else ["first checkpoint"]
     stops = [driver.Moment(name, 0.0, driver.APPEARS[name]) for name in names]
-    wanted, settings = driver.state(whole.path), [*TINY, *STEPS]
-    run = driver.stop_and_go_on(tmp_path / "run", stops, signal.SIGKILL, wanted, settings)
+    wanted = driver.state(finished.path)
+    run = driver.stop_and_go_on(tmp_path / "run", stops, signal.SIGKILL, wanted, FINISHED)
 
     assert run.problems == ()
-    assert (run.commands, len(run.moments)) == (4, 3)
+    assert (run.commands, len(run.moments)) == (len(names) + 1, len(names))
     assert wanted["hidden"] == []
 
 
-def test_sigterm_does_what_ctrl_c_does(whole: RunFolder, tmp_path: Path) -> None:
+def test_sigterm_does_what_ctrl_c_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
+    command = [sys.executable, "-m", "evert.trainers.commands.train", *tiny, "steps=25"]
     folder = RunFolder(tmp_path / "run", resumed=True)
-    with start(folder.path) as process:
-        wait_for(2, folder, process)
+    with subprocess.Popen(
+        [*command, "log_path=run"], cwd=tmp_path, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 250
+        while folder.steps_done() < 2 and process.poll() is None:
+            assert time.monotonic() < deadline, "no step was done"
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         shown, errors = process.communicate(timeout=280)
-    assert process.returncode == INTERRUPTED, errors
-    assert errors == ""
-    done = folder.steps_done()
-    assert 2 <= done < 8
-    assert f"Interrupted after {done} steps; they are saved in {folder.path}. To go on:" in shown
-    assert run(f"log_path={folder.path}") == 0
-    assert rewards(folder) == rewards(whole)
-
-
-def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with start(path) as process:
-        deadline = time.monotonic() + 120
-        while not (path / files.RUN).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        shown, errors = process.communicate(timeout=280)
     assert (process.returncode, errors) == (INTERRUPTED, "")
-    assert "Interrupted" in shown
-    assert not path.exists() or RunFolder(path, True).begun
+    done = folder.steps_done()
+    assert 2 <= done < 25
+    assert f"Interrupted after {done} steps; they are saved in run. To go on:" in shown
+
+    printed = shlex.split(shown.strip().splitlines()[-1])
+    assert printed[:3] == list(train.PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    assert train.main(printed[3:]) == 0
+    assert f"resuming after step {done} of 25" in capsys.readouterr().out
+    assert steps_written(folder) == list(range(25))
 
 
-# -- 2. tidy -------------------------------------------------------------------------------------
+# -- what was done and what was kept -------------------------------------------------------------
 
 
-def test_a_finished_run_keeps_the_checkpoints_that_were_asked_for(whole: RunFolder) -> None:
-    names = ("000003", "000006", "final")
-    assert saved(whole) == {f"{k}/{n}" for k in ("weights", "sampler_weights") for n in names}
-    assert not [record for record in whole.checkpoints() if record.get("rolling")]
+def test_a_finished_run_keeps_the_checkpoints_that_were_asked_for(finished: RunFolder) -> None:
+    names = ("000002", "final")
+    assert saved(finished) == {f"{k}/{n}" for k in ("weights", "sampler_weights") for n in names}
+    assert not [record for record in finished.checkpoints() if record.get("rolling")]
 
 
 def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
     for name in ("000004", "000005", "000007", ".draft-1", "unlisted"):
         shutil.copytree(final, final.with_name(name))
-    run_id = final.parents[1].name
-    with (copied.path / files.CHECKPOINTS).open("a") as listed:
-        for batch in (4, 5, 7):
-            path = f"tinker://{run_id}/weights/{batch:06d}"
-            line = {"name": f"{batch:06d}", "batch": batch, "state_path": path, "rolling": True}
-            listed.write(json.dumps(line) + "\n")
+    list_rolling(copied, final.parents[1].name, 4, 5, 7)
     before = saved(copied)
     tidy(copied.path)
     gone = {f"weights/{name}" for name in ("000004", "000005", ".draft-1", "unlisted")}
     assert saved(copied) == before - gone
 
 
-def test_steps_that_are_done_again_do_not_stand_twice(
-    copied: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    listed = copied.path / files.CHECKPOINTS
-    files.keep_lines(listed, lambda record: record.get("name") == "000003")
-    assert run(f"log_path={copied.path}") == 0
-    assert "resuming after step 3 of 8" in capsys.readouterr().out
-    assert steps_written(copied) == list(range(8))
-
-
-def forget(folder: RunFolder, *names: str) -> None:
-    """Strike checkpoints off the list."""
-    listed = folder.path / files.CHECKPOINTS
-    files.keep_lines(listed, lambda record: record.get("name") not in names)
-
-
+@pytest.mark.parametrize(
+    ("lost", "rows"), [("nothing", 2), ("final", 3)], ids=["too few rows", "a step done again"]
+)
 def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
-    copied: RunFolder, whole: RunFolder
+    copied: RunFolder, finished: RunFolder, lost: str, rows: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forget(copied, "final")
-    files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < 5)
-    assert copied.steps_done() == 6
-    assert run(f"log_path={copied.path}") == 0
-    assert steps_written(copied) == list(range(8))
-    assert rewards(copied) == rewards(whole)
-
-
-def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
-    copied: RunFolder, whole: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (final,) = (copied.path / "checkpoints").glob("*/weights/final")
-    final.rename(final.with_name("000008"))
-    shutil.rmtree(final.parents[1] / "sampler_weights" / "final")
-    forget(copied, "final")
-    path = f"tinker://{final.parents[1].name}/weights/000008"
-    with (copied.path / files.CHECKPOINTS).open("a") as listed:
-        rolling = {"name": "000008", "batch": 8, "state_path": path, "rolling": True}
-        listed.write(json.dumps(rolling) + "\n")
-    assert run(f"log_path={copied.path}") == 0
-    assert "all 8 steps are done" in capsys.readouterr().out
-    assert copied.after == whole.after
-    assert saved(copied) == saved(whole)
-
-
-def test_a_line_without_its_end_is_no_trap_for_the_next(copied: RunFolder) -> None:
-    forget(copied, "final")
-    files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < 6)
+    forget(copied, lost)
+    files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < rows)
     for name in (files.METRICS, files.CHECKPOINTS, files.BATCHES):
         file = copied.path / name
-        file.write_bytes(file.read_bytes().rstrip(b"\n"))
-    assert run(f"log_path={copied.path}") == 0
-    assert steps_written(copied) == list(range(8))
+        file.write_bytes(file.read_bytes().rstrip(b"\n"))  # a line without its end is no trap
+    assert copied.steps_done() == (2 if lost == "final" else 3)
+    assert resume(copied) == 0
+    assert "resuming after step 2" in capsys.readouterr().out
+    assert steps_written(copied) == [0, 1, 2]
+    assert rewards(copied) == rewards(finished)
     assert not list(copied.path.glob("*.broken"))
 
 
-# -- 3. damaged ----------------------------------------------------------------------------------
-
-
-def test_deleted_checkpoints_make_a_run_start_again(
-    copied: RunFolder, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
+    copied: RunFolder, finished: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.rmtree(copied.path / "checkpoints")
-    assert run(f"log_path={copied.path}") == 0
-    assert (
-        "is damaged or gone: starting again from the first step instead" in capsys.readouterr().out
-    )
-    assert rewards(copied) == rewards(whole)
-    assert steps_written(copied) == list(range(8))
+    (final,) = (copied.path / "checkpoints").glob("*/weights/final")
+    final.rename(final.with_name("000003"))
+    shutil.rmtree(final.parents[1] / "sampler_weights" / "final")
+    forget(copied, "final")
+    list_rolling(copied, final.parents[1].name, 3)
+    assert resume(copied) == 0
+    assert "all 3 steps are done" in capsys.readouterr().out
+    assert copied.after == finished.after
+    assert saved(copied) == saved(finished)
 
 
-def test_a_lost_list_of_checkpoints_does_not_cost_the_checkpoints(
-    copied: RunFolder, capsys: pytest.CaptureFixture[str]
+# -- damaged -------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    copied: RunFolder, finished: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (copied.path / files.CHECKPOINTS).unlink()
-    before = saved(copied)
-    assert run(f"log_path={copied.path}") == 1
+    for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
+        part = file.read_bytes()[:1000]
+        file.unlink()
+        file.write_bytes(part)
+    assert resume(copied) == 0
+    said = "the newest checkpoint is damaged or gone: resuming after step 2"
+    assert said in capsys.readouterr().out
+    assert rewards(copied) == rewards(finished)
+
+
+def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_again(
+    copied: RunFolder, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed, before = copied.path / files.CHECKPOINTS, saved(copied)
+    text = listed.read_text()
+    listed.unlink()
+    assert resume(copied) == 1
     assert "lists no checkpoint, and" in capsys.readouterr().err
     assert saved(copied) == before
+
+    listed.write_text(text)
     shutil.rmtree(copied.path / "checkpoints")
-    assert run(f"log_path={copied.path}") == 0
+    assert resume(copied) == 0
+    said = "is damaged or gone: starting again from the first step instead"
+    assert said in capsys.readouterr().out
+    assert rewards(copied) == rewards(finished)
+    assert steps_written(copied) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": {}}', '{"scores": 3}'])
+@pytest.mark.parametrize("content", ["{", '{"scores": {}}', '{"scores": 3}'])
 def test_odd_scores_of_the_untrained_weights_are_an_error_or_taken_again(
     copied: RunFolder, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied.path / files.BEFORE).write_text(content)
-    status = run(f"log_path={copied.path}")
-    message = capsys.readouterr().err
+    status, message = resume(copied), capsys.readouterr().err
     assert status == 0 or "Delete before.json to have the untrained weights scored again" in message
     assert "Traceback" not in message
 

@@ -31,7 +31,13 @@ SECRETS = {
     "MY_PASSWORD": "zwölf-sentinel-08",
 }
 
-EVERT = "from evert.trainers.cli import main; raise SystemExit(main())"
+EVERT = """
+import shlex, sys
+from evert.trainers.cli import main
+for line in sys.argv[1:]:
+    print(shlex.split(line)[0], "ended with", main(shlex.split(line)), flush=True)
+"""
+"""Commands, one after the other in one process."""
 
 AGENTS = """
 import logging, os, sys, warnings
@@ -74,33 +80,33 @@ async def inside(client, task):
 TASKS = ["play", "fail"]
 """
 
-SETTINGS = [
-    "train_tasks=telling_agents:TASKS", "test_tasks=telling_agents:TASKS", "engine=embedded",
-    "device=cpu", "steps=1", "batch_size=2", "group_size=2", "max_tokens=8", "samples=2",
-    "eval_every=0", "on_agent_error=0.0", "tensorboard=True", "log_path=run",
-    "models.judge=https://me:sentinel-09@host/v1#judge",
-]  # fmt: skip
+TRAIN = (
+    "train_tasks=telling_agents:TASKS test_tasks=telling_agents:TASKS engine=embedded device=cpu "
+    "steps=1 batch_size=2 group_size=2 max_tokens=8 samples=2 eval_every=0 on_agent_error=0.0 "
+    "tensorboard=True log_path=run models.judge=https://me:sentinel-09@host/v1#judge"
+)
 
 
 @pytest.mark.parametrize("agent", each(["command", "inside"], ["inside"]))
 def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
     (tmp_path / "telling_agents.py").write_text(AGENTS)
-    tracked = ["wandb_project=secrets"] if find_spec("wandb") else []
-    for command in (
-        ["train", f"agent=telling_agents:{agent}", *SETTINGS, *tracked],
-        ["report", "run"],
-        ["evaluate", "run", f"agent=telling_agents:{agent}", "out=evaluation", "seeds=1"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", EVERT, *command],
-            cwd=tmp_path,
-            env={**os.environ, **SECRETS, "WANDB_MODE": "offline"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if command[0] != "evaluate":
-            assert done.returncode == 0, done.stderr
+    tracked = "wandb_project=secrets" if find_spec("wandb") else ""
+    commands = (
+        f"train agent=telling_agents:{agent} {TRAIN} {tracked}",
+        "report run",
+        f"evaluate models=run agent=telling_agents:{agent} test_tasks=telling_agents:TASKS "
+        "out=evaluation seeds=1",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", EVERT, *commands],
+        cwd=tmp_path,
+        env={**os.environ, **SECRETS, "WANDB_MODE": "offline"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for command in ("train", "report", "evaluate"):
+        assert f"{command} ended with 0" in done.stdout, done.stderr
 
     files = [path for path in tmp_path.glob("*/**/*") if path.is_file()]
     telling = [
@@ -144,8 +150,13 @@ if __name__ == "__main__":
         base_url="https://sentinel-13@127.0.0.1:9", tags=(f"tag-{KEY}",),
     )
 """
-MODEL = "https://bob:sentinel-10@127.0.0.1:9/v1"
-EVALUATE = ["evaluate", "agent=given:agent", "test_tasks=given:TASKS", "seeds=1", "max_tasks=1"]
+EVALUATE = "evaluate agent=given:agent test_tasks=given:TASKS seeds=1 max_tasks=1"
+MODEL = "https://bob:sentinel-14@127.0.0.1:9/v1"
+COMMANDS = (
+    "report run",
+    f"{EVALUATE} models={MODEL}#M out=evaluation",
+    f"{EVALUATE} models={MODEL}",  # names no model, which is an error
+)
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -171,18 +182,17 @@ async def test_what_a_run_was_given_from_python_is_on_no_way_out(tmp_path: Path)
         traces = collector.url.replace("://", "://ann:sentinel-11@")
         ways = {
             "train": await ran("given.py", traces),
-            "report": await ran("-c", EVERT, "report", "run"),
-            "evaluate": await ran("-c", EVERT, *EVALUATE, f"models={MODEL}#M", "out=evaluation"),
-            "an error": await ran("-c", EVERT, *EVALUATE, f"models={MODEL}"),
+            "commands": await ran("-c", EVERT, *COMMANDS),
         }
         spans = [repr(span.sent) for span in collector.spans()]
-    files = read(tmp_path)
-    ways |= files
+    written = read(tmp_path)
+    ways |= written
     ways |= {f"span {number}": span.encode() for number, span in enumerate(spans)}
 
     assert b"[PASSWORD]" in ways["train"], ways["train"].decode()
-    assert b"is an address without a model" in ways["an error"]
-    assert len(files) > 10
+    assert b"report ended with 0" in ways["commands"], ways["commands"].decode()
+    assert b"is an address without a model" in ways["commands"]
+    assert len(written) > 10
     assert len(spans) > 20
     assert not [way for way, found in ways.items() if b"sentinel" in found]
     assert not [span for span in spans if "quoted" in span]

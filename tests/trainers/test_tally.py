@@ -1,11 +1,8 @@
 """How failures are told, counted and said, and how a run's groups are played.
 
-1. An exception, or a trajectory, is a failure of one of the kinds, with the agent's own words.
-2. Failures that are alike are counted together; sets of them add up.
-3. ``LeaveOut`` goes on without the episodes that failed, and lets every other error through.
-4. A tally writes a line a batch, says each reason once, and counts steps in a row.
-5. What other strategies give up is counted, too.
-6. A run that is over ends, whoever still waits for its rollouts.
+An exception, or a trajectory, is a failure of one of the kinds, with the agent's own words; those
+that are alike are counted together. ``LeaveOut`` goes on without the episodes that failed, and lets
+every other error through. A run that is over ends, whoever still waits for its rollouts.
 """
 
 import asyncio
@@ -16,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anthropic
 import openai
 import pytest
 from google import genai
+from tests import kit
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
@@ -30,7 +28,6 @@ from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.ml_log import dump_config
 
 from evert.agents.process import ProcessAgent
-from evert.bridge.clients.client import AgentClient
 from evert.bridge.env.endings import CUT_REPLY
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
@@ -52,54 +49,64 @@ from evert.trainers.episodes.failures import (
 )
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED
-from evert.trainers.system.files import BATCHES
+from evert.trainers.system.files import BATCHES, read_jsonl
 from evert.trainers.training.batch_log import Account, EpisodesFailedError, Tally
 from evert.trainers.training.strategies import Counted, GroupFailedError, LeaveOut, strategy_of
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")
+LIMITS = RolloutLimits(max_trajectory_tokens=100)
 
 
-async def call(client: AgentClient, text: str = "Hi", **options: Any) -> str:
-    messages: list[Any] = [{"role": "user", "content": text}]
-    reply = await client.chat.completions.create(messages=messages, **options)
-    return reply.choices[0].message.content or ""
-
-
-async def raises(client: AgentClient) -> float:
-    await call(client)
+async def raises(client: Any) -> float:
+    await kit.ask(client)
     raise LookupError("no such table")
 
 
-async def exits(client: AgentClient) -> float:
+async def exits(client: Any) -> float:
     raise SystemExit(2)
 
 
-async def hangs(client: AgentClient) -> float:
-    await call(client)
+async def hangs(client: Any) -> float:
+    await kit.ask(client)
     await asyncio.sleep(3600)
     return 0.0
 
 
-async def no_reward(client: AgentClient) -> None:
-    await call(client)
+async def no_reward(client: Any) -> None:
+    await kit.ask(client)
 
 
-async def works(client: AgentClient) -> float:
-    await call(client)
-    return 1.0
-
-
-async def no_call(client: AgentClient) -> float:
+async def no_call(client: Any) -> float:
     return 0.0
 
 
-async def rambles(client: AgentClient) -> float:
-    await call(client)
-    await call(client, "word " * 1000)
+async def rambles(client: Any) -> float:
+    await kit.ask(client)
+    await kit.ask(client, "word " * 1000)
     return 1.0
 
 
-# -- 1. one failure -------------------------------------------------------------------------------
+async def other_model(client: Any) -> float:
+    await kit.ask(client, model="gpt-5.2")
+    return 1.0
+
+
+async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory:
+    return await do_single_rollout(POLICY, ChatAgentEnv(agent, agent_timeout=0.2, **options))
+
+
+async def failures_of(agent: Any, **options: Any) -> list[Failure]:
+    """What an agent's failure is where it is left out, if it is raised, and where it is scored."""
+    found = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
+    try:
+        await trajectory_of(agent, **options)
+    except Exception as error:
+        found.append(failure_of(error))
+    assert None not in found
+    return [each for each in found if each is not None]
+
+
+# -- one failure ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,128 +114,74 @@ async def rambles(client: AgentClient) -> float:
     [
         (raises, "agent_error", "LookupError: no such table"),
         (exits, "agent_error", "SystemExit: 2"),
-        (hangs, "agent_timeout", "hangs"),
-        (no_reward, "no_reward", "RewardError: "),
-    ],
-)
-async def test_an_exception_out_of_a_rollout_is_a_failure(
-    agent: Callable[..., Any], kind: str, error: str
-) -> None:
-    env = ChatAgentEnv(agent, agent_timeout=0.2)
-    with pytest.raises(Exception, match=r".") as raised:
-        await do_single_rollout(POLICY, env)
-
-    found = failure_of(raised.value)
-
-    assert found is not None
-    assert found.kind == kind
-    assert error in found.error
-    assert (f"in {agent.__name__}" in found.traceback) == (kind == "agent_error")
-
-
-async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
-    async def agent(client: AgentClient) -> float:
-        raise ValueError("at https://me:s3cret-word@h \ud800")
-
-    with pytest.raises(AgentError) as raised:
-        await do_single_rollout(POLICY, ChatAgentEnv(agent))
-
-    found = failure_of(raised.value)
-
-    assert found is not None
-    for text in (found.error, found.traceback):
-        assert "https://me:[PASSWORD]@h \ufffd" in text
-
-
-@pytest.mark.parametrize("error", [EnvStateError("?"), ValueError("?"), InvalidAgentError("?")])
-def test_what_is_not_the_agents_is_none(error: Exception) -> None:
-    assert failure_of(error) is None
-
-
-async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory:
-    return await do_single_rollout(POLICY, ChatAgentEnv(agent, **options))
-
-
-@pytest.mark.parametrize(
-    ("agent", "kind", "error"),
-    [
-        (raises, "agent_error", "LookupError: no such table"),
         (hangs, "agent_timeout", "neither called the model nor ended"),
         (no_call, "no_llm_call", "No model call came here."),
         (rambles, "context_overflow", "prompt is too long"),
+        (other_model, "wrong_model_name", "The agent asked for 'gpt-5.2'; the policy is called "),
     ],
 )
-async def test_a_trajectory_tells_of_failures_that_were_scored(
+async def test_what_is_raised_and_what_is_scored_is_a_failure_of_its_kind(
     agent: Callable[..., Any], kind: str, error: str
 ) -> None:
-    limits = RolloutLimits(max_trajectory_tokens=100)
-    played = await trajectory_of(agent, on_agent_error=-1.0, agent_timeout=0.2, limits=limits)
-
-    found = failure_in(played)
-
-    assert found is not None
-    assert found.kind == kind
-    assert error in found.error
-    assert ("in raises" in found.traceback) == (agent is raises)
+    models: Any = {"models": {"judge": POLICY}} if agent is other_model else {}
+    for found in await failures_of(agent, limits=LIMITS, **models):
+        assert found.kind == kind
+        assert error in found.error
+        assert kind != "agent_error" or f"in {agent.__name__}" in found.traceback
 
 
-async def test_a_trajectory_that_ended_well_tells_of_none() -> None:
-    assert failure_in(await trajectory_of(works)) is None
+async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
+    for error in (EnvStateError("?"), ValueError("?"), InvalidAgentError("?")):
+        assert failure_of(error) is None
+    assert failure_in(await trajectory_of(kit.asks)) is None
+    with pytest.raises(Exception, match="reward") as raised:
+        await trajectory_of(no_reward)
+    assert (failure_of(raised.value) or TABLE).kind == "no_reward"
 
 
-async def test_a_model_of_another_name_is_a_kind_of_its_own() -> None:
-    async def asks_for_another(client: AgentClient) -> float:
-        await call(client, model="gpt-5.2")
-        return 1.0
+async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
+    async def agent(client: Any) -> float:
+        raise ValueError("at https://me:s3cret-word@h \ud800")
 
-    models: Any = {"judge": POLICY}
-    played = await trajectory_of(asks_for_another, on_agent_error=-1.0, models=models)
-
-    found = failure_in(played)
-
-    assert found is not None
-    assert found.kind == "wrong_model_name"
-    assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in found.error
+    for found in await failures_of(agent):
+        for text in (found.error, found.traceback):
+            assert "https://me:[PASSWORD]@h \ufffd" in text
 
 
-async def no_key(client: AgentClient) -> float:
+async def no_key(client: Any) -> float:
     openai.OpenAI()
     return 1.0
 
 
-async def no_anthropic_key(client: AgentClient) -> float:
-    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+async def no_anthropic_key(client: Any) -> float:
+    messages: list[Any] = [kit.user("Hi")]
     anthropic.Anthropic().messages.create(model="policy", max_tokens=8, messages=messages)
     return 1.0
 
 
-async def no_gemini_key(client: AgentClient) -> float:
+async def no_gemini_key(client: Any) -> float:
     genai.Client()
     return 1.0
 
 
-async def reads_a_number(client: AgentClient) -> float:
-    return float(await call(client))
+async def reads_a_number(client: Any) -> float:
+    return float(await kit.ask(client))
 
 
-async def reads_json(client: AgentClient) -> float:
-    return float(json.loads(await call(client))["reward"])
+async def reads_a_cut_reply(client: Any) -> float:
+    return float(json.loads(await kit.ask(client, max_tokens=1))["reward"])
 
 
-async def reads_a_cut_reply(client: AgentClient) -> float:
-    return float(json.loads(await call(client, max_tokens=1))["reward"])
-
-
-async def loses_its_server(client: AgentClient) -> float:
+async def loses_its_server(client: Any) -> float:
     """As an MCP client does whose server dies: a task group in a task group."""
+
+    async def server() -> None:
+        raise ConnectionError("the server died")
+
     async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
         tasks.create_task(server())
         await asyncio.sleep(3600)
     return 1.0
-
-
-async def server() -> None:
-    raise ConnectionError("the server died")
 
 
 CORRECT = "Correct the agent where the traceback points."
@@ -242,7 +195,6 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (no_anthropic_key, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, "ValueError: ", "GEMINI_API_KEY=unused"),
         (reads_a_cut_reply, UNREAD, "needs the whole reply, raise max_tokens."),
-        (reads_json, "JSONDecodeError: ", "cannot read what the model said. {what_else}"),
         (reads_a_number, "ValueError: ", "cannot read what the model said. {what_else}"),
         (loses_its_server, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
         (raises, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
@@ -254,32 +206,16 @@ async def test_each_cause_has_a_remedy_of_its_own(
 ) -> None:
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(AgentError) as raised:
-        await trajectory_of(agent)
 
-    left_out = failure_of(raised.value)
-    scored = failure_in(await trajectory_of(agent, on_agent_error=-1.0))
+    scored, left_out = await failures_of(agent)
 
-    assert left_out is not None
-    assert scored is not None
     assert left_out.error == scored.error
     assert left_out.error.startswith(error)
     assert remedy.format(what_else=NOT_SCORED) in left_out.remedy
     assert remedy.format(what_else=SCORED) in scored.remedy
 
 
-def test_failures_that_are_all_scored_are_said_to_be() -> None:
-    scored = Failure("agent_error", "ValueError: no", is_scored=True)
-
-    assert Failures.of(2, [(scored, 2)]).summary() == (
-        "2 of 2 episodes failed and were scored (2 agent errors)"
-    )
-    assert Failures.of(2, [(scored, 1), (SLOW, 1)]).summary() == (
-        "2 of 2 episodes failed (1 agent error, 1 timeout)"
-    )
-
-
-# -- 2. several -----------------------------------------------------------------------------------
+# -- several --------------------------------------------------------------------------------------
 
 TABLE = Failure("agent_error", "LookupError: no table 1", "Traceback: ...")
 OTHER_TABLE = Failure("agent_error", "LookupError: no table 2")
@@ -293,30 +229,26 @@ def test_those_that_are_alike_are_counted_together() -> None:
     assert found.kinds == {"agent_error": 3, "agent_timeout": 1}
     assert found.commonest == TABLE
     assert (found.count, found.share) == (4, 0.5)
-    assert found.summary() == "4 of 8 episodes failed (3 agent errors, 1 timeout)"
     assert found.said() == (
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "the commonest, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
         f"Correct the agent where the traceback points. {NOT_SCORED}"
     )
-
-
-def test_where_nothing_failed_there_is_nothing_to_say() -> None:
+    scored = Failure("agent_error", "ValueError: no", is_scored=True)
+    assert Failures.of(2, [(scored, 2)]).summary() == (
+        "2 of 2 episodes failed and were scored (2 agent errors)"
+    )
+    assert Failures.of(2, [(scored, 1), (SLOW, 1)]).summary() == (
+        "2 of 2 episodes failed (1 agent error, 1 timeout)"
+    )
     nothing = Failures.of(4, [])
     assert (nothing.share, nothing.commonest, nothing.advice()) == (0.0, None, "")
     assert nothing.said() == "0 of 4 episodes failed"
     assert Failures.of(0, []).share == 0.0
 
 
-def test_a_few_of_many_are_kept_and_all_are_counted() -> None:
-    found = Failures.of(99, [(Failure("agent_error", f"Error{n}: x"), 1) for n in range(20)])
-    assert len(found.found) == MOST_ALIKE
-    assert found.count == 20
-    assert together([found, found]).count == 40
-
-
-def test_sets_add_up_and_read_back() -> None:
+def test_sets_add_up_and_read_back_and_keep_a_few_of_many() -> None:
     one, other = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
 
     whole = together([one, other])
@@ -324,26 +256,26 @@ def test_sets_add_up_and_read_back() -> None:
     assert (whole.episodes, whole.kinds) == (8, {"agent_timeout": 4, "agent_error": 2})
     assert whole.found[0] == (SLOW, 4)
     assert Failures.read(json.loads(json.dumps(asdict(whole)))) == whole
+    many = Failures.of(99, [(Failure("agent_error", f"Error{n}: x"), 1) for n in range(20)])
+    assert (len(many.found), many.count) == (MOST_ALIKE, 20)
+    assert together([many, many]).count == 40
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_has_words_for_one_and_for_many_and_says_what_to_do(kind: str) -> None:
-    one, two = Failures.of(1, [(Failure(kind, "x"), 1)]), Failures.of(2, [(Failure(kind, "x"), 2)])
-    assert f"(1 {KINDS[kind][0]})" in one.summary()
-    assert f"(2 {KINDS[kind][0]})" not in two.summary()  # but a plural
-    assert two.advice().endswith(".")
-
-
-def test_a_long_message_is_cut() -> None:
+def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() -> None:
+    for kind, (word, *_) in KINDS.items():
+        one, two = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
+        assert f"(1 {word})" in one.summary()
+        assert f"(2 {word})" not in two.summary()  # but a plural
+        assert two.advice().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
 
 
-# -- 3. playing -----------------------------------------------------------------------------------
+# -- playing --------------------------------------------------------------------------------------
 
 
-def builder(agent: Any, group_size: int = 3, **options: Any) -> ChatAgentGroupBuilder:
-    made = ChatAgentGroupBuilder(agent, group_size=group_size, **options)
+def builder(agent: Any, group_size: int = 3) -> ChatAgentGroupBuilder:
+    made = ChatAgentGroupBuilder(agent, group_size=group_size)
     made.batch = Batch(index=0, groups=1)
     return made
 
@@ -352,9 +284,9 @@ def failing_once() -> Callable[..., Any]:
     """An agent whose first episode fails."""
     order = iter(range(100))
 
-    async def agent(client: AgentClient) -> float:
+    async def agent(client: Any) -> float:
         number = next(order)
-        await call(client)
+        await kit.ask(client)
         if number == 0:
             raise LookupError("no such table")
         return float(number)
@@ -362,31 +294,26 @@ def failing_once() -> Callable[..., Any]:
     return agent
 
 
-async def test_an_episode_that_fails_is_left_out_of_its_group() -> None:
+async def test_an_episode_that_fails_is_left_out_of_its_group_and_no_other_error() -> None:
     group = await do_group_rollout(builder(failing_once()), POLICY, LeaveOut())
 
     assert sorted(group.get_total_rewards()) == [1.0, 2.0]
     (error,) = group.rollout_errors
     assert error.error_type == "AgentError.LookupError"
     assert not LeaveOut().catches_group_errors
-
-
-async def test_a_group_in_which_all_fail_is_dropped_with_the_reason() -> None:
     with pytest.raises(GroupFailedError, match="All 3 episodes of a group failed: .*no such table"):
         await do_group_rollout(builder(raises), POLICY, LeaveOut())
 
-
-async def test_what_is_no_failure_of_the_agent_comes_through() -> None:
     class Broken(ScriptedPolicy):
         async def __call__(self, *arguments: Any, **options: Any) -> Any:
             raise RuntimeError("no sampler")
 
     with pytest.raises(RuntimeError, match="no sampler"):
-        await do_group_rollout(builder(works), Broken([]), LeaveOut())
+        await do_group_rollout(builder(kit.asks), Broken([]), LeaveOut())
 
 
-async def gathers(client: AgentClient) -> float:
-    await asyncio.gather(*(call(client, f"{number}?") for number in range(8)))
+async def gathers(client: Any) -> float:
+    await asyncio.gather(*(kit.ask(client, f"{number}?") for number in range(8)))
     return 1.0
 
 
@@ -403,21 +330,21 @@ class Counting(ScriptedPolicy):
         return await super().__call__(*arguments, **options)
 
 
-@pytest.mark.parametrize("asked", [None, FailFast(), RetryOnFailure(max_retries=1)])
-async def test_a_run_samples_calls_together_that_an_agent_makes_at_once(asked: Any) -> None:
-    config = SimpleNamespace(
-        rollout_error_tolerance=asked, effective_rollout_strategy=lambda: asked
-    )
-    policy = Counting(lambda prompt: "Yes.")
-    await do_group_rollout(builder(gathers, 1), policy, strategy_of(cast(Any, config)))
-    assert policy.most == 8
+async def test_a_run_samples_calls_together_that_an_agent_makes_at_once() -> None:
+    for asked in (None, FailFast(), RetryOnFailure(max_retries=1)):
+        config: Any = SimpleNamespace(
+            rollout_error_tolerance=asked, effective_rollout_strategy=lambda asked=asked: asked
+        )
+        policy = Counting(lambda prompt: "Yes.")
+        await do_group_rollout(builder(gathers, 1), policy, strategy_of(config))
+        assert policy.most == 8, asked
 
 
 async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: Path) -> None:
     """Those of a batch are played together: the Cookbook waits for all of them."""
     told, places = Told(tmp_path), asyncio.Semaphore(2)
     for batch, most in ((None, 2), (Batch(0, 5), 5)):
-        groups, policy = [builder(works, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
+        groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
         for group in groups:
             group.batch = batch
         strategy = Counted(LeaveOut(), told.tally, places)
@@ -425,7 +352,7 @@ async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: P
         assert policy.most == most
 
 
-# -- 4. the tally ---------------------------------------------------------------------------------
+# -- the tally ------------------------------------------------------------------------------------
 
 
 class Told:
@@ -433,6 +360,7 @@ class Told:
 
     def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
         self.said: list[str] = []
+        path.mkdir(exist_ok=True)
         folder = RunFolder(path, resumed=False)
         self.tally = Tally(folder, self.said.append, start, steps, failed_steps)
         self.path = path
@@ -443,11 +371,11 @@ class Told:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / BATCHES).read_text().splitlines()]
+        return read_jsonl(self.path / BATCHES)
 
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
-    told, good = Told(tmp_path, start=5), await trajectory_of(works)
+    told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
 
     told.tally.take(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
@@ -456,8 +384,7 @@ async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: P
     (record,) = told.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
     row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}
-    assert record["metrics"] == row
-    assert told.tally.row(5) == row
+    assert record["metrics"] == told.tally.row(5) == row
     assert told.tally.row(6) == {}
     assert told.said == []
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
@@ -466,8 +393,7 @@ async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: P
 async def test_an_overflow_that_can_be_learned_from_is_said_and_is_no_reason_to_end(
     tmp_path: Path,
 ) -> None:
-    limits = RolloutLimits(max_trajectory_tokens=100)
-    told, grown = Told(tmp_path), await trajectory_of(rambles, limits=limits)
+    told, grown = Told(tmp_path), await trajectory_of(rambles, limits=LIMITS)
 
     for _ in range(5):
         told.batch([], [grown])
@@ -477,6 +403,7 @@ async def test_an_overflow_that_can_be_learned_from_is_said_and_is_no_reason_to_
     assert told.records[0]["metrics"] == {
         FAILED: 0.0, SKIPPED: 0.0, f"{FAILED}/context_overflow": 1.0,
     }  # fmt: skip
+    assert told.tally.error is None
 
 
 def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
@@ -486,17 +413,15 @@ def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> Non
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
         told.batch([failure])
 
-    assert [text.partition(":")[0] for text in told.said] == [
-        "held-out tasks",
-        "step 1 is skipped",
-        "step 3 is skipped",
-    ]
-    assert told.said[1].endswith("(1 agent error) as before")
-    assert told.said[2].endswith("Find what the agent waits for, or raise agent_timeout.")
+    first, second, third = told.said
+    assert first.startswith("held-out tasks:")
+    assert second == "step 1 is skipped: 1 of 1 episodes failed (1 agent error) as before"
+    assert third.startswith("step 3 is skipped:")
+    assert third.endswith("Find what the agent waits for, or raise agent_timeout.")
 
 
 async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path: Path) -> None:
-    told, played = Told(tmp_path), await trajectory_of(works)
+    told, played = Told(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
 
     told.batch([], [played])
@@ -506,123 +431,98 @@ async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path:
     assert read_batches(tmp_path)[1] == 1
 
 
-async def test_only_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
-    told, good = Told(tmp_path), await trajectory_of(works)
-
+async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_path: Path) -> None:
+    told, good = Told(tmp_path), await trajectory_of(kit.asks)
     for batch in ([TABLE], [TABLE], [], [TABLE], [TABLE]):
         told.batch(batch, [] if batch else [good])
     assert told.tally.error is None
-
     told.batch([TABLE])
     assert isinstance(told.tally.error, EpisodesFailedError)
     assert str(told.tally.error).startswith(
         "In 3 steps in a row nearly all episodes failed: 3 of 3"
     )
-
-
-@pytest.mark.parametrize(
-    ("good", "ends"),
-    [(1, True), (2, False)],
-    ids=["19 of 20", "18 of 20"],
-)
-async def test_nearly_all_is_nineteen_of_twenty(tmp_path: Path, good: int, ends: bool) -> None:
-    told, played = Told(tmp_path, failed_steps=1), await trajectory_of(works)
-    told.batch([TABLE] * (20 - good), [played] * good)
-    assert (told.tally.error is not None) is ends
-
-
-def test_a_run_of_fewer_steps_ends_after_them(tmp_path: Path) -> None:
-    told = Told(tmp_path, start=8, steps=9)
+    for played, ends in ((1, True), (2, False)):  # nineteen of twenty
+        told = Told(tmp_path / str(played), failed_steps=1)
+        told.batch([TABLE] * (20 - played), [good] * played)
+        assert (told.tally.error is not None) is ends
+    told = Told(tmp_path / "last", start=8, steps=9)
     told.batch([TABLE])
     assert str(told.tally.error).startswith("In one step nearly all episodes failed")
+    assert "the worst reward there is: on_agent_error=-1.0." in str(told.tally.error)
+    told = Told(tmp_path / "scored", failed_steps=1)
+    told.batch([], [await trajectory_of(raises, on_agent_error=0.0)])
+    assert "Equal rewards teach nothing: take a model that succeeds" in str(told.tally.error)
+    assert "on_agent_error" not in str(told.tally.error)
 
 
-async def test_where_failures_are_scored_already_the_end_says_what_else_to_do(
-    tmp_path: Path,
-) -> None:
-    scored, left_out = Told(tmp_path, failed_steps=1), Told(tmp_path, failed_steps=1)
-
-    scored.batch([], [await trajectory_of(raises, on_agent_error=0.0)])
-    left_out.batch([TABLE])
-
-    assert "Equal rewards teach nothing: take a model that succeeds" in str(scored.tally.error)
-    assert "on_agent_error" not in str(scored.tally.error)
-    assert "the worst reward there is: on_agent_error=-1.0." in str(left_out.tally.error)
-
-
-# -- 5. other strategies --------------------------------------------------------------------------
+# -- other strategies -----------------------------------------------------------------------------
 
 
 async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path: Path) -> None:
     told = Told(tmp_path)
-    strategy = Counted(LeaveOut(), told.tally)
+    await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), told.tally))
+    no_batch = ChatAgentGroupBuilder(kit.asks)
+    await do_group_rollout(no_batch, POLICY, Counted(LeaveOut(), told.tally))
+    retrying = Counted(RetryOnFailure(max_retries=1), told.tally)
+    await do_group_rollout(builder(failing_once()), POLICY, retrying)
 
-    await do_group_rollout(builder(failing_once()), POLICY, strategy)
-    await do_group_rollout(ChatAgentGroupBuilder(works), POLICY, strategy)
-
-    (record,) = told.records
-    assert (record["episodes"], record["kinds"]) == (3, {"agent_error": 1})
-    ((failure, _),) = record["found"]
-    assert "in agent" in failure["traceback"]
-
-
-async def test_retries_are_counted_by_what_the_cookbook_keeps_of_them(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    strategy = Counted(RetryOnFailure(max_retries=1), told.tally)
-
-    await do_group_rollout(builder(failing_once()), POLICY, strategy)
-
-    (record,) = told.records
-    assert (record["episodes"], record["kinds"]) == (4, {"agent_error": 1})
-    assert record["found"][0][0]["error"].startswith("AgentError.LookupError: The agent ")
-    assert strategy.catches_group_errors
+    left_out, retried = told.records
+    assert (left_out["episodes"], left_out["kinds"]) == (3, {"agent_error": 1})
+    assert "in agent" in left_out["found"][0][0]["traceback"]
+    assert (retried["episodes"], retried["kinds"]) == (4, {"agent_error": 1})
+    assert retried["found"][0][0]["error"].startswith("AgentError.LookupError: The agent ")
+    assert retrying.catches_group_errors
+    assert dump_config(retrying) == {"inner": {"max_retries": 1, "per_rollout_timeout": 0}}
+    assert copy.deepcopy(retrying) is retrying  # which the Cookbook does to write it down
 
 
-@pytest.mark.parametrize(
-    ("inner", "error"),
-    [
+async def test_a_group_that_is_given_up_is_counted_as_failed_unless_it_ends_the_run(
+    tmp_path: Path,
+) -> None:
+    given_up: list[tuple[Any, type[Exception]]] = [
         (RetryOnFailure(max_retries=0), AgentError),
         (MinViableGroup(max_retries=0), AllTrajectoriesFailedError),
         (LeaveOut(), GroupFailedError),
-    ],
-)
-async def test_a_group_that_is_given_up_is_counted_as_failed(
-    tmp_path: Path, inner: Any, error: type[Exception]
-) -> None:
-    told = Told(tmp_path)
-
-    with pytest.raises(error):
-        await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
-
-    assert told.records[0]["metrics"][FAILED] == 1.0
-
-
-async def test_a_failure_that_ends_the_run_is_not_counted_and_ends_it(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    with pytest.raises(AgentError):
-        await do_group_rollout(builder(raises, 1), POLICY, Counted(FailFast(), told.tally))
-    assert not (tmp_path / BATCHES).exists()
-    assert isinstance(told.tally.error, AgentError)
+        (FailFast(), AgentError),
+    ]
+    for inner, error in given_up:
+        told = Told(tmp_path / type(inner).__name__)
+        with pytest.raises(error):
+            await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
+        if isinstance(inner, FailFast):
+            assert told.records == []
+            assert isinstance(told.tally.error, AgentError)
+        else:
+            assert told.records[0]["metrics"][FAILED] == 1.0
 
 
-# -- 6. the end -----------------------------------------------------------------------------------
+# -- the end --------------------------------------------------------------------------------------
 
 
-async def test_a_training_that_nobody_ends_is_cancelled_when_the_run_is_over(
+async def test_a_training_that_nobody_ends_is_cancelled_when_the_run_is_over_or_cancelled(
     tmp_path: Path,
 ) -> None:
     told, cleaned_up = Told(tmp_path, failed_steps=1), []
 
-    async def waits_for_ever() -> None:
+    async def waits_for_ever(failures: Sequence[Failure]) -> None:
         try:
-            told.batch([TABLE])
+            if failures:
+                told.batch(failures)
             await asyncio.Event().wait()
         finally:
+            await asyncio.sleep(0)
             cleaned_up.append(True)
 
-    with pytest.raises(EpisodesFailedError):
-        await told.tally.watch(waits_for_ever())
+    watching = asyncio.create_task(told.tally.watch(waits_for_ever([])))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
     assert cleaned_up == [True]
+    with pytest.raises(EpisodesFailedError):
+        await told.tally.watch(waits_for_ever([TABLE]))
+    assert cleaned_up == [True, True]
 
 
 async def test_what_ends_the_run_is_raised_before_what_the_training_makes_of_it(
@@ -635,43 +535,12 @@ async def test_what_ends_the_run_is_raised_before_what_the_training_makes_of_it(
         told.tally.end(ValueError("later"))
         raise LookupError("something else")
 
+    async def broken() -> None:
+        raise LookupError("something else")
+
     with pytest.raises(EpisodesFailedError):
         await told.tally.watch(raises_another())
     gc.collect()
     assert "raises_another" not in caplog.text  # as a task whose exception was never retrieved
-
-
-async def test_a_trainings_own_error_and_end_are_its_own(tmp_path: Path) -> None:
-    async def broken() -> None:
-        raise LookupError("something else")
-
-    async def fine() -> None: ...
-
-    await Told(tmp_path).tally.watch(fine())
     with pytest.raises(LookupError, match="something else"):
-        await Told(tmp_path).tally.watch(broken())
-
-
-async def test_cancelled_it_cancels_the_training_and_waits_for_it(tmp_path: Path) -> None:
-    cleaned_up = []
-
-    async def trains() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            cleaned_up.append(True)
-
-    watching = asyncio.create_task(Told(tmp_path).tally.watch(trains()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    watching.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await watching
-    assert cleaned_up == [True]
-
-
-def test_what_the_cookbook_writes_down_of_it_is_the_strategy(tmp_path: Path) -> None:
-    strategy = Counted(RetryOnFailure(max_retries=2), Told(tmp_path).tally)
-    assert dump_config(strategy) == {"inner": {"max_retries": 2, "per_rollout_timeout": 0}}
-    assert copy.deepcopy(strategy) is strategy  # which it does to write it down
+        await Told(tmp_path / "other").tally.watch(broken())

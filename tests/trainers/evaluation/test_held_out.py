@@ -1,16 +1,12 @@
 """Held-out tasks before and after training.
 
-1. All tasks are played, greedily once and at temperature 1 as often as the run says.
-2. The run's seed decides the draws; the same weights score the same.
-3. The first greedy episodes are there to read.
-4. An episode that fails has no reward, or the one that failing has; all of it is told. Only where
-   the run is to fail fast does it stop the run.
-5. What is written down reads back; what was not written by us is refused in words.
+All are played, greedily once and at temperature 1 as often as the run says; the run's seed decides
+the draws. An episode that fails has no reward, or the one that failing has; only where the run is
+to fail fast does it stop the run. What is written down reads back.
 """
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,33 +51,21 @@ async def found(dataset: AgentDataset, samples: int = 2, config: Any = CONFIG) -
 
 @pytest.mark.usefixtures("engine")
 async def test_every_task_is_played_once_greedily_and_a_groups_times_at_temperature_1() -> None:
-    evaluation = await found(tasks())
-
-    assert {how: s.episodes for how, s in evaluation.scores.items()} == {
-        "greedy": 3,
-        "temperature_1": 12,
-    }
-    assert {(s.model, s.split) for s in evaluation.scores.values()} == {(BASE_MODEL, "test")}
-
-
-@pytest.mark.usefixtures("engine")
-async def test_the_runs_seed_decides_the_draws() -> None:
     first, again, other = [await found(tasks(seed=seed)) for seed in (1, 1, 2)]
 
-    assert first == again
+    episodes = {how: score.episodes for how, score in first.scores.items()}
+    assert episodes == {"greedy": 3, "temperature_1": 12}
+    assert {(s.model, s.split) for s in first.scores.values()} == {(BASE_MODEL, "test")}
+    assert read_evaluation(json.loads(json.dumps(asdict(first)))) == first == again
     assert first.scores["greedy"] == other.scores["greedy"]
     assert first.scores["temperature_1"] != other.scores["temperature_1"]
 
-
-@pytest.mark.usefixtures("engine")
-async def test_the_first_greedy_episodes_are_there_to_read() -> None:
-    first, second = (await found(tasks(), samples=2)).samples
-
-    assert (first.target, second.target) == ("1000", "1001")
-    (turn,) = first.dialogue
+    sample, second = first.samples  # the first greedy episodes
+    assert (sample.target, second.target) == ("1000", "1001")
+    (turn,) = sample.dialogue
     assert "Say you are 1000." in turn["told"]
     assert turn["said"]
-    text = samples_markdown("identity", [first], [second])
+    text = samples_markdown("identity", [sample], [second])
     assert "## Task 1000" in text
     assert f">>> {turn['said']}" in text
 
@@ -103,16 +87,13 @@ async def test_both_ways_together_play_as_many_episodes_as_they_may() -> None:
     assert most == 4
 
 
-async def test_without_held_out_tasks_there_is_no_score() -> None:
-    assert await score(None) is None
-
-
-async def test_tasks_that_are_no_agents_are_refused() -> None:
+async def test_no_held_out_tasks_have_no_score_and_those_that_are_no_agents_are_refused() -> None:
     class Other(RLDataset):
         def get_batch(self, index: int) -> Any: ...
         def __len__(self) -> int:
             return 0
 
+    assert await score(None) is None
     with pytest.raises(HeldOutError, match="Held-out tasks are a Other; expected an AgentDataset"):
         await score(Other())
 
@@ -140,39 +121,20 @@ async def test_an_episode_that_fails_has_no_reward_and_is_told() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-async def test_an_agent_that_fails_stops_a_run_that_is_to_fail_fast() -> None:
+async def test_a_failing_agent_stops_a_run_that_fails_fast_unless_failing_has_a_reward() -> None:
     with pytest.raises(AgentError, match="failing_agent"):
         await score(tasks(failing_agent))
-
-
-@pytest.mark.usefixtures("engine")
-async def test_unless_failing_has_a_reward() -> None:
     evaluation = await found(tasks(failing_agent, on_agent_error=-1.0))
 
     assert evaluation.scores["greedy"].reward == pytest.approx(1 / 3)
     assert evaluation.failures.summary() == (
         "5 of 15 episodes failed and were scored (5 agent errors)"
     )
-    assert evaluation.failures.kinds == {"agent_error": 5}
 
 
-@pytest.mark.usefixtures("engine")
-async def test_what_is_written_down_reads_back(tmp_path: Path) -> None:
-    evaluation = await found(tasks())
-    (tmp_path / "before.json").write_text(json.dumps(asdict(evaluation)))
-
-    assert read_evaluation(json.loads((tmp_path / "before.json").read_text())) == evaluation
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {},
-        {"scores": {}, "samples": []},
-        {"scores": {"greedy": 3, "temperature_1": 4}, "samples": []},
-        {"scores": None, "samples": None},
-    ],
-)
-def test_a_record_that_is_none_of_ours_is_refused(record: dict[str, Any]) -> None:
-    with pytest.raises(HeldOutError, match="Delete before.json to have the untrained weights"):
-        read_evaluation(record)
+def test_a_record_that_is_none_of_ours_is_refused() -> None:
+    empty: dict[str, Any] = {"scores": {}, "samples": []}
+    odd = {"scores": {"greedy": 3, "temperature_1": 4}, "samples": []}
+    for record in ({}, empty, odd, {"scores": None, "samples": None}):
+        with pytest.raises(HeldOutError, match="Delete before.json to have the untrained weights"):
+            read_evaluation(record)

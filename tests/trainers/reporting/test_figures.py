@@ -1,18 +1,9 @@
-"""Every figure of the project, by what stands in it; how they look is for people.
-
-1. Smoothing and thinning keep a curve's course; several seeds' mean is of the steps all have.
-2. Lines are named at their ends, apart from each other, without what all names share.
-3. Bars show shares with their intervals and numbers; parts of the time show their share.
-4. A sweep's scales put values where they belong, whatever they are.
-5. A name is never taken for a formula, nor left out; every figure is a PNG to look at, written
-   whole or not at all, and drawing leaves no state behind.
-"""
+"""Every figure of the project, by what stands in it; how they look is for people."""
 
 import itertools
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +75,9 @@ def test_a_mean_is_of_the_steps_that_every_seed_has() -> None:
 
 
 def test_a_single_line_needs_no_name_and_several_are_named_by_what_tells_them_apart() -> None:
+    assert short_names(["a, x=1", "a, x=2"]) == ["x=1", "x=2"]
+    assert short_names(["a", "a, x=2"]) == ["a", "x=2"]
+    assert short_names(["a, x=1"]) == [""]
     one = texts(draw_panel("Reward", "mean", [("game, seed=0", RISING)]))
     assert "game, seed=0" not in one
     assert {"Reward", "mean", "training step"} <= set(one)
@@ -92,25 +86,14 @@ def test_a_single_line_needs_no_name_and_several_are_named_by_what_tells_them_ap
     assert {"lr=1,\nseed=0", "lr=2,\nseed=1", "seconds of training"} <= set(two)
 
 
-def test_names_are_as_short_as_tells_them_apart() -> None:
-    assert short_names(["a, x=1", "a, x=2"]) == ["x=1", "x=2"]
-    assert short_names(["a", "a, x=2"]) == ["a", "x=2"]
-    assert short_names(["a, x=1"]) == [""]
-
-
-@pytest.mark.parametrize(
-    ("places", "expected"),
-    [
+def test_names_are_moved_apart_and_keep_their_order() -> None:
+    for places, expected in (
         ([0.5, 0.5, 0.5], [0.5, 0.6, 0.7]),
         ([0.9, 1.0, 0.95], [0.8, 1.0, 0.9]),
         ([0.1, 0.9], [0.1, 0.9]),
         ([], []),
-    ],
-)
-def test_names_are_moved_apart_and_keep_their_order(
-    places: Sequence[float], expected: Sequence[float]
-) -> None:
-    assert apart(places, 0.1) == pytest.approx(expected)
+    ):
+        assert apart(places, 0.1) == pytest.approx(expected)
 
 
 def test_as_many_lines_as_there_are_looks_are_all_different() -> None:
@@ -120,23 +103,19 @@ def test_as_many_lines_as_there_are_looks_are_all_different() -> None:
     assert len(looks) == MOST_LINES == len(COLOURS) * len(DASHES)
 
 
-@pytest.mark.parametrize(
-    ("unit", "scores", "ends"),
-    [
+def test_lines_that_hardly_rise_or_fall_are_flat() -> None:
+    for unit, scores, (low, high) in (
         ("mean reward of an episode", [0.0, 0.0, 0.0], (0.0, 1.0)),
         ("mean reward of an episode", [-1.0, -1.0, -0.99], (-1.0, 0.0)),
         ("mean reward of an episode", [0.97, 0.98, 0.99], (0.0, 0.99)),
         ("model calls an episode", [1.0, 1.0, 1.0], (0.0, 1.0)),
         ("nats a token", [4e-8, 1.8e-7, 9e-8], (0.0, 0.01)),
         ("share of episodes", [0.02, 0.0, 0.01], (0.0, 1.0)),
-    ],
-)
-def test_lines_that_hardly_rise_or_fall_are_flat(
-    unit: str, scores: list[float], ends: tuple[float, float]
-) -> None:
-    (axes,) = draw_panel("A metric", unit, [("a", Curve([1, 2, 3], [1.0, 2.0, 3.0], scores))]).axes
-    margin = 0.05 * (ends[1] - ends[0])
-    assert axes.get_ylim() == pytest.approx((ends[0] - margin, ends[1] + margin))
+    ):
+        curve = Curve([1, 2, 3], [1.0, 2.0, 3.0], scores)
+        (axes,) = draw_panel("A metric", unit, [("a", curve)]).axes
+        margin = 0.05 * (high - low)
+        assert axes.get_ylim() == pytest.approx((low - margin, high + margin)), (unit, scores)
 
 
 def test_a_score_has_its_interval_where_it_is_known() -> None:
@@ -171,23 +150,16 @@ def test_games_say_of_how_many_seeds_they_are() -> None:
 # -- bars ----------------------------------------------------------------------------------------
 
 
-def test_a_share_stands_with_its_interval_and_its_number() -> None:
+def test_a_share_stands_with_its_interval_and_its_number_at_its_model_and_split() -> None:
     shown = texts(draw_splits("scores", [score("runs/mine"), score("base", success=1.0)]))
     assert {"mine", "base", "75 %", "50 to 100 %, n = 40", "100 %"} <= set(shown)
     assert "held out" not in shown  # the only split
-
-
-def test_splits_are_named_at_each_model() -> None:
     scores = [score(model, split) for model in ("a", "b") for split in ("train", "test")]
     shown = texts(draw_splits("scores", scores))
     assert (shown.count("seen in training"), shown.count("held out"), shown.count("a")) == (2, 2, 1)
-
-
-def test_categories_have_a_bar_a_model() -> None:
     scores = [score(model, "", kind) for model in ("a", "b") for kind in ("tool", "animal")]
     shown = texts(draw_categories("scores", scores))
     assert (shown.count("a"), shown.count("b"), shown.count("tool")) == (2, 2, 1)
-    assert "tool" in texts(draw_categories("scores", [score("a", "", "tool")]))
 
 
 def test_parts_of_the_time_are_named_and_show_their_share() -> None:
@@ -224,19 +196,17 @@ def test_a_linear_range_has_round_numbers_and_its_ends() -> None:
     assert scale.place(9.5) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("scores", [(0.0, 1.0, 0.5), (0.5, 0.5, 0.5)])
-def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same(
-    scores: tuple[float, ...],
-) -> None:
+def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same() -> None:
     scales = [Scale("lr", low=1e-4, high=1e-2, log=True), Scale("loss_fn", ("ppo", "cispo"))]
     values = {"lr": 1e-3, "loss_fn": "ppo"}
-    figure = draw_sweep("a sweep", scales, [(values, score) for score in scores], "held_out")
-    assert {"a sweep", "lr", "loss_fn", "held_out", "0.01", "cispo"} <= set(texts(figure))
-    runs = figure.axes[0].lines[: len(scores)]
-    widths = [line.get_linewidth() for line in runs]
-    assert widths[-1] > max(widths[:-1])
-    reached: Any = runs[-1].get_ydata()
-    assert reached[-1] == (1.0 if len(set(scores)) > 1 else 0.0)
+    for scores, end in (((0.0, 1.0, 0.5), 1.0), ((0.5, 0.5, 0.5), 0.0)):
+        figure = draw_sweep("a sweep", scales, [(values, score) for score in scores], "held_out")
+        assert {"a sweep", "lr", "loss_fn", "held_out", "0.01", "cispo"} <= set(texts(figure))
+        runs = figure.axes[0].lines[: len(scores)]
+        widths = [line.get_linewidth() for line in runs]
+        assert widths[-1] > max(widths[:-1])
+        reached: Any = runs[-1].get_ydata()
+        assert reached[-1] == end
 
 
 # -- what all have -------------------------------------------------------------------------------
@@ -250,16 +220,13 @@ def test_a_name_is_never_taken_for_a_formula_nor_left_out(tmp_path: Path) -> Non
     assert {plain(hostile, 99), "_b"} <= set(texts(figure))
     save(draw_time([hostile, "_b"], [SPENT, SPENT]), tmp_path / "time.png")
     save(draw_splits(hostile, [score(hostile), score("_b")]), tmp_path / "splits.png")
+    for name in ("长名字", "a\u202eb", ""):  # a warning would raise
+        save(draw_panel(name, name, [(name, RISING), (name, RISING)]), tmp_path / "one.png")
 
 
 def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
     assert plain("a" * 30 + "b" * 30, 11) == "aaaaa…bbbbb"
     assert plain("short", 11) == "short"
-
-
-@pytest.mark.parametrize("name", ["长名字", "a\u202eb", ""])
-def test_names_of_any_script_are_drawn_without_a_warning(tmp_path: Path, name: str) -> None:
-    save(draw_panel(name, name, [(name, RISING), (name, RISING)]), tmp_path / "one.png")
 
 
 def test_every_figure_is_a_png_to_look_at(tmp_path: Path) -> None:

@@ -1,13 +1,7 @@
 """The page of ``evert report``, of real runs, in a real browser.
 
-Two short runs are trained once, with the embedded engine; a headless Chromium opens the page that
-the command makes of them, from the file.
-
-1. The page is seen: it is not blank, and its figures are drawn.
-2. It asks for nothing but itself, and the browser's console stays empty.
-3. On a phone it does not scroll sideways, and columns stack; in the dark it is dark.
-4. Text of a hostile agent stays text.
-5. The documentation's figure of how evert works is readable, too.
+A headless Chromium opens the page from its file: it is seen, asks for nothing but itself, fits a
+phone, and text of a hostile agent stays text.
 
 Without Chromium these tests are skipped, unless EVERT_BROWSER=required is set.
 """
@@ -25,11 +19,13 @@ import pytest
 from PIL import Image, ImageStat
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from tests.trainers.conftest import copy_of
 
-from evert.trainers.commands import report, train
+from evert.trainers.commands import report
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.reporting.transcripts import EPISODES, training_episodes
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import read_json
 
@@ -38,7 +34,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib"),
 ]
 
-SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2", "eval_every=2"]
 DESKTOP, PHONE = (1280, 900), (390, 844)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -53,13 +48,13 @@ ATTACK = (
 
 
 @pytest.fixture(scope="session")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two runs of three steps that differ in their learning rate."""
-    home = tmp_path_factory.mktemp("runs")
-    for name, rate in (("slow", 1e-4), ("fast", 1e-3)):
-        path = f"log_path={home / name}"
-        assert train.main([*SMALL, "steps=3", f"learning_rate={rate}", path]) == 0
-    return home / "slow", home / "fast"
+def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run of three steps, and a copy of it that says that its learning rate was another one."""
+    copy = copy_of(finished, tmp_path_factory.mktemp("runs") / "fast")
+    about = copy.read_json("run.json") or {}
+    about["settings"]["learning_rate"] = 0.125
+    copy.write_json("run.json", about)
+    return finished.path, copy.path
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +68,7 @@ def page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def hostile_page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run whose agent, model and user wrote attacks."""
-    run = shutil.copytree(real_runs[0], tmp_path_factory.mktemp("hostile") / "run")
+    run = shutil.copytree(real_runs[1], tmp_path_factory.mktemp("hostile") / "run")
     facts = read_json(run / "run.json") or {}
     facts |= {"name": ATTACK, "git": ATTACK, "command": [ATTACK]}
     (run / "run.json").write_text(json.dumps(facts))
@@ -161,18 +156,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 # -- what is read --------------------------------------------------------------------------------
 
 
-def test_a_real_run_is_read_with_every_figure_it_can_have(real_runs: tuple[Path, Path]) -> None:
-    run = read_run(real_runs[0])
+def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -> None:
+    run = read_run(finished.path)
     assert (run.finished, run.progress, run.name) == (True, "3 of 3", "identity")
     assert run.curve(TRAIN_REWARD).steps == [1, 2, 3]
     assert run.curve(HELD_OUT_REWARD).steps == [0, 2, 3]
     assert run.curve("env/all/lineages").scores == [1.0, 1.0, 1.0]
     assert run.curve("optim/kl_sample_train_v1").scores == pytest.approx([0, 0, 0], abs=1e-4)
     assert set(run.before) == set(run.after) == {"greedy", "temperature_1"}
-
-
-def test_what_was_said_in_training_is_there_to_read(real_runs: tuple[Path, Path]) -> None:
-    columns = training_episodes(read_run(real_runs[0]), 5000)
+    tokens = count_tokens(run)  # a game of one turn trains on all it was given and sampled
+    assert tokens is not None
+    of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
+    assert (tokens.train, tokens.is_estimate) == (of_training, False)
+    assert tokens.prefill > run.total("env/all/total_ob_tokens")
+    columns = training_episodes(run, 5000)
     assert list(columns) == ["Step 1", "Step 2", "Step 3"]
     for episodes in columns.values():
         assert len(episodes) == EPISODES
@@ -181,52 +178,37 @@ def test_what_was_said_in_training_is_there_to_read(real_runs: tuple[Path, Path]
         assert all(each["said"] for each in told)
 
 
-def test_a_game_of_one_turn_trains_on_all_it_was_given_and_sampled(
-    real_runs: tuple[Path, Path],
-) -> None:
-    run = read_run(real_runs[0])
-    tokens = count_tokens(run)
-    assert tokens is not None
-    of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
-    assert (tokens.train, tokens.is_estimate) == (of_training, False)
-    assert tokens.prefill > run.total("env/all/total_ob_tokens")
-
-
 # -- what is seen --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_the_page_is_seen_and_asks_for_nothing(
-    browser: Browser, page: Path, size: tuple[int, int]
+def test_the_page_is_seen_with_every_figure_and_asks_for_nothing(
+    browser: Browser, page: Path
 ) -> None:
-    browser.open(page, size)
-    colours = browser.screenshot().getcolors(maxcolors=1 << 20) or []
-    assert max(count for count, _ in colours) < 0.95 * size[0] * size[1]
-    assert len(colours) > 50
-    assert browser.said() == []
-    asked = browser.asked_for()
-    assert asked[0] == page.as_uri()
-    assert all(address.startswith(("file:", "data:")) for address in asked)
-    assert [a for a in asked if a.startswith("file:")] == [page.as_uri()]
+    for size in (DESKTOP, PHONE):
+        browser.open(page, size)
+        colours = browser.screenshot().getcolors(maxcolors=1 << 20) or []
+        assert max(count for count, _ in colours) < 0.95 * size[0] * size[1]
+        assert len(colours) > 50
+        widths = browser.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
+        assert len(widths) == len(list(page.parent.glob("*.png"))) >= 12
+        assert min(widths) >= 600
+        assert browser.said() == []
+        asked = browser.asked_for()
+        assert asked[0] == page.as_uri()
+        assert all(address.startswith(("file:", "data:")) for address in asked)
+        assert [a for a in asked if a.startswith("file:")] == [page.as_uri()]
 
 
-def test_every_figure_is_drawn(browser: Browser, page: Path) -> None:
-    browser.open(page)
-    widths = browser.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
-    assert len(widths) == len(list(page.parent.glob("*.png"))) >= 12
-    assert min(widths) >= 600
-
-
-@pytest.mark.parametrize("name", ["page", "hostile_page"])
 def test_on_a_phone_nothing_scrolls_sideways(
-    browser: Browser, request: pytest.FixtureRequest, name: str
+    browser: Browser, page: Path, hostile_page: Path
 ) -> None:
-    browser.open(request.getfixturevalue(name), PHONE)
-    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert browser.ask("document.documentElement.scrollWidth") <= PHONE[0]
     wide = "[...document.querySelectorAll('main *')].filter("
     wide += f"e => e.getBoundingClientRect().right > {PHONE[0]} && !e.closest('.turns')).length"
-    assert browser.ask(wide) == 0
+    for shown in (page, hostile_page):
+        browser.open(shown, PHONE)
+        browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert browser.ask("document.documentElement.scrollWidth") <= PHONE[0]
+        assert browser.ask(wide) == 0
 
 
 def test_transcripts_stand_side_by_side_and_stack_on_a_phone(browser: Browser, page: Path) -> None:
@@ -251,8 +233,8 @@ def test_both_runs_have_a_card_a_colour_and_their_setting(browser: Browser, page
     browser.open(page)
     cards = browser.ask("[...document.querySelectorAll('.card')].map(c => c.innerText)")
     assert [card.splitlines()[0].strip() for card in cards] == [
-        "identity, learning_rate=0.0001",
-        "identity, learning_rate=0.001",
+        "identity, learning_rate=0.0003",
+        "identity, learning_rate=0.125",
     ]
     assert all("$" in card for card in cards)
     colour = "[...document.querySelectorAll('.card .swatch')].map(s => s.style.cssText)"

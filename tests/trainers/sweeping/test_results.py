@@ -1,9 +1,7 @@
 """What a sweep comes to: the objective of a run, and which values are best.
 
-1. The objective is a score of the result or a metric's last value; one that is missing is named.
-2. The best values are those whose interval over seeds has the highest lower end: neither the
-   luckiest run nor the values that were drawn most often.
-3. The interval holds the true means of all choices together as often as it says.
+The best values are those whose interval over seeds has the highest lower end: neither the luckiest
+run nor the values that were drawn most often.
 """
 
 import json
@@ -55,34 +53,22 @@ def finished(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path, resumed=True)
 
 
-@pytest.mark.parametrize(
-    ("objective", "value"), [("held_out", 0.25), ("held_out_greedy", 0.5), ("a", 2), ("eval", 3)]
-)
-def test_the_objective_is_a_held_out_score_or_a_last_metric(
-    finished: RunFolder, objective: str, value: float
-) -> None:
-    assert objective_of(finished, objective) == value
+def test_the_objective_is_a_held_out_score_or_a_last_metric(finished: RunFolder) -> None:
+    for objective, value in {"held_out": 0.25, "held_out_greedy": 0.5, "a": 2, "eval": 3}.items():
+        assert objective_of(finished, objective) == value
 
 
-@pytest.mark.parametrize(
-    ("objective", "message"),
-    [
-        ("reward", "'reward' is None, no finite number; it has .*a, eval, odd, held_out"),
-        ("odd", "'odd' is nan, no finite number"),
-    ],
-)
 def test_an_objective_that_is_not_there_is_named_beside_those_that_are(
-    finished: RunFolder, objective: str, message: str
+    finished: RunFolder, tmp_path: Path
 ) -> None:
-    with pytest.raises(ObjectiveError, match=message):
-        objective_of(finished, objective)
-
-
-def test_a_run_without_a_result_has_no_held_out_score(tmp_path: Path) -> None:
-    with pytest.raises(
-        ObjectiveError, match="'held_out' is None, no finite number; it has nothing"
+    nothing = RunFolder(tmp_path / "nothing", resumed=True)
+    for run, objective, message in (
+        (finished, "reward", "'reward' is None, no finite number; it has .*a, eval, odd, held_out"),
+        (finished, "odd", "'odd' is nan, no finite number"),
+        (nothing, "held_out", "'held_out' is None, no finite number; it has nothing"),
     ):
-        objective_of(RunFolder(tmp_path, resumed=True), "held_out")
+        with pytest.raises(ObjectiveError, match=message):
+            objective_of(run, objective)
 
 
 # -- the best ------------------------------------------------------------------------------------
@@ -143,12 +129,9 @@ def test_where_nothing_is_repeated_the_best_mean_is_first_and_has_no_interval() 
     assert other.mean == 0.25
 
 
-def test_seeds_that_all_score_the_same_leave_nothing_open() -> None:
+def test_what_leaves_nothing_open_or_has_not_completed_is_ranked_too() -> None:
     (best,) = rank(runs(("ppo", 0, 0.0), ("ppo", 1, 0.0)))
     assert (best.mean, best.low, best.high) == (0.0, 0.0, 0.0)
-
-
-def test_there_is_no_best_where_nothing_has_completed() -> None:
     assert rank([run(0, None, FAILED)]) == []
 
 
@@ -178,15 +161,11 @@ def test_a_row_has_the_history_of_its_run_and_the_mean_of_its_values() -> None:
     assert (rows[0]["attempts"], rows[0]["seconds"], rows[0]["error"]) == (2, 3.0, "")
     assert (rows[3]["status"], rows[3]["error"]) == ("failed", "first\nerror: no luck")
     assert rows[3]["objective"] is rows[3]["low"] is None
+    alone = [run(0, 0.25, loss_fn="ppo")]
+    assert not {"mean", "low", "high"} & set(as_rows(alone, rank(alone))[0])
 
 
-def test_without_repetitions_rows_have_no_interval() -> None:
-    tried = [run(0, 0.25, loss_fn="ppo")]
-    assert not {"mean", "low", "high"} & set(as_rows(tried, rank(tried))[0])
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.000123456, "0.0001235"), (3, "3"), ("ppo", "ppo"), (None, "None")]
-)
-def test_values_are_shown_with_four_digits(value: Any, text: str) -> None:
-    assert show(value) == text
+def test_values_are_shown_with_four_digits() -> None:
+    assert [show(value) for value in (0.000123456, 3, "ppo", None)] == [
+        "0.0001235", "3", "ppo", "None",
+    ]  # fmt: skip

@@ -1,11 +1,7 @@
 """What a sweep searches, and what it remembers.
 
-1. A list and a range are searched, all else is fixed; a range is logarithmic where it should be.
-2. Every value is one the setting takes; a mistake is refused before anything starts.
-3. A grid has each of its points once, however often it is interrupted.
-4. A random search draws the same values, interrupted or not, and repeats them with every seed.
-5. What failed, or was running when the sweep was killed, is done again under the same number.
-6. Going on with a long sweep reads its journal once.
+Every value that is searched is one the setting takes. A grid has each of its points once, and a
+random search draws the same values, however often they are interrupted.
 """
 
 from collections.abc import Mapping
@@ -33,56 +29,49 @@ def plan(**given: str) -> Plan:
 # -- the command line ----------------------------------------------------------------------------
 
 
-def test_lists_are_searched_and_the_rest_is_fixed() -> None:
-    found = plan(learning_rate="1e-4,3e-4", loss_fn="ppo,cispo")
-    assert found.space == {
-        "learning_rate": CategoricalDistribution((1e-4, 3e-4)),
-        "loss_fn": CategoricalDistribution(("ppo", "cispo")),
-    }
-    assert found.fixed == GAME
-    assert (found.search, found.trials, found.name) == ("grid", 4, "identity")
-
-
-def test_ranges_make_a_random_search_of_twenty_runs() -> None:
-    found = plan(learning_rate="1e-4..1e-2", group_size="4..16")
-    assert found.space == {
-        "learning_rate": FloatDistribution(1e-4, 1e-2, log=True),
-        "group_size": IntDistribution(4, 16),
-    }
-    assert (found.search, found.trials) == ("random", 20)
+Cat, Float, Int = CategoricalDistribution, FloatDistribution, IntDistribution
 
 
 @pytest.mark.parametrize(
-    ("text", "log"),
-    [("0..1", False), ("-1..1", False), ("0.1..0.5", True), ("0.1..0.5:linear", False)],
+    ("given", "space", "trials"),
+    [
+        (
+            {"learning_rate": "1e-4,3e-4", "loss_fn": "ppo,cispo"},
+            {"learning_rate": Cat((1e-4, 3e-4)), "loss_fn": Cat(("ppo", "cispo"))},
+            4,
+        ),
+        (
+            {"learning_rate": "1e-4..1e-2", "group_size": "4..16"},
+            {"learning_rate": Float(1e-4, 1e-2, log=True), "group_size": Int(4, 16)},
+            20,
+        ),
+        ({"on_agent_error": "0..1"}, {"on_agent_error": Float(0, 1)}, 20),
+        ({"on_agent_error": "-1..1"}, {"on_agent_error": Float(-1, 1)}, 20),
+        ({"on_agent_error": "0.1..0.5"}, {"on_agent_error": Float(0.1, 0.5, log=True)}, 20),
+        ({"on_agent_error": "0.1..0.5:linear"}, {"on_agent_error": Float(0.1, 0.5)}, 20),
+        ({"batch_size": "4..64:log"}, {"batch_size": Int(4, 64, log=True)}, 20),
+        ({"learning_rate": "1e-3,0.001,2e-3"}, {"learning_rate": Cat((1e-3, 2e-3))}, 2),
+        (
+            {"env": "identity,guess-number", "threads": "None,2"},
+            {"env": Cat(("identity", "guess_number")), "threads": Cat((None, 2))},
+            4,
+        ),
+        ({"seed": "0,1", "allow_hosts": "a,b"}, {"seed": Cat((0, 1))}, 2),  # a list itself
+        (
+            {"learning_rate": "1e-4..1e-2", **SEEDS},  # which share the default number of runs
+            {"learning_rate": Float(1e-4, 1e-2, log=True), "seed": Cat((0, 1, 2))},
+            21,
+        ),
+    ],
 )
-def test_a_range_of_fractions_is_logarithmic_if_it_is_above_zero(text: str, log: bool) -> None:
-    found = plan(on_agent_error=text).space["on_agent_error"]
-    assert isinstance(found, FloatDistribution)
-    assert found.log is log
-
-
-def test_a_range_of_whole_numbers_is_logarithmic_if_it_says_so() -> None:
-    assert plan(batch_size="4..64:log").space["batch_size"] == IntDistribution(4, 64, log=True)
-
-
-def test_values_that_are_the_same_are_tried_once() -> None:
-    found = plan(learning_rate="1e-3,0.001,2e-3").space["learning_rate"]
-    assert found == CategoricalDistribution((1e-3, 2e-3))
-
-
-def test_games_and_optional_settings_can_be_searched() -> None:
-    found = read_plan({"env": "identity,guess-number", "threads": "None,2", "steps": "1"})
-    assert found.space == {
-        "env": CategoricalDistribution(("identity", "guess_number")),
-        "threads": CategoricalDistribution((None, 2)),
-    }
-
-
-def test_a_setting_that_is_a_list_itself_is_fixed() -> None:
-    found = plan(seed="0,1", allow_hosts="a,b")
-    assert list(found.space) == ["seed"]
-    assert found.fixed["allow_hosts"] == "a,b"
+def test_lists_and_ranges_are_searched_and_the_rest_is_fixed(
+    given: dict[str, str], space: dict[str, Any], trials: int
+) -> None:
+    found = plan(**given)
+    assert (found.space, found.trials) == (space, trials)
+    assert found.fixed == {key: v for key, v in {**GAME, **given}.items() if key not in space}
+    is_grid = all(isinstance(each, CategoricalDistribution) for each in space.values())
+    assert found.search == ("grid" if is_grid else "random")
 
 
 def test_fields_of_the_cookbooks_own_config_can_be_searched() -> None:
@@ -101,9 +90,11 @@ def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
     assert (chosen.learning_rate, chosen.threads) == (1.234567890123e-5, None)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+OWN = {"env": "", "train_tasks": "nowhere:T", "agent": "nowhere:a", "seed": "0,1"}
+
+
+def test_a_mistake_is_refused_with_what_to_do() -> None:
+    refused: list[tuple[Mapping[str, str], str]] = [
         ({}, "nothing to search.*learning_rate=1e-4,3e-4"),
         ({"base_url": "../a..b"}, "nothing to search"),
         ({"seed": "5..2"}, r"Got seed=5..2, expected a range such as 1..10: .*low"),
@@ -115,32 +106,16 @@ def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
         ({"seed": "0..9", "trials": "0"}, "trials must be at least 1, got 0"),
         ({**SEEDS, "trials": "10", "search": "tpe"}, "trials=10, expected a multiple of 3"),
         ({"seed": "0,1", "test_tasks": ""}, "needs held-out tasks"),
-    ],
-)
-def test_a_mistake_is_refused_with_what_to_do(given: Mapping[str, str], message: str) -> None:
-    with pytest.raises(EvertError, match=message):
-        plan(**given)
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "message"),
-    [
-        ("loss_fn", "ppo,poo", "poo"),
-        ("group_size", "0,4", "group_size must be at least 1"),
-        ("steps", "1.5..3", "1.5"),
-        ("learning_rate", "..2", r"\.\.2"),
-        ("env", "identity,identiy", "Did you mean env=identity"),
-        ("agent", "nowhere:a", "nowhere"),
-    ],
-)
-def test_a_value_that_the_setting_does_not_take_is_refused(
-    key: str, text: str, message: str
-) -> None:
-    given = {**GAME, "seed": "0,1", key: text}
-    if key == "agent":
-        given |= {"env": "", "train_tasks": "nowhere:T"}
-    with pytest.raises(EvertError, match=message):
-        read_plan(given)
+        ({"seed": "0,1", "loss_fn": "ppo,poo"}, "poo"),
+        ({"seed": "0,1", "group_size": "0,4"}, "group_size must be at least 1"),
+        ({"seed": "0,1", "steps": "1.5..3"}, "1.5"),
+        ({"seed": "0,1", "learning_rate": "..2"}, r"\.\.2"),
+        ({"seed": "0,1", "env": "identity,identiy"}, "Did you mean env=identity"),
+        (OWN, "nowhere"),
+    ]
+    for given, message in refused:
+        with pytest.raises(EvertError, match=message):
+            plan(**given)
 
 
 # -- what it remembers ---------------------------------------------------------------------------
@@ -176,12 +151,6 @@ def test_a_grid_has_every_point_once_whatever_happens_to_the_sweep(tmp_path: Pat
     assert [len(run.attempts) for run in last.runs] == [1, 2, 1, 3, 3, *[1] * 7]
 
 
-def test_what_is_read_back_is_what_was_known(tmp_path: Path) -> None:
-    record = Record(GRID, tmp_path)
-    do(record, "completed", "failed", "interrupted")
-    assert Record(GRID, tmp_path).runs == record.runs
-
-
 def test_a_line_that_a_kill_cut_off_is_no_trap_for_the_next(tmp_path: Path) -> None:
     do(Record(GRID, tmp_path), "completed", "failed")
     with (tmp_path / "journal.log").open("a") as journal:
@@ -190,18 +159,23 @@ def test_a_line_that_a_kill_cut_off_is_no_trap_for_the_next(tmp_path: Path) -> N
     assert [len(run.attempts) for run in Record(GRID, tmp_path).runs] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["{}", '{"op_code": 99}', '{"op_code": 4, "trial_id": "x"}'])
-def test_a_journal_that_is_none_is_named(tmp_path: Path, line: str) -> None:
-    do(Record(GRID, tmp_path), "completed")
-    with (tmp_path / "journal.log").open("a") as journal:
-        journal.write(f"{line}\n")
-    with pytest.raises(RunFolderError, match=r"journal\.log cannot be read"):
-        Record(GRID, tmp_path)
+def test_a_journal_that_is_none_is_named(tmp_path: Path) -> None:
+    for number, line in enumerate(("{}", '{"op_code": 99}', '{"op_code": 4, "trial_id": "x"}')):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        do(Record(GRID, folder), "completed")
+        with (folder / "journal.log").open("a") as journal:
+            journal.write(f"{line}\n")
+        with pytest.raises(RunFolderError, match=r"journal\.log cannot be read"):
+            Record(GRID, folder)
 
 
 def test_each_attempt_keeps_how_it_ended(tmp_path: Path) -> None:
-    do(Record(GRID, tmp_path), "failed", "running", "interrupted")
     record = Record(GRID, tmp_path)
+    do(record, "failed", "running", "interrupted")
+    attempts = [run.attempts for run in record.runs]
+    record = Record(GRID, tmp_path)
+    assert [run.attempts for run in record.runs][::2] == attempts[::2]
     do(record, "completed", "running")
     first, second, third = record.runs
     assert [attempt["status"] for attempt in first.attempts] == ["failed", "completed"]
@@ -257,8 +231,7 @@ def test_a_sweep_that_is_killed_while_it_draws_a_run_loses_none(
 def test_another_search_seed_draws_other_values(tmp_path: Path) -> None:
     rates = []
     for seed in ("0", "1"):
-        folder = tmp_path / seed
-        folder.mkdir()
+        (folder := tmp_path / seed).mkdir()
         chosen = plan(learning_rate="1e-4..1e-2", search_seed=seed)
         rates.append(do(Record(chosen, folder), "completed")[0].values)
     assert rates[0] != rates[1]
@@ -275,10 +248,6 @@ def test_seeds_repeat_whatever_is_drawn(tmp_path: Path, search: str) -> None:
     rates = [run.values["learning_rate"] for run in record.runs]
     assert rates == [rates[0]] * 3 + [rates[3]] * 3
     assert rates[0] != rates[3]
-
-
-def test_the_default_number_of_runs_is_shared_out_among_the_seeds() -> None:
-    assert plan(learning_rate="1e-4..1e-2", **SEEDS).trials == 21
 
 
 def test_a_tpe_search_goes_where_the_scores_are(tmp_path: Path) -> None:

@@ -1,0 +1,249 @@
+"""What was typed wrong is said in a line, and leaves nothing behind.
+
+A mistyped name is answered before torch is imported: the import takes longer than the answer.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+from rich.console import Console
+from tests.trainers.conftest import environment
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.rl.train import Config
+
+import evert
+from evert.bridge.errors import InvalidDatasetError
+from evert.trainers import cli
+from evert.trainers.config import names
+
+LIGHT = {
+    "train agent=missing:x": "train_tasks= is missing: got agent=missing:x alone.",
+    "train train_tasks=mine:TASKS": "agent= is missing: got train_tasks=mine:TASKS alone.",
+    "train agent=missing:x train_tasks=mine:TASKS": "No agent at 'missing:x'",
+    "train agent=mine:agent train_tasks=mine:nothing": "No tasks at 'mine:nothing'",
+    "train agent=mine:agent train_tasks=mine:EMPTY": "train_tasks=mine:EMPTY has no task;",
+    "train agent=mine:agent train_tasks=mine:yields": "train_tasks=mine:yields is a function;",
+    "train env=identity test_tasks=mine:EMPTY": "test_tasks=mine:EMPTY has no task;",
+    "train env=identitty": "There is no game 'identitty'. Did you mean env=identity?",
+    "train env=identity limits.maxturns=3": "Did you mean 'limits.max_turns'?",
+    "train env=identity parse_error_policy.max=1": "There is no setting 'parse_error_policy.max'",
+    "train env=identity cookbook.temprature=1": "There is no setting 'cookbook.temprature'. Did",
+    "train env=twenty_questions sampler=evert:Curriculam": "No sampler at 'evert:Curriculam'",
+    "train env=identity model_name=evert-tinny": "Did you mean evert-tiny?",
+    "train env=identity models.user=runs/nothing": "There is no run and no model at 'runs/nothing'",
+    "evaluate env=identity models=runs/nothing": "There is no run and no model at 'runs/nothing'",
+    "evaluate env=identity models=evert-tiny limits.maxturns=3": "no setting 'limits.maxturns'",
+    "evaluate env=identity models=evert-tiny models.user=runs/no": "no model at 'runs/no'",
+    "evaluate agent=missing:x test_tasks=mine:TASKS models=evert-tiny": "No agent at 'missing:x'",
+    "sweep env=identity limits.maxturns=3 seed=0,1": "There is no setting 'limits.maxturns'",
+    "sweep env=identity model_name=evert-tinny seed=0,1": "Did you mean evert-tiny?",
+    "serve model=runs/nothing": "There is no run and no model at 'runs/nothing'",
+    "report runs/nothing": "There is no folder runs/nothing.",
+    "rescore run=runs/nothing reward=mine:agent": "runs/nothing holds no rollouts.",
+    "rescore run=. reward=missing:x": "No reward at 'missing:x'",
+    "export run=runs/nothing": "runs/nothing holds no rollouts.",
+    "engine plan modl=evert-tiny": "There is no setting 'modl'",
+}
+"""Command line -> what it prints, in part, and without torch."""
+
+OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
+TINY = "evaluate env=identity models=evert-tiny"
+OTHERS = {
+    "train env=identity stepz=3": "Did you mean 'steps'?",
+    "train env=identity steps=many": "steps takes a whole number, got 'many'",
+    "train env=identity seed=9999999999999": "seed must be between -2**32 and 2**32",
+    "train env=identity renderer_name=nope": "renderer_name=nope is none of the Cookbook's",
+    "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
+    "train env=identity learning_rate=nan": "learning_rate takes a finite number, got nan",
+    "train env=identity learning_rate=-1": "learning_rate must be above 0, got -1.0",
+    "train identity": "Got 'identity'; settings are given as key=value. Did you mean env=identity",
+    "train --env identity": "Got '--env'; settings are given as key=value. Did you mean env=",
+    "train env=identity device=gpu": "device takes auto, cpu, cuda",
+    "train env=identity device=cuda:99": "device=cuda:99: PyTorch sees",
+    "train env=identity dtype=int8": "dtype takes auto or float32 or bfloat16 or float16",
+    "train env=identity model_name=/nowhere": "No folder '/nowhere' exists",
+    "train env=identity model_name=./nowhere": "./nowhere",
+    "train env=identity log_path=x model_name=runs/nope": "model_name=runs/nope is",
+    "train log_path=x": "No agent to train. log_path=x holds no run to go on with.",
+    "train env=identity engine=service": "TINKER_API_KEY is not set",
+    "train env=identity warm_up_steps=3": "warm_up_steps=3 has nothing to warm up on",
+    "train env=identity warm_up_steps=3 demonstrations=a.b:c": "No demonstrations at 'a.b:c'",
+    "train env=tic_tac_toe league=2": "a league is a share from 0 to 1",
+    "train env=identity league=0.5": "opponents need an agent with two seats",
+    "train env=tic_tac_toe test_opponent=runs/nobody": "no run and no model at 'runs/nobody'",
+    "train env=identity log_path=mine.py/run": "cannot be written to",
+    "evaluate env=identity models=": "No model to evaluate",
+    "evaluate models=evert-tiny": "No tasks to evaluate on",
+    "evaluate env=identity agent=a:b models=evert-tiny": "expected one",
+    "evaluate env=xiangqi models=evert-tiny": "There is no game 'xiangqi'",
+    "evaluate agent=no.such:thing test_tasks=a:b models=evert-tiny": "No ",
+    "evaluate identity": "Did you mean env=identity?",
+    "evaluate --env identity": "settings are given as key=value",
+    "evaluate env=identity modles=evert-tiny": "Did you mean 'models'?",
+    "evaluate env=identity models=some-model": "some-model is none of the bases",
+    "evaluate env=identity models=evert-tiny opponent=evert-tiny": "plays the other seats",
+    f"{TINY} seeds=0": "seeds must be at least 1, got 0",
+    f"{TINY} seeds=four": "seeds takes a whole number",
+    f"{TINY} search=True": "no twin with a search tool",
+    f"{TINY} temperature=nan": "takes a finite number",
+    f"{TINY} temperature=-1": "temperature must be at least 0",
+    f"{TINY} max_tasks=0": "max_tasks must be at least 1",
+    f"{TINY} device=gpu": "device takes auto, cpu",
+    f"{OWN} split=train": "no such tasks",
+    f"{OWN} models.judge.temperature=0": "models.judge.temperature is of no model",
+    f"{OWN} models.policy=evert-tiny": "has the policy's own name",
+    f"{OWN} limits=3": "limits takes paths: limits.max_turns=20, for example; got '3'",
+    f"{OWN} seats=one": "seats must be two or more different names",
+    f"{OWN} frozen.judge=evert-tiny": "There is no setting 'frozen.judge'",
+    f"{OWN} policy_names=a,a": "policy_names must be a model name or several different",
+    f"{TINY} out=.": "not empty, and is none of evert's evaluations",
+    "sweep out=. env=identity seed=0,1": "not empty, and is none of evert's sweeps",
+    "sweep out=mine.py/s env=identity seed=0,1": "cannot be written to",
+    "sweep env=identity seed=0,1 parallel=0": "at least 1",
+    "sweep env=identity seedd=0,1": "Did you mean 'seed'",
+    "sweep env=identity seed=0,1 trails=3": "Did you mean 'trials'",
+    "sweep env=identity seed=0,1 log_path=x": "There is no setting 'log_path'",
+    "sweep identity seed=0,1": "Did you mean env=identity",
+    "serve": "model must be given, too",
+    "serve model=openai:gpt-5": "is not on this machine, and whoever has it serves it",
+    "serve evert-tiny": "Did you mean model=evert-tiny?",
+    "serve model=evert-tiny host=203.0.113.1 port=80": "Cannot listen on 203.0.113.1, port",
+    "engine": "evert engine got 'nothing'; it takes plan",
+    "engine plans": "evert engine got 'plans'",
+    "engine plan lora_rank=0": "lora_rank must be at least 1",
+    "engine plan dtype=int8": "dtype is 'int8'; expected auto, float32",
+    "engine plan model=./none": "No folder './none' exists",
+    "rescore": "run",
+    "export": "run",
+}
+"""Those that may take longer."""
+
+MINE = """
+TASKS = ["a", "b"]
+EMPTY = []
+def agent(client, task): ...
+def yields():
+    yield 1
+"""
+
+PROGRAM = """
+import sys
+from evert.trainers.cli import main
+for line in sys.stdin.read().splitlines():
+    assert main(line.split()) == 1, line
+    heavy = {"torch", "transformers", "tinker"} & sys.modules.keys()
+    assert not heavy, (line, heavy)
+    print("---", file=sys.stderr)
+for line in ("train --help", "evaluate --help"):
+    assert main(line.split()) == 0, line
+    heavy = {"torch", "tinker", "transformers", "openai", "matplotlib"} & sys.modules.keys()
+    assert not heavy, (line, heavy)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a module of the user's, and no key."""
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def left(home: Path) -> set[str]:
+    """What there is beside that module."""
+    return {each.name for each in home.iterdir()} - {"mine.py", "__pycache__"}
+
+
+def test_a_mistyped_name_is_answered_before_torch_is_imported(home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment(),
+        input="\n".join(LIGHT), capture_output=True, text=True, cwd=home, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *answers, rest = done.stderr.split("---\n")
+    missing = [
+        (line, answer)
+        for (line, said), answer in zip(LIGHT.items(), answers, strict=True)
+        if said not in answer or "Traceback" in answer
+    ]
+    assert (missing, rest) == ([], "")
+    assert not left(home)
+
+
+@pytest.mark.parametrize("command", sorted({line.split()[0] for line in OTHERS}))
+def test_a_mistake_is_a_line_and_leaves_nothing(
+    home: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, said in OTHERS.items():
+        words = line.split()
+        if words[0] == command:
+            assert cli.main(words) == 1, line
+            shown = capsys.readouterr().err
+            assert shown.startswith("error: "), line
+            assert said in " ".join(shown.split()), line
+            assert "Traceback" not in shown, line
+            assert not left(home), line
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy), ("cookbook", Config)],
+)
+def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) -> None:
+    assert names._fields(*names.FIELDS[name]) == [*chz.chz_fields(kind)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "tasks", "said"),
+    [
+        ("train_tasks", [], "train_tasks has no task; expected at least one"),
+        ("test_tasks", (), "test_tasks has no task; expected at least one"),
+        ("train_tasks", iter("ab"), "train_tasks is a str.*iterator; expected a sequence"),
+    ],
+)
+def test_tasks_from_python_are_named_by_their_setting(
+    tmp_path: Path, setting: str, tasks: Any, said: str
+) -> None:
+    def agent(client: Any, task: str) -> float:
+        return 0.0
+
+    given = {"train_tasks": ["a"], setting: tasks}
+    path = tmp_path / "run"
+    with pytest.raises(InvalidDatasetError, match=said):
+        evert.train(
+            agent, given["train_tasks"], test_tasks=given.get("test_tasks"), log_path=path,
+            console=Console(quiet=True),
+        )  # fmt: skip
+    assert not path.exists()
+
+
+def test_the_command_lists_its_words_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "evert train env=identity" in capsys.readouterr().out
+    assert cli.main(["trian"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("train env=identity", "from recipe identity"),
+        ("evaluate", "who plays"),
+        ("sweep", "learning_rate=1e-4..1e-2"),
+        ("sweep", "objective"),
+        ("serve", "  device="),
+        ("rescore", "run="),
+        ("export", "run="),
+        ("engine plan", "  lora_rank=32"),
+    ],
+)
+def test_help_lists_the_settings(line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*line.split(), "--help"]) == 0
+    assert shown in capsys.readouterr().out
