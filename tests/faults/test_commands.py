@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.bridge.faces.test_process import marked
+from benchmarks.processes import marked
 from tests.faults import stalls
 from tests.faults.commands import TABLE, Leaving
 from tests.faults.scene import NOTHING, Inventory, is_as, settled

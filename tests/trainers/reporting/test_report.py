@@ -271,14 +271,15 @@ def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
 
 def test_runs_get_names_that_tell_them_apart(tmp_path: Path) -> None:
     none = ["folder (1)", "folder (2)"]
-    for number, (one, other, expected) in enumerate([
+    table: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ({"name": "a"}, {"name": "b"}, ["a", "b"]),
         ({"seed": 0}, {"seed": 1}, ["game, seed=0", "game, seed=1"]),
         ({"seed": 0}, {"seed": 0}, none),
         ({"x": 0.123456}, {"x": 1e-4}, ["game, x=0.1235", "game, x=0.0001"]),
         ({"x": 0.123456}, {"x": 0.123457}, none),
         ({"x": 0, "y": 0, "z": 0}, {"x": 1, "y": 1, "z": 1}, none),
-    ]):  # fmt: skip
+    ]
+    for number, (one, other, expected) in enumerate(table):
         assert labels(runs_with(tmp_path / str(number), one, other)) == expected
 
 
