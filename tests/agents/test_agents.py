@@ -33,7 +33,7 @@ fix_bug = evert.agents.claude_code(
 )
 
 
-# -- agents -------------------------------------------------------------------------------------
+# -- agents --------------------------------------------------------------------------------------
 
 
 @every_program
@@ -66,7 +66,7 @@ def test_it_is_found_by_its_import_path() -> None:
     assert found == READY
 
 
-# -- what is given ------------------------------------------------------------------------------
+# -- what is given -------------------------------------------------------------------------------
 
 
 @every_program
@@ -156,7 +156,7 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
     assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
 
 
-# -- what is missing ----------------------------------------------------------------------------
+# -- what is missing -----------------------------------------------------------------------------
 
 
 async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it(

@@ -35,7 +35,7 @@ def read_or_refused(content: bytes) -> Any:
         return "refused"
 
 
-# -- the same -----------------------------------------------------------------------------------
+# -- the same ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_broken_body_is_refused_where_the_standard_library_refuses(
     assert repr(found) == repr(expected if isinstance(expected, dict) else "refused")
 
 
-# -- limits -------------------------------------------------------------------------------------
+# -- limits --------------------------------------------------------------------------------------
 
 
 def test_a_body_of_too_many_values_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_a_long_body_that_is_nested_too_deeply_is_refused() -> None:
             read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
 
 
-# -- off the loop -------------------------------------------------------------------------------
+# -- off the loop --------------------------------------------------------------------------------
 
 
 class Turns:

@@ -62,7 +62,7 @@ def is_there(path: str) -> bool:
     return Path(path).exists()
 
 
-# -- what it finds ------------------------------------------------------------------------------
+# -- what it finds -------------------------------------------------------------------------------
 
 
 async def test_a_script_plays_an_episode_and_its_exit_status_is_the_reward() -> None:
@@ -133,7 +133,7 @@ async def test_it_runs_where_it_is_told_to_and_with_further_variables(tmp_path: 
     assert (tmp_path / "made").read_text() == "green"
 
 
-# -- rewards ------------------------------------------------------------------------------------
+# -- rewards -------------------------------------------------------------------------------------
 
 
 async def test_a_reward_may_be_left_in_a_file() -> None:
@@ -216,7 +216,7 @@ def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(tmp_path: Path)
         ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
 
 
-# -- the process tree ---------------------------------------------------------------------------
+# -- the process tree ----------------------------------------------------------------------------
 
 FAMILY = """
 import subprocess, sys
@@ -253,7 +253,7 @@ async def test_twenty_processes_at_once_are_not_mixed_up() -> None:
     assert outputs == [str(number) for number in range(20)]
 
 
-# -- errors -------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------
 
 
 def test_a_command_and_its_reward_are_of_the_right_kind() -> None:

@@ -20,7 +20,7 @@ async def output(agent: ProcessAgent, **options: Any) -> str:
     return str((await last_of(agent, **options)).logs["stdout"])
 
 
-# -- files --------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 
 
 async def test_text_is_laid_into_the_folder_with_its_placeholders_filled_in() -> None:
@@ -75,7 +75,7 @@ async def test_a_file_replaces_what_an_earlier_episode_left_in_its_place(tmp_pat
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-# -- setup --------------------------------------------------------------------------------------
+# -- setup ---------------------------------------------------------------------------------------
 
 
 async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
@@ -101,7 +101,7 @@ async def test_a_setup_function_gets_the_folder_and_the_task_and_may_be_async() 
     assert await output(python(SHOW, "a", setup=asynchronous)) == "None"
 
 
-# -- what is filled in --------------------------------------------------------------------------
+# -- what is filled in ---------------------------------------------------------------------------
 
 
 async def test_a_part_of_a_task_is_filled_in_once() -> None:
@@ -145,7 +145,7 @@ async def test_variables_are_filled_in_and_none_takes_one_away(
     assert await output(agent) == "None True\n"
 
 
-# -- refusals and errors ------------------------------------------------------------------------
+# -- refusals and errors -------------------------------------------------------------------------
 
 
 def test_files_outside_or_that_are_none_and_another_setup_are_refused(tmp_path: Path) -> None:

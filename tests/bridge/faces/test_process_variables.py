@@ -36,7 +36,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-# -- what is there ------------------------------------------------------------------------------
+# -- what is there -------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")
@@ -83,7 +83,7 @@ async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPa
     assert one.logs["reward_stdout"] == "1\n"
 
 
-# -- what is handed over ------------------------------------------------------------------------
+# -- what is handed over -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")
@@ -115,7 +115,7 @@ async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
     assert await output(agent, task=asked) == f"{asked} {asked} {asked}\n"
 
 
-# -- programs -----------------------------------------------------------------------------------
+# -- programs ------------------------------------------------------------------------------------
 
 
 def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
@@ -149,7 +149,7 @@ async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path
     assert (await last_of(agent)).logs["reward_stdout"] == "42\n"
 
 
-# -- what is said of it -------------------------------------------------------------------------
+# -- what is said of it --------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")

@@ -72,7 +72,7 @@ async def step(env: ChatAgentEnv, text: str) -> Any:
     return await env.step(renderer.encode(text) + renderer.end_tokens[:1])
 
 
-# -- one server, one key a rollout --------------------------------------------------------------
+# -- one server, one key a rollout ---------------------------------------------------------------
 
 
 async def test_the_real_sdks_of_a_process_reach_their_rollout() -> None:
@@ -152,7 +152,7 @@ async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(
     assert "Put a proxy with TLS or an SSH tunnel in front" in caplog.text
 
 
-# -- retries ------------------------------------------------------------------------------------
+# -- retries -------------------------------------------------------------------------------------
 
 
 async def test_a_marked_retry_gets_the_same_reply_and_an_equal_body_another() -> None:
@@ -194,7 +194,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     assert env.turns == 1
 
 
-# -- clients that go away -----------------------------------------------------------------------
+# -- clients that go away ------------------------------------------------------------------------
 
 
 async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
     assert result.reward == 1.0
 
 
-# -- streams ------------------------------------------------------------------------------------
+# -- streams -------------------------------------------------------------------------------------
 
 
 async def test_a_waiting_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
     assert not env.is_running
 
 
-# -- bad requests -------------------------------------------------------------------------------
+# -- bad requests --------------------------------------------------------------------------------
 
 
 async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,7 @@ async def test_a_bad_request_is_an_error_in_json() -> None:
     await play_without_a_call(agent)
 
 
-# -- nothing is left ----------------------------------------------------------------------------
+# -- nothing is left -----------------------------------------------------------------------------
 
 
 async def test_a_blocking_agent_may_ask_for_an_address_from_its_thread() -> None:

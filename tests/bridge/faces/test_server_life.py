@@ -85,7 +85,7 @@ def is_refused(address: Address) -> bool:
     return isinstance(caught.value.reason, ConnectionRefusedError)
 
 
-# -- an address is answered ---------------------------------------------------------------------
+# -- an address is answered ----------------------------------------------------------------------
 
 
 async def test_rollouts_that_come_and_go_two_at_a_time_are_all_answered() -> None:
@@ -157,7 +157,7 @@ def test_a_closed_loop_serves_nothing() -> None:
         clients[0].serve()
 
 
-# -- the end of a loop --------------------------------------------------------------------------
+# -- the end of a loop ---------------------------------------------------------------------------
 
 
 def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
@@ -258,7 +258,7 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
     assert steps[1].reward == 1.0
 
 
-# -- loops, threads, forks ----------------------------------------------------------------------
+# -- loops, threads, forks -----------------------------------------------------------------------
 
 
 def test_loops_in_threads_have_servers_of_their_own() -> None:
@@ -321,7 +321,7 @@ async def test_a_fork_of_the_process_neither_keeps_an_address_alive_nor_is_kept_
         os.close(end)
 
 
-# -- nothing is kept, nothing is shown ----------------------------------------------------------
+# -- nothing is kept, nothing is shown -----------------------------------------------------------
 
 
 async def test_a_server_keeps_nothing_of_the_rollout_that_started_it() -> None:

@@ -129,7 +129,7 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-# -- slow ones ----------------------------------------------------------------------------------
+# -- slow ones -----------------------------------------------------------------------------------
 
 
 async def test_headers_that_do_not_come_to_an_end_are_hung_up_on(
@@ -185,7 +185,7 @@ async def test_clients_that_read_nothing_do_not_outlive_the_server() -> None:
     await until(lambda: not every)
 
 
-# -- how many -----------------------------------------------------------------------------------
+# -- how many ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ async def test_a_rollout_keeps_so_many_connections_between_calls(
         await until(lambda: len(the_connections().every) == 3)
 
 
-# -- names --------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------------------
 
 OURS = ["127.0.0.1:80", "localhost", "LocalHost.", "a.localhost:1", "[::1]:8", "10.0.0.7"]
 CONTAINERS = ["host.docker.internal:80", "host.containers.internal"]
@@ -334,7 +334,7 @@ async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:
             assert b"access-control" not in (await told(address, sent)).lower(), method
 
 
-# -- HTTP ---------------------------------------------------------------------------------------
+# -- HTTP ----------------------------------------------------------------------------------------
 
 CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 CHUNKED = "Transfer-Encoding: chunked"
@@ -431,7 +431,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
     assert answer.index(b'"object": "list"') < answer.index(b"chat.completion")
 
 
-# -- keys ---------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------
 
 
 async def test_a_marked_retry_with_anothers_body_gets_nothing_of_the_others() -> None:

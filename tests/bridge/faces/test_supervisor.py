@@ -35,7 +35,7 @@ from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
-# -- to outlive an episode ----------------------------------------------------------------------
+# -- to outlive an episode -----------------------------------------------------------------------
 
 
 @linux
@@ -50,7 +50,7 @@ async def test_nothing_is_left_of_a_command_whose_env_is_closed(name: str) -> No
     assert await closed(name)
 
 
-# -- the trainer's death ------------------------------------------------------------------------
+# -- the trainer's death -------------------------------------------------------------------------
 
 
 @linux
@@ -131,7 +131,7 @@ def status_of(process: psutil.Process) -> str:
     return "gone"
 
 
-# -- the supervisor's death ---------------------------------------------------------------------
+# -- the supervisor's death ----------------------------------------------------------------------
 
 
 async def test_a_command_that_kills_its_supervisor_has_lost() -> None:
@@ -151,7 +151,7 @@ time.sleep(600)
     assert not marked(mark)
 
 
-# -- outputs ------------------------------------------------------------------------------------
+# -- outputs -------------------------------------------------------------------------------------
 
 
 async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
@@ -216,7 +216,7 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
     assert b"UNWANTED" not in shown
 
 
-# -- folders ------------------------------------------------------------------------------------
+# -- folders -------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def text(response: Any) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-# -- both libraries -----------------------------------------------------------------------
+# -- both libraries ------------------------------------------------------------------------------
 
 
 @every_library
@@ -170,7 +170,7 @@ async def test_a_slash_at_the_end_makes_no_difference() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-# -- the end ----------------------------------------------------------------------------------
+# -- the end -------------------------------------------------------------------------------------
 
 
 async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None:

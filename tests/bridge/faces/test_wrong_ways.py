@@ -70,7 +70,7 @@ def bad_network(monkeypatch: pytest.MonkeyPatch) -> Network:
     return network
 
 
-# -- another model, and no way to it ---------------------------------------------------------------
+# -- another model, and no way to it -------------------------------------------------------------
 
 OTHER = "gpt-5.2"
 GOOGLES = ("genai without aiohttp", "genai on Vertex")
@@ -144,7 +144,7 @@ async def test_the_policy_by_the_name_it_is_told_to_have_answers() -> None:
     assert reward(await play(agent, policy_names=OTHER)) == 1.0
 
 
-# -- a network that fails -----------------------------------------------------------------------
+# -- a network that fails ------------------------------------------------------------------------
 
 
 async def test_a_name_server_that_does_not_answer_is_a_connection_error_and_retried(
@@ -193,7 +193,7 @@ async def test_the_failure_of_an_agent_names_the_model_all_the_same(bad_network:
     assert bad_network.asked == ["api.openai.com"]
 
 
-# -- the rollout's own address ------------------------------------------------------------------
+# -- the rollout's own address -------------------------------------------------------------------
 
 
 async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> None:
@@ -233,7 +233,7 @@ async def test_whatever_base_url_is_made_of_it_works() -> None:
     assert said == ["Fine."] * 3 * len(ends)
 
 
-# -- keys ---------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------
 
 ADVICE = "Send the rollout's own, which goes with client.base_url: client.api_key"
 
@@ -311,7 +311,7 @@ async def test_only_the_latest_keys_are_remembered(monkeypatch: pytest.MonkeyPat
     await play_without_a_call(second)
 
 
-# -- models -------------------------------------------------------------------------------------
+# -- models --------------------------------------------------------------------------------------
 
 
 async def test_a_model_that_is_not_there_is_a_404_that_names_those_that_are() -> None:

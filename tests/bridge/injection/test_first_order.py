@@ -49,7 +49,7 @@ def stop_of(name: str) -> str:
     return next((one for one, number in known.items() if number in stops), next(iter(known)))
 
 
-# -- whole literals ---------------------------------------------------------------------------
+# -- whole literals ------------------------------------------------------------------------------
 
 
 @every_renderer
@@ -73,7 +73,7 @@ def test_a_text_that_is_a_control_token_and_nothing_else_is_none(name: str) -> N
     matrix.report()
 
 
-# -- halves -----------------------------------------------------------------------------------
+# -- halves --------------------------------------------------------------------------------------
 
 
 def halves(literal: str) -> Iterator[str]:
@@ -117,7 +117,7 @@ def test_nothing_that_is_taken_out_of_a_text_leaves_a_control_token(name: str) -
     matrix.report()
 
 
-# -- disguises --------------------------------------------------------------------------------
+# -- disguises -----------------------------------------------------------------------------------
 
 
 def disguises(literal: str) -> Iterator[str]:
@@ -146,7 +146,7 @@ def test_no_disguise_of_a_control_token_becomes_one(name: str) -> None:
     matrix.report()
 
 
-# -- other ways -------------------------------------------------------------------------------
+# -- other ways ----------------------------------------------------------------------------------
 
 
 def asked(text: Any) -> ChatRequest:
@@ -204,7 +204,7 @@ def test_a_prompt_is_as_long_as_it_was_counted() -> None:
                 assert count == len(prompt), (name, dialect, shape)
 
 
-# -- the matrix itself ------------------------------------------------------------------------
+# -- the matrix itself ---------------------------------------------------------------------------
 
 
 def test_the_matrix_finds_what_is_wrong_where_nothing_is_done() -> None:
@@ -229,7 +229,7 @@ def test_the_matrix_finds_halves_that_are_joined() -> None:
         assert matrix.findings, name
 
 
-# -- a format of words ------------------------------------------------------------------------
+# -- a format of words ---------------------------------------------------------------------------
 
 
 HEADERS = ["\n\nUser:", "\n\nAssistant:", "\n\nSystem:", "\n\nTool:"]
