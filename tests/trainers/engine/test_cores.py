@@ -17,8 +17,6 @@ from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.training.passes import Passes
 from evert.trainers.engine.training.trainer import Trainer
 
-# -- 1. calls ------------------------------------------------------------------------------------
-
 
 def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
     together = threading.Barrier(3, timeout=60)
@@ -79,9 +77,6 @@ def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
     assert lanes(torch.device("cuda")) == 1
 
 
-# -- 2. training ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS[1:3])
 def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
     kind: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch
@@ -117,8 +112,6 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
     assert all(map(torch.equal, alone[0], several[0]))
     assert alone[1:] == several[1:]
 
-
-# -- 3. decoding ---------------------------------------------------------------------------------
 
 SHORT = [[1 + i, 3, 5][: 2 + i % 2] for i in range(200)]
 BEHIND_A_STEM = [[7] * 200 + row for row in SHORT]

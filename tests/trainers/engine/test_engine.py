@@ -149,15 +149,6 @@ async def test_the_event_loop_goes_on_while_the_engine_works(training: Any) -> N
     assert beats > 3
 
 
-def test_a_snapshot_does_not_change_with_training(training: Any) -> None:
-    sampling = training.save_weights_and_get_sampling_client().result()
-    before = sampling.compute_logprobs(prompt(5, 6, 7, 8)).result()
-    train(training)
-    assert sampling.compute_logprobs(prompt(5, 6, 7, 8)).result() == before
-    after = training.save_weights_and_get_sampling_client().result()
-    assert after.compute_logprobs(prompt(5, 6, 7, 8)).result() != before
-
-
 async def test_sampling_clients_need_no_waiting_for_and_may_be_awaited(
     training: Any, tiny_model: str
 ) -> None:

@@ -84,9 +84,6 @@ def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch
     return found
 
 
-# -- 1. logits -----------------------------------------------------------------------------------
-
-
 def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logits, "STRETCH_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
@@ -109,9 +106,6 @@ def test_on_other_devices_logits_come_out_of_the_product_in_float32() -> None:
     with torch.no_grad():
         found = float_logits(hidden, weight)
     assert (found.shape, found.dtype) == ((2, 3, 50), torch.float32)
-
-
-# -- 2. gradient checkpointing -------------------------------------------------------------------
 
 
 class Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -146,8 +140,6 @@ def test_with_checkpointing_layers_are_computed_twice_and_the_gradient_is_the_sa
     assert counts == [counts[0], 2 * counts[0], counts[0]]
     assert same(found[1], found[0], 1e-6)
 
-
-# -- 3. budgets ----------------------------------------------------------------------------------
 
 QWEN: Any = transformers.Qwen3Config
 
@@ -203,9 +195,6 @@ def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
     calls: dict[str, Any] = {name: lambda _, found=found: found for name, found in answers.items()}
     with patch.multiple(torch.cuda, **calls):
         assert free_bytes(torch.device("cuda")) == 5200
-
-
-# -- 4. no memory left ---------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(trainer: Trainer) -> None:

@@ -137,8 +137,6 @@ def test_leaving_the_last_block_restores_everything() -> None:
     assert not network_is_refused("example.com")
 
 
-# -- 4. an agent's own client ----------------------------------------------------------------------
-
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 
 

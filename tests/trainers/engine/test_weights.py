@@ -58,9 +58,6 @@ async def saved(name: str) -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-# -- 1. answering --------------------------------------------------------------------------------
-
-
 async def test_saved_weights_answer_by_their_path_and_by_their_folder(
     engine: Engine, tmp_path: Path
 ) -> None:
@@ -95,9 +92,6 @@ async def test_a_seed_decides_the_replies_of_an_episode_and_each_has_its_own(
     assert first[0] != first[1]
 
 
-# -- 2. its own format ---------------------------------------------------------------------------
-
-
 async def test_it_reads_its_own_chat_format_and_the_policy_another(engine: Engine) -> None:
     plain, other = Asking(), Asking()
     renderer = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
@@ -122,9 +116,6 @@ async def test_a_folder_without_a_chat_template_needs_a_renderers_name(
     weights = await open_weights(TinkerModel(tiny_model, renderer_name="qwen3"))
     assert weights.context_length == 512
     assert weights.renderer.renderer.tokenizer.vocab_size < 300
-
-
-# -- 3. its context ------------------------------------------------------------------------------
 
 
 async def test_a_reply_ends_where_the_context_does_or_the_tightest_cap(
@@ -169,9 +160,6 @@ def test_a_service_that_does_not_say_how_long_contexts_are_is_believed() -> None
         assert context_length_of(service, "m") is None  # type: ignore[arg-type]
 
 
-# -- 4. one client -------------------------------------------------------------------------------
-
-
 async def test_all_envs_share_a_client_though_they_ask_at_once(engine: Engine) -> None:
     models = [TinkerModel("evert-tiny"), TinkerModel("evert-tiny", temperature=0, seed=3)]
 
@@ -204,9 +192,6 @@ async def test_weights_that_could_not_be_opened_are_tried_again(
     folder.rename(target)
 
     assert (await open_weights(model)).context_length == 8192
-
-
-# -- 5. data -------------------------------------------------------------------------------------
 
 
 def test_it_pickles_and_what_names_nothing_is_refused() -> None:

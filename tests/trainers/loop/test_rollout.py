@@ -70,9 +70,6 @@ def advantages_of(datum: tinker.Datum) -> list[float]:
     return [float(value) for value in inputs["advantages"][sampled]]
 
 
-# -- 1. arrays -------------------------------------------------------------------------------------
-
-
 async def test_rewards_come_by_episode_and_by_turn() -> None:
     batch = await evert.rollout(talker, [1, 3], ScriptedPolicy(lambda _: "so"), group_size=2)
 
@@ -96,9 +93,6 @@ async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineag
     assert trajectory is not None
     lengths = [len(turn.ac.tokens) for turn in trajectory.transitions]
     assert sorted(lengths) == batch.tokens[0][0] != lengths
-
-
-# -- 2. data ---------------------------------------------------------------------------------------
 
 
 async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
@@ -159,9 +153,6 @@ async def test_a_function_is_asked_for_each_group() -> None:
     assert asked == [1, 2]
 
 
-# -- 3. seats --------------------------------------------------------------------------------------
-
-
 async def test_each_seat_has_its_own_rewards_and_baseline() -> None:
     batch = await evert.rollout(duel, ["Go."], counting(), group_size=3, seats=SEATS)
     player, judge = batch.seats["player"], batch.seats["judge"]
@@ -204,9 +195,6 @@ async def test_what_does_not_fit_is_refused_with_what_would() -> None:
         await evert.rollout(talker, [], counting())
 
 
-# -- 4. failures -----------------------------------------------------------------------------------
-
-
 async def picky(client: Any, task: str) -> float:
     said = await ask(client, task)
     if said == "xx":
@@ -236,9 +224,6 @@ async def test_what_nobody_can_train_on_is_raised() -> None:
         await evert.rollout(broken, ["a"], counting(), group_size=2)
     with pytest.raises(ConnectionError, match="no answer"):
         await evert.rollout(talker, [1], Unwell(), group_size=2)
-
-
-# -- 5. a model ------------------------------------------------------------------------------------
 
 
 async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine: Any) -> None:

@@ -53,9 +53,6 @@ async def duel(client: Any, task: str) -> dict[str, float]:
     return {"player": 1.0, "judge": 0.5}
 
 
-# -- 1. opening ------------------------------------------------------------------------------------
-
-
 async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() -> None:
     models, places = await pair(), []
     for model in models:
@@ -83,9 +80,6 @@ async def test_a_base_that_is_trained_whole_is_in_memory_once_a_model_which_is_s
         await evert.models("evert-tiny", NAMES, rank=4)
 
     assert "trains all weights of evert-tiny, so that rank=4 counts for nothing" in caplog.text
-
-
-# -- 2. log-probabilities --------------------------------------------------------------------------
 
 
 async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
@@ -137,9 +131,6 @@ async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step
     assert await likelihood(model) == before
 
 
-# -- 3. learning -----------------------------------------------------------------------------------
-
-
 async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> None:
     player, judge = await pair()
     before = await likelihood(player)
@@ -180,9 +171,6 @@ async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> Non
     assert rewards[-1] > rewards[0] + 0.3
 
 
-# -- 4. a step -------------------------------------------------------------------------------------
-
-
 class Watched:
     """A training client whose requests and waits are written down."""
 
@@ -216,9 +204,6 @@ async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() ->
     assert asked == [
         "forward_backward", "optim_step", "forward_backward awaited", "optim_step awaited"
     ]  # fmt: skip
-
-
-# -- 5. seats --------------------------------------------------------------------------------------
 
 
 async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_side() -> None:

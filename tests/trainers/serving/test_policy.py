@@ -72,8 +72,6 @@ async def test_each_reply_has_the_seed_after_that_of_the_one_before(
     assert [reply.tokens for reply in replies] == [each.sequences[0].tokens for each in own]
 
 
-# -- servers that will not do ----------------------------------------------------------------------
-
 Change = Callable[[dict[str, Any]], None]
 
 

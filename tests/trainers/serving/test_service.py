@@ -100,9 +100,6 @@ def test_a_served_client_pickles_and_works_in_any_loop_or_in_none(
     assert not [loop for loop, _ in connection._open if loop.is_closed()]
 
 
-# -- what is offered -------------------------------------------------------------------------------
-
-
 async def test_weights_that_were_withdrawn_are_refused_by_name(
     client: Any, service: PolicyService
 ) -> None:
@@ -118,9 +115,6 @@ async def test_weights_that_were_withdrawn_are_refused_by_name(
     with pytest.raises(NotServedError, match="offered now: policy-2"):
         await served.sample_async(prompt(), 1, how(0))
     assert (await newer.sample_async(prompt(), 1, how(0))).sequences
-
-
-# -- errors ----------------------------------------------------------------------------------------
 
 
 async def test_what_the_engine_refuses_is_refused_with_its_own_words(

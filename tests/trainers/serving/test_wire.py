@@ -108,8 +108,6 @@ async def test_no_body_breaks_the_service(client: SamplingClient, service: Polic
     assert (await served.sample_async(prompt(), 1, PARAMS[0])).sequences
 
 
-# -- answers ---------------------------------------------------------------------------------------
-
 ASKED = Asked("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
 
 

@@ -77,9 +77,6 @@ def check_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert given == expected
 
 
-# -- vLLM ----------------------------------------------------------------------------------------
-
-
 class VLLMServer(PolicyService):
     """A server in vLLM's shape; it wants no key, as TRL's client sends none."""
 
@@ -155,9 +152,6 @@ def test_what_cannot_be_followed_is_refused_with_what_to_change(trainer: SimpleN
         UsageError, match=r"vllm_mode='colocate'.*start `.*vllm serve.*and set vllm_mode='server'"
     ):
         rollouts()(NUMBERS, trainer)
-
-
-# -- what rollouts are made of -------------------------------------------------------------------
 
 
 def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:

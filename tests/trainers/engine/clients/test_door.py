@@ -138,9 +138,6 @@ def test_a_step_out_of_range_is_refused_and_the_gradient_waits(training: Any) ->
     assert training.optim_step(ADAM).result().metrics["optim/grad_norm"] > 0
 
 
-# -- stable_reinforce ------------------------------------------------------------------------------
-
-
 def rollout(client: Any, count: int = 3) -> list[types.Datum]:
     """What the Cookbook's loop makes of samples: sampled tokens with advantages, traced."""
     asked = prompt(5, 6, 7)

@@ -115,23 +115,17 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: An
     assert good.result().target_prompt_logprobs.to_torch().all()
 
 
-def test_sequences_have_ids_of_their_own(engine: Engine, client: Any, tiny_model: str) -> None:
+async def test_any_client_and_form_takes_all_of_it_and_sequences_have_ids_of_their_own(
+    client: Any, tiny_model: str
+) -> None:
     training: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
     others = [training.save_weights_and_get_sampling_client().result() for _ in range(2)]
-    found = [ask(each, count=2).sequences for each in (client, *others)]
-    assert len({sequence.sequence_id for two in found for sequence in two}) == 6
-
-
-async def test_the_asynchronous_form_takes_all_of_it(client: Any) -> None:
     prompt = types.ModelInput.from_ints(TOKENS)
-    found = await client.sample_async(prompt, 1, params(max_tokens=2), True, 2)
-    assert len(found.topk_prompt_logprobs[1]) == 2
-
-
-def test_a_request_that_is_given_up_is_over(client: Any) -> None:
-    future = client.sample(types.ModelInput.from_ints(TOKENS), 1, params(max_tokens=400), True, 2)
-    assert future.future().cancel()
-    assert ask(client).sequences
+    given_up = client.sample(prompt, 1, params(max_tokens=400), True, 2)
+    assert given_up.future().cancel()
+    found = [await c.sample_async(prompt, 2, params(), True, 2) for c in (client, *others)]
+    assert [len(each.topk_prompt_logprobs[1]) for each in found] == [2, 2, 2]
+    assert len({sequence.sequence_id for each in found for sequence in each.sequences}) == 6
 
 
 def targets_of(*shape: int, dtype: Any = torch.int64) -> types.TensorData:

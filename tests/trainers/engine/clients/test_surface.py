@@ -40,8 +40,6 @@ def training(engine: Engine, tiny_model: str) -> Any:
     return tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
 
 
-# -- the whole surface -----------------------------------------------------------------------------
-
 PAIRS: list[tuple[type, type]] = [
     (tinker.ServiceClient, service_client.ServiceClient),
     (tinker.TrainingClient, training_client.TrainingClient),
@@ -113,9 +111,6 @@ def test_what_needs_a_connection_is_refused_or_nothing_and_consoles_are_folders(
         _ = tinker.ServiceClient().holder
     assert tinker.ServiceClient().get_console_url() == engine.store.root.as_uri()
     assert training.get_console_url() == (engine.store.root / training.model_id).as_uri()
-
-
-# -- runs and checkpoints --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -198,9 +193,6 @@ def test_a_key_that_is_none_is_refused_and_nothing_is_left(engine: Engine, train
     assert not list(engine.store.root.glob("*/external_weights/*"))
 
 
-# -- futures act as clients ------------------------------------------------------------------------
-
-
 async def test_the_future_of_a_training_client_is_one(engine: Engine, tiny_model: str) -> None:
     future: Any = tinker.ServiceClient().create_lora_training_client(tiny_model)
     assert isinstance(future, tinker.APIFuture)
@@ -250,9 +242,6 @@ async def test_what_a_sampling_client_answers_is_a_future_of_the_standard_librar
     assert scored.done()
 
 
-# -- states ----------------------------------------------------------------------------------------
-
-
 def test_a_state_is_loaded_when_its_turn_comes(training: Any) -> None:
     path = training.save_state("start").result().path
     before = loss_of(training)
@@ -288,8 +277,6 @@ def test_a_state_keeps_its_name_where_overwriting_was_not_asked_for(
     assert training.save_state("a", overwrite=True).result().path == path
     assert engine.store.read(path).steps == 2
 
-
-# -- errors ----------------------------------------------------------------------------------------
 
 ERRORS = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EvertError)]
 

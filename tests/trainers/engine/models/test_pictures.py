@@ -60,9 +60,6 @@ def grey(*shades: int) -> types.ModelInput:
     return prompt(text(5, 6, 512), *(chunk for pair in parts for chunk in pair), text(7))
 
 
-# -- 1. read -------------------------------------------------------------------------------------
-
-
 def test_an_image_is_as_many_names_as_it_has_tokens_of_its_bytes_and_how_they_are_prepared(
     seeing: str, tmp_path: Path
 ) -> None:
@@ -113,9 +110,6 @@ def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
             PictureReader(seeing).read(prompt(image(), chunk, text(1)))
     with pytest.raises(ValueError, match="chunk that is not text.*of type qwen3. .*qwen3_vl"):
         PictureReader(tiny_model).read(prompt(image(), text(1)))
-
-
-# -- 2. given ------------------------------------------------------------------------------------
 
 
 def family(name: str) -> Any:
@@ -181,9 +175,6 @@ def test_a_texts_own_image_token_is_no_picture_and_no_picture_is_cut(seeing: str
     assert sight.ids(torch.tensor([[3, IMAGE_PAD, -9, 4]])).tolist() == [[3, 515, IMAGE_PAD, 4]]
     row = np.array([1, -5, -5, -6, -6, -6, 2])
     assert [whole_from(row, start) for start in range(8)] == [0, 1, 1, 3, 3, 3, 6, 7]
-
-
-# -- 3. sampled and trained ----------------------------------------------------------------------
 
 
 @cache
@@ -295,9 +286,6 @@ def test_the_trainer_computes_what_the_sampler_drew_and_learns_from_it(
         whole = answered(asked[1], said[1].tokens)
         scores = [each.compute_logprobs(whole).result()[-2:] for each in (again, now)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
-
-
-# -- 4. refused ----------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> None:

@@ -83,9 +83,6 @@ def tensor_bytes() -> int:
     return sum(storages.values())
 
 
-# -- 1. once -------------------------------------------------------------------------------------
-
-
 def test_two_trainers_their_samplers_and_the_base_take_its_bytes_once(
     adapting: Engine, folder: str
 ) -> None:
@@ -99,9 +96,6 @@ def test_two_trainers_their_samplers_and_the_base_take_its_bytes_once(
     base = (Path(folder) / "model.safetensors").stat().st_size
     taken = tensor_bytes() - before
     assert 0.98 * base < taken < 1.6 * base
-
-
-# -- 2. apart ------------------------------------------------------------------------------------
 
 
 def test_adapters_of_one_base_train_side_by_side_and_leave_base_and_snapshots(
@@ -127,9 +121,6 @@ def test_adapters_of_one_base_train_side_by_side_and_leave_base_and_snapshots(
     now = first.save_weights_and_get_sampling_client().result()
     found = now.compute_logprobs(prompt(5, 6, 7, 8)).result()
     assert found != pytest.approx(before[0], abs=1e-3)
-
-
-# -- 3. the same numbers -------------------------------------------------------------------------
 
 
 def test_an_adapter_beside_a_shared_base_computes_what_peft_does() -> None:
@@ -169,9 +160,6 @@ def test_fused_weights_are_views_of_the_models_own() -> None:
     assert torch.equal(qkv.weight[-64:], attention.v_proj.weight)
 
 
-# -- 4. let go -----------------------------------------------------------------------------------
-
-
 def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
     loads: list[str] = []
 
@@ -190,9 +178,6 @@ def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
     gc.collect()
     assert bases.tree("m", load) is not None
     assert len(loads) == 2
-
-
-# -- 5. types ------------------------------------------------------------------------------------
 
 
 def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16() -> None:

@@ -27,7 +27,7 @@ def temper(
 def shares(how: Temper, count: int = 2000) -> list[float]:
     """How often each token is drawn when the uniform numbers cover [0, 1) evenly."""
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = [int(draw(LOGITS, how, u[None])[0]) for u in grid]
+    drawn, _ = draw(LOGITS.expand(count, -1), how, grid)
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]
 
 

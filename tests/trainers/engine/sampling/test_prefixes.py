@@ -44,9 +44,6 @@ def ask(
     return [future.result(timeout=60) for future in futures]
 
 
-# -- 1. the cache --------------------------------------------------------------------------------
-
-
 def kept(row: Sequence[int]) -> list[torch.Tensor]:
     """Something to keep that says which tokens it is of."""
     return [torch.tensor(row, dtype=torch.float32)[None, :, None]]
@@ -127,9 +124,6 @@ def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
     assert shared([np.array(rows[0])], [0], CPU, 999) == []
 
 
-# -- 2. sampling ---------------------------------------------------------------------------------
-
-
 @KINDS
 def test_many_prompts_behind_one_cost_their_distinct_tokens(make: Make, kind: Any) -> None:
     sampler, prompts = make(kind), family(445, [40] * 64)
@@ -169,9 +163,6 @@ def test_a_prompt_that_joins_while_another_runs_takes_what_they_share(
     assert not running.done()
     assert sampler.stats.prompt_tokens == 305 + 5
     running.cancel()
-
-
-# -- 3. scoring ----------------------------------------------------------------------------------
 
 
 @KINDS
@@ -218,9 +209,6 @@ def test_anything_may_be_asked_of_the_logits(make: Make, model: Any, kind: Any) 
     assert all(value < 0 for value in plain[1:])
 
 
-# -- 4. decoding ---------------------------------------------------------------------------------
-
-
 def test_what_many_rows_begin_with_is_held_once(model: Any) -> None:
     with torch.inference_mode():
         batch = FrozenLean(model).new_batch()
@@ -231,9 +219,6 @@ def test_what_many_rows_begin_with_is_held_once(model: Any) -> None:
         batch.keep([])
         batch.admit([tokens(5, 3)], [1])
         assert batch._stem is None
-
-
-# -- 5. any model -------------------------------------------------------------------------------
 
 
 STAGGERED = ["learned positions", "a sliding window"]

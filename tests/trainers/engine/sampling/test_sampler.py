@@ -4,7 +4,6 @@ What is drawn, ``test_oracle.py`` compares. Work is counted in forward passes an
 seconds.
 """
 
-import asyncio
 import math
 import threading
 from collections.abc import Callable
@@ -47,16 +46,6 @@ def test_requests_that_arrive_together_share_forward_passes(make: Make) -> None:
     assert sampler.stats.largest_batch == 32
 
 
-async def test_coroutines_on_one_loop_are_merged(make: Make) -> None:
-    sampler = make()
-
-    async def ask(prompt: list[int]) -> list[types.SampledSequence]:
-        return await asyncio.wrap_future(sampler.sample(prompt, 1, params(max_tokens=10)))
-
-    await asyncio.gather(*(ask(prompt) for prompt in prompts(*range(5, 21))))
-    assert sampler.stats.forward_passes <= 16
-
-
 def test_a_prompt_shared_by_a_group_is_computed_once(make: Make) -> None:
     sampler = make()
     prompt = prompts(40)[0]
@@ -96,7 +85,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(make: Make)
 
 
 def test_a_special_token_may_be_named_as_text(make: Make) -> None:
-    prompt, long = prompts(12)[0], {"max_tokens": 500, "seed": 3}
+    prompt, long = prompts(12)[0], {"max_tokens": 200, "seed": 3}
     by_id = make().sample(prompt, 8, params(**long, stop=[256])).result(timeout=60)
     by_text = make().sample(prompt, 8, params(**long, stop="<|im_end|>")).result(timeout=60)
     assert [s.tokens for s in by_text] == [s.tokens for s in by_id]

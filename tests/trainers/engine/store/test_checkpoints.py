@@ -182,6 +182,17 @@ def test_damage_is_found_and_the_file_is_named(
     assert not store.is_intact(path)
 
 
+def test_damage_anywhere_in_a_large_file_is_found(store: CheckpointStore, run_id: str) -> None:
+    path = save(store, run_id, "x", "w" * (2**20 + 9))
+    file = store.folder(path) / "model.safetensors"
+    for place in (0, 2**20 - 1, 2**20, 2**20 + 8):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:place] + b"Z" + whole[place + 1 :])
+        assert not store.is_intact(path), place
+        file.write_bytes(whole)
+    assert store.is_intact(path)
+
+
 def test_a_checkpoint_that_is_missing_is_not_called_damaged_and_cannot_be_deleted_twice(
     store: CheckpointStore, run_id: str
 ) -> None:

@@ -42,28 +42,18 @@ def distinct_tokens(rows: Rows) -> int:
     return len({row[: n + 1].tobytes() for row in rows for n in range(len(row))})
 
 
-# -- 1. all of it --------------------------------------------------------------------------------
-
-
 @given(rows_of_few_tokens)
-def test_stems_and_tails_spell_all_rows_out(rows: Rows) -> None:
+def test_every_row_is_in_one_family_that_begins_alike_and_spells_it_out(rows: Rows) -> None:
     folded = fold(rows)
     tokens = np.concatenate([*folded.stems, *folded.tails])[folded.places]
     assert tokens.tolist() == np.concatenate(rows).tolist()
     assert len(folded.owners) == len(folded.tails)
-
-
-@given(rows_of_few_tokens)
-def test_every_row_is_in_one_family_that_begins_alike(rows: Rows) -> None:
     found = families(rows)
     assert sorted(row for family in found for row in family.rows) == [*range(len(rows))]
     for family in found:
         members = [rows[row] for row in family.rows]
         assert len({row[: family.stem].tobytes() for row in members}) == 1
         assert max(map(len, members)) == family.stem + family.tail
-
-
-# -- 2. what is saved ----------------------------------------------------------------------------
 
 
 def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share() -> None:
@@ -81,20 +71,13 @@ def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share(
     assert [(family.stem, family.tail, family.tails) for family in found] == [(42, 9, 4)] * 4
 
 
-def test_a_few_tokens_alike_are_no_family() -> None:
-    rows = group(3, [20, 30, 25], 0)
-    assert [len(family.rows) for family in families(rows)] == [1, 1, 1]
-
-
-def test_equal_rows_are_computed_once() -> None:
+def test_equal_rows_are_computed_once_and_a_few_tokens_alike_are_no_family() -> None:
     row, other = group(20, [8, 9], 0)
     folded = fold([row, other, row, row])
     assert len(folded.stems) == 1
     assert sorted(map(len, folded.tails)) == [8, 9]
     assert [len(stem) for stem in fold([row, row]).stems] == [28]
-
-
-# -- 3. parts ------------------------------------------------------------------------------------
+    assert [len(family.rows) for family in families(group(3, [20, 30, 25], 0))] == [1, 1, 1]
 
 
 @given(rows_of_few_tokens, st.integers(1, 200))
@@ -107,21 +90,13 @@ def test_parts_keep_to_their_budget_and_lose_no_row(rows: Rows, budget: int) -> 
         assert len(part) == 1 or tokens <= budget
 
 
-def test_a_family_that_is_too_large_is_divided() -> None:
+def test_a_family_that_is_too_large_is_divided_and_parts_are_even_and_alike() -> None:
     rows = group(100, [50] * 8, 0)
-    parts = cut(rows, 330)
-    assert [len(part) for part in parts] == [2, 2, 2, 2]
+    assert [len(part) for part in cut(rows, 330)] == [2, 2, 2, 2]
     assert [len(part) for part in cut(rows, 120)] == [1] * 8
-
-
-def test_there_is_an_even_number_of_parts_of_like_sizes() -> None:
-    rows = [row for number in range(32) for row in group(22, [8] * 8, number)]
-    parts = cut(rows, 1024)
-    assert [len(part) for part in parts] == [64, 64, 64, 64]
-    assert len(cut(rows[:32], 1024)) == 1
-
-
-# -- 4. what it costs ----------------------------------------------------------------------------
+    many = [row for number in range(32) for row in group(22, [8] * 8, number)]
+    assert [len(part) for part in cut(many, 1024)] == [64, 64, 64, 64]
+    assert len(cut(many[:32], 1024)) == 1
 
 
 class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]

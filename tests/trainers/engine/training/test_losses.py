@@ -166,6 +166,12 @@ def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bin
     assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios)
 
 
+def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
+    inputs = {**_inputs("gspo"), "sequence_ratio_mask": torch.zeros(len(MASK))}
+    loss = get_loss("gspo").formula(torch.tensor(LOGPROBS), inputs, resolve_settings("gspo", None))
+    assert float(loss) == pytest.approx(-sum(ADVANTAGES))
+
+
 def test_cross_entropy_equals_torch_on_many_targets_a_token() -> None:
     logprobs = torch.log_softmax(torch.randn(4, 3), -1)
     weights = torch.rand(4, 3)

@@ -111,8 +111,6 @@ def same(first: list[Tensor], second: list[Tensor], tolerance: float = 0.0) -> b
     return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in pairs)
 
 
-# -- the oracle ------------------------------------------------------------------------------------
-
 Formula = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
@@ -268,9 +266,6 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
             )
 
 
-# -- steps -----------------------------------------------------------------------------------------
-
-
 def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -> None:
     twin = load_model(tiny_model, CPU, torch.float32)
     optimizer = torch.optim.AdamW(
@@ -357,8 +352,6 @@ def test_an_adapter_trains_and_the_base_stays_and_its_files_hold_it_alone(
     assert changed
     assert all("lora_" in name for name in [*changed, *saved])
 
-
-# -- failures --------------------------------------------------------------------------------------
 
 INPUT, INF = types.ModelInput.from_ints([1]), torch.tensor([1.0, math.inf, 1.0])
 FAILURES: list[tuple[Callable[[Trainer], Any], str]] = [
