@@ -136,7 +136,7 @@ async def test_what_the_engine_refuses_is_refused_with_its_own_words(
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_service_that_closes_lets_its_callers_go_and_is_said_to_be_gone(
+async def test_a_service_that_closes_lets_its_callers_go(
     client: Any,
 ) -> None:
     with PolicyService() as service:

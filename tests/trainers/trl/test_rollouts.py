@@ -174,7 +174,7 @@ def test_a_renderer_comes_from_the_models_name(
         rollouts()(NUMBERS, trainer)
 
 
-def test_what_is_not_for_trl_and_what_is_wrong_is_refused_at_once() -> None:
+def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (InvalidAgentError, "identity_agent got seats=.*Cookbook's", {"seats": ("a", "b")}),
         (InvalidAgentError, "group_reward=.*a reward function of your own", {"group_reward": len}),

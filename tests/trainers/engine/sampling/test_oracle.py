@@ -94,7 +94,7 @@ def test_replies_and_scores_are_those_of_transformers(
             scored = samplers[number].score(follow, last)
             [reply] = samplers[number].sample(follow, 1, params).result(timeout=60)
             world.check(number, follow, params, key_of(follow, params, times, 0), reply)
-            known = len(follow) - 1 if last is None else last
+            known = min(last or len(follow), len(follow) - 1)
             values, expected = scored.result(timeout=60), world.scores(number, follow)
             assert values[:-known] == [None] * (len(follow) - known)
             assert values[-known:] == pytest.approx(expected[-known:], abs=2e-4)
