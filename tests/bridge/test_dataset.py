@@ -122,7 +122,6 @@ def test_tasks_may_be_named_by_an_import_path() -> None:
         ({"agent": lambda client: 1.0}, InvalidAgentError, "no parameter for the task"),
         ({"group_reward": "evert:nothing"}, InvalidDatasetError, "No group reward at 'evert:no"),
     ],
-    ids=str,
 )
 async def test_what_makes_no_dataset_is_refused_when_it_is_built(
     options: Any, error: type[Exception], said: str
