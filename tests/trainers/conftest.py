@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,6 +41,16 @@ def environment() -> dict[str, str]:
     """This process's, without anything that would change a command's course."""
     dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
     return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A command that is interrupted here leaves signals as at the end of a process."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import tinker
 import torch
 from rich.console import Console
 
+from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers.commands.train import parse, usage
@@ -100,7 +101,7 @@ def test_help_shows_what_the_recipe_chose() -> None:
 
 
 def test_an_unknown_model_needs_a_renderer() -> None:
-    with pytest.raises(RecipeError, match=r"Did you mean evert-tiny\?.*renderer_name="):
+    with pytest.raises(InvalidModelError, match=r"Did you mean evert-tiny\?.*renderer_name="):
         renderer_of(settings(model_name="evert-tny"))
     assert renderer_of(settings(model_name="Qwen/Qwen3-8B")).startswith("qwen3")
 
