@@ -1,8 +1,9 @@
 """The sweep command, with real runs.
 
-Runs that are killed or fall over are rows with their error, and the rest go on; resuming completes
-those alone. A sweep that is killed leaves no run behind; Ctrl-C says how to go on. Refusals of what
-was typed: ``test_refusals.py``.
+1. Runs that are killed are recorded as failed, the rest go on; resuming completes those alone.
+2. A sweep that is killed leaves no run behind; Ctrl-C says how to go on.
+3. A run that falls over is a row with its error; so is one without the objective.
+4. A folder with something else in it, or with another sweep, is refused.
 """
 
 import csv
@@ -22,13 +23,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.trainers.conftest import environment
 
 from evert.trainers.commands import sweep, train
 from evert.trainers.commands.sweep import open_sweep
 from evert.trainers.rundir.folder import RunFolder, alone_in
 from evert.trainers.system.command import INTERRUPTED
-from evert.trainers.system.files import RESULT, RunFolderError
+from evert.trainers.system.files import RESULT
 
 TASKS = '''
 TEST = [1001, 1002]
@@ -47,7 +47,13 @@ SMALL = [
 ]  # fmt: skip
 KILLED = (1, 3)
 """One before it has begun, one after its first step."""
-RUNS = 4
+RUNS = 6
+
+
+def environment() -> dict[str, str]:
+    """This process's, without anything that would change the command's course."""
+    dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
+    return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
 
 
 @contextmanager
@@ -98,7 +104,7 @@ def rows_of(folder: Path) -> dict[int, dict[str, str]]:
 
 @dataclass
 class Swept:
-    """A sweep of four runs, two of them killed."""
+    """A sweep of six runs, two of them killed."""
 
     folder: Path
     status: int
@@ -111,7 +117,7 @@ class Swept:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """It went on to its end."""
     home = tmp_path_factory.mktemp("swept")
-    searched = ["learning_rate=1e-4,1e-3", "seed=0,1"]
+    searched = ["learning_rate=1e-4,3e-4,1e-3", "seed=0,1"]
     with sweeping(
         home, *SMALL, "group_size=2", "steps=2", *searched, "parallel=2", "out=s"
     ) as process:
@@ -145,7 +151,7 @@ def resumed(swept: Swept) -> Swept:
     return Swept(swept.folder, status, text, errors.getvalue(), rows_of(swept.folder))
 
 
-# -- four runs, two killed -----------------------------------------------------------------------
+# -- six runs, two killed ------------------------------------------------------------------------
 
 
 def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
@@ -156,10 +162,16 @@ def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
         assert row["status"] == ("failed" if killed else "completed"), row
         assert (row["objective"] == "") is killed
         assert row["error"].startswith("killed by SIGKILL") is killed
+
+
+def test_each_run_has_other_values(swept: Swept) -> None:
     keys = ("learning_rate", "seed")
     assert len({tuple(row[key] for key in keys) for row in swept.rows.values()}) == RUNS
     settings = (folder_of(0, swept.folder).read_json("run.json") or {})["settings"]
     assert [str(settings[key]) for key in keys] == [swept.rows[0][key] for key in keys]
+
+
+def test_the_screen_has_a_line_a_run_the_table_and_the_way_on(swept: Swept) -> None:
     assert "\x1b" not in swept.shown
     assert f"run {KILLED[0]} failed in " in swept.shown
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in swept.shown
@@ -181,6 +193,9 @@ def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
             assert [row[key] for key in same] == [swept.rows[number][key] for key in same]
     assert resumed.shown.count(" completed ") >= 2
     assert "run 0 completed" not in resumed.shown
+
+
+def test_a_killed_run_goes_on_from_its_own_checkpoint(resumed: Swept) -> None:
     printed = (resumed.folder / "output" / f"{KILLED[1]:03}.txt").read_text()
     assert "resuming after step 1 of 2" in printed
     assert [row["step"] for row in folder_of(KILLED[1], resumed.folder).steps()] == [0, 1]
@@ -202,16 +217,17 @@ def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
 
 
-def test_the_folder_says_what_the_sweep_is_and_has_a_study_that_optuna_reads(
-    resumed: Swept,
-) -> None:
+def test_the_folder_says_what_the_sweep_is(resumed: Swept) -> None:
+    about = json.loads((resumed.folder / "sweep.json").read_text())
+    assert about["arguments"]["learning_rate"] == "1e-4,3e-4,1e-3"
+    assert "parallel" not in about["arguments"]
+    assert {"command", "versions", "git", "machine"} <= about.keys()
+
+
+def test_its_journal_is_a_study_that_optuna_reads(resumed: Swept) -> None:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    about = json.loads((resumed.folder / "sweep.json").read_text())
-    assert about["arguments"]["learning_rate"] == "1e-4,1e-3"
-    assert "parallel" not in about["arguments"]
-    assert {"command", "versions", "git", "machine"} <= about.keys()
     backend = JournalFileBackend(str(resumed.folder / "journal.log"))
     study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
     assert len(study.trials) == RUNS + len(KILLED)
@@ -312,12 +328,26 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"seed": "0,1"}, {"steps": "2", "learning_rate": "1e-4..1e-2"}]
+    ("arguments", "message"),
+    [
+        (["seed=0,1", "env=identity", "out=s"], "s holds another sweep:\n  env=identity steps=1"),
+        (["env=identity", "steps=2", "learning_rate=1e-4..1e-2", "out=s"], "holds another sweep"),
+        (["out=.", "env=identity", "seed=0,1"], "not empty, and is none of evert's sweeps"),
+        (["out=few.py/s", "env=identity", "seed=0,1"], "cannot be written to"),
+        (["env=identity", "seed=0,1", "parallel=0"], "at least 1"),
+        (["env=identity", "seedd=0,1"], "Did you mean 'seed'"),
+        (["env=identity", "seed=0,1", "trails=3"], "Did you mean 'trials'"),
+        (["env=identity", "seed=0,1", "log_path=x"], "There is no setting 'log_path'"),
+        (["identity", "seed=0,1"], "Did you mean env=identity"),
+    ],
 )
-def test_a_folder_with_another_sweep_is_refused(home: Path, arguments: dict[str, str]) -> None:
+def test_a_folder_or_a_key_that_will_not_do_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (home / "few.py").write_text("")
     before = sorted(home.rglob("*"))
-    with pytest.raises(RunFolderError, match="s holds another sweep:\n  env=identity steps=1"):
-        open_sweep({"env": "identity", **arguments, "out": "s"}, ())
+    assert sweep.main(arguments) == 1
+    assert message in capsys.readouterr().err
     assert sorted(home.rglob("*")) == before
 
 
@@ -347,3 +377,10 @@ def test_without_optuna_a_sweep_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     assert sweep.main(["env=identity", "seed=0,1"]) == 1
     assert "Install it with pip install optuna" in capsys.readouterr().err
+
+
+def test_help_lists_the_sweeps_own_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "objective" in shown
+    assert "learning_rate=1e-4..1e-2" in shown

@@ -1,7 +1,9 @@
 """A pool of processes plays the Cookbook's groups as this process would.
 
-Agents of every kind travel, and results, errors, records and logs come back as they are. Groups of
-a worker that died are played again. Nothing is left of a pool. The engine is sampled from here.
+1. Groups: agents of every kind, several at a time on a worker, results and errors as they are.
+2. Workers that die: their groups are played again; one that keeps dying is named.
+3. Giving up, shutting down, dying: nothing is left.
+4. The engine: sampled from here, frozen models too; workers keep to this machine as we do.
 """
 
 import asyncio
@@ -20,7 +22,6 @@ import psutil
 import pytest
 import tinker
 from tests.trainers.workers.conftest import dies_once, play, rewards, says_task
-from tinker_cookbook.rl.rollout_strategy import FailFast
 
 from evert.bridge.errors import AgentError
 from evert.bridge.groups.group import ChatAgentGroupBuilder
@@ -45,24 +46,20 @@ async def until(reached: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-# -- groups ---------------------------------------------------------------------------------------
+# -- 1. groups ------------------------------------------------------------------------------------
 
 
-async def test_a_closure_plays_elsewhere_and_does_what_it_would_here(
-    pool: PoolRollouts, engine: Engine
-) -> None:
-    for client, task in ((None, 0.0), (None, 3.0), (base_client(), 1.0)):  # scripted, and weights
-        there, here = [
-            await play(executor, says_task(), task, client=client) for executor in (pool, None)
+async def test_a_closure_plays_elsewhere_and_earns_what_it_would_here(pool: PoolRollouts) -> None:
+    there = [await play(pool, says_task(), task) for task in (0.0, 3.0)]
+    here = [await play(None, says_task(), task) for task in (0.0, 3.0)]
+
+    assert [rewards(group) for group in there] == [[0.0, 0.0], [3.0, 3.0]]
+    for one, other in zip(there, here, strict=True):
+        assert one is not None
+        assert other is not None
+        assert [t.transitions[0].ac for t in one.trajectories_G] == [
+            t.transitions[0].ac for t in other.trajectories_G
         ]
-        assert rewards(there) == [task, task]
-        assert there is not None
-        assert here is not None
-        sampled, expected = [
-            [trajectory.transitions[0].ac.tokens for trajectory in group.trajectories_G]
-            for group in (there, here)
-        ]
-        assert sampled == expected
 
 
 async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts) -> None:
@@ -80,11 +77,8 @@ async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts
 
 
 async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRollouts) -> None:
-    async def raises(client: Any, task: float) -> float:
-        raise ValueError("This agent fails.")
-
     told: list[list[float]] = []
-    for agent in (says_task(), raises):
+    for agent in (says_task(), _raises):
         builder = ChatAgentGroupBuilder(agent, 3.0, group_size=2)
         builder.on_rewards = told.append  # type: ignore[assignment]
         with suppress(AgentError):
@@ -92,6 +86,10 @@ async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRo
     await until(lambda: len(told) == 2)
 
     assert told == [[3.0, 3.0], []]
+
+
+async def _raises(client: Any, task: float) -> float:
+    raise ValueError("This agent fails.")
 
 
 async def test_the_weights_of_a_judge_are_sampled_from_here(
@@ -122,8 +120,7 @@ async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
             seat.metric("process", os.getpid())
         return 1.0
 
-    builder = ChatAgentGroupBuilder(two_roles, group_size=2, seats=("asker", "answerer"))
-    group = await play(pool, None, builder=builder)
+    group = await play(pool, None, builder=_seated(two_roles))
 
     assert group is not None
     turns = [trajectory.transitions for trajectory in group.trajectories_G]
@@ -131,46 +128,49 @@ async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
     assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
 
 
-async def test_what_is_recorded_and_logged_in_a_worker_is_written_here(
-    pool: PoolRollouts, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def agent(client: Any, task: float) -> float:
-        logging.getLogger("mine").warning("task %d", task)
-        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
-        return task
+def _seated(agent: Any) -> ChatAgentGroupBuilder:
+    return ChatAgentGroupBuilder(agent, group_size=2, seats=("asker", "answerer"))
 
+
+async def test_what_is_recorded_in_a_worker_is_written_here(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
-    for task in (1.0, 2.0):
-        await play(pool, agent, task, record=recorder)
+    agent = says_task()
+    groups = [await play(pool, agent, task, record=recorder) for task in (1.0, 2.0)]
     records = [*read_records(recorder.path)]
 
     assert sorted(record.task for record in records) == [1.0, 1.0, 2.0, 2.0]
-    assert all(record.reward == record.task and record.messages() for record in records)
-    logged = [each.getMessage() for each in caplog.records if each.name == "mine"]
-    assert logged == ["task 1", "task 1", "task 2", "task 2"]
+    earned = [reward for group in groups for reward in rewards(group)]
+    assert sorted(record.reward for record in records) == sorted(earned)
+    assert all(record.messages() for record in records)
 
 
-async def test_a_worker_plays_several_groups_at_a_time(pool: PoolRollouts, tmp_path: Path) -> None:
+async def test_a_worker_plays_several_groups_at_a_time(tmp_path: Path) -> None:
     def there() -> int:
         return len([*tmp_path.iterdir()])
 
-    async def waits_for_the_others(client: Any, task: str) -> float:
+    async def waits_for_the_other(client: Any, task: str) -> float:
         await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         (tmp_path / task).touch()
-        while there() < 3:  # noqa: ASYNC110
+        while there() < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return float(os.getpid())
 
-    groups = await asyncio.gather(
-        *(play(pool, waits_for_the_others, task, size=1, agent_timeout=SECONDS) for task in "abc")
-    )
-    assert len({rewards(group)[0] for group in groups}) <= 2  # workers
+    with PoolRollouts(1, groups_per_worker=2) as one:
+        found = await asyncio.gather(
+            *(play(one, waits_for_the_other, task, size=1, agent_timeout=SECONDS) for task in "ab")
+        )
+
+    assert rewards(found[0]) == rewards(found[1])
 
 
 async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRollouts) -> None:
     async def fails(client: Any) -> float:
         await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         raise LookupError("no such table")
+
+    from tinker_cookbook.rl.rollout_strategy import FailFast
 
     builder = ChatAgentGroupBuilder(fails)
     with pytest.raises(AgentError, match="raised LookupError after 1 model calls") as caught:
@@ -183,7 +183,21 @@ async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRoll
     assert ", in fails" in note
 
 
-async def test_what_cannot_be_played_is_refused_with_the_reason(pool: PoolRollouts) -> None:
+async def test_what_a_group_logs_is_logged_here(
+    pool: PoolRollouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def logs(client: Any) -> float:
+
+        logging.getLogger("mine").warning("task %d", 7)
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return 1.0
+
+    await play(pool, None, builder=ChatAgentGroupBuilder(logs))
+
+    assert [r.getMessage() for r in caplog.records if r.name == "mine"] == ["task 7"]
+
+
+async def test_what_cannot_be_pickled_is_refused_with_the_reason(pool: PoolRollouts) -> None:
     lock = asyncio.get_running_loop()
 
     async def agent(client: Any) -> float:
@@ -191,11 +205,17 @@ async def test_what_cannot_be_played_is_refused_with_the_reason(pool: PoolRollou
 
     with pytest.raises(WorkerError, match=r"cannot pickle .* open locks, clients, files"):
         await play(pool, None, builder=ChatAgentGroupBuilder(agent))
+
+
+def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
     with pytest.raises(WorkerError, match="was given <built-in function print>; it plays"):
         pool.submit(print, "Hi")
-    for numbers in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="must be at least 1, got 0"):
-            PoolRollouts(*numbers)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        PoolRollouts(*numbers)
 
 
 turned = threading.Event()
@@ -221,7 +241,7 @@ async def test_the_event_loop_turns_while_a_groups_modules_are_imported() -> Non
     assert loop_turned == [True]
 
 
-# -- workers that die -----------------------------------------------------------------------------
+# -- 2. workers that die --------------------------------------------------------------------------
 
 
 async def test_groups_that_are_lost_with_a_worker_are_played_again(
@@ -270,37 +290,30 @@ async def test_workers_that_cannot_start_are_an_error_that_says_so(
     assert " ended with exit status 3. What it printed says more." in str(caught.value)
 
 
-# -- nothing is left ------------------------------------------------------------------------------
+# -- 3. nothing is left ---------------------------------------------------------------------------
 
 
 def children() -> set[int]:
     return {process.pid for process in psutil.Process().children()}
 
 
-def waits(began: Path, ended: Path) -> Callable[..., Any]:
-    """An agent that never ends by itself."""
-    begin, end = began.touch, ended.touch
-
-    async def agent(client: Any) -> float:
-        import asyncio
-
-        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
-        try:
-            begin()
-            await asyncio.sleep(3600)
-        finally:
-            end()
-        return 0.0
-
-    return agent
-
-
 async def test_a_group_that_is_given_up_ends_where_it_is_played(
     pool: PoolRollouts, tmp_path: Path
 ) -> None:
     began, ended = tmp_path / "began", tmp_path / "ended"
-    builder = ChatAgentGroupBuilder(waits(began, ended))
-    playing = asyncio.create_task(play(pool, None, builder=builder))
+
+    async def waits(client: Any) -> float:
+        import asyncio
+
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        try:
+            began.touch()
+            await asyncio.sleep(3600)
+        finally:
+            ended.touch()
+        return 0.0
+
+    playing = asyncio.create_task(play(pool, None, builder=ChatAgentGroupBuilder(waits)))
     await until(began.exists)
     playing.cancel()
 
@@ -308,32 +321,35 @@ async def test_a_group_that_is_given_up_ends_where_it_is_played(
     assert rewards(await play(pool, says_task())) == [1.0, 1.0]
 
 
-async def test_shutting_down_waits_for_what_is_played_and_leaves_no_process_or_thread(
-    engine: Engine,
-) -> None:
-    before, executor = children(), PoolRollouts(1, 2)
-    older, newer = base_client(), base_client()
-    await play(executor, says_task(), client=older)
-    service: Any = executor._offers._service
-    assert [*service._offered.values()] == [older]
-    playing = asyncio.create_task(play(executor, says_task(), client=newer))
-    await until(lambda: newer in service._offered.values())
+async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() -> None:
+    before = children()
+    executor = PoolRollouts(1, 2)
+    playing = asyncio.create_task(play(executor, says_task()))
+    await asyncio.sleep(0)
 
     await asyncio.to_thread(executor.shutdown)
     executor.shutdown(cancel_futures=True)
 
     assert rewards(await playing) == [1.0, 1.0]
-    assert [*service._offered.values()] == [newer]  # weights: the newest, and those in use
     assert children() == before
-    assert not service._thread.is_alive()
     with pytest.raises(RuntimeError, match="after shutdown"):
         await play(executor, says_task())
 
 
 async def test_an_error_gives_up_what_is_being_played(tmp_path: Path) -> None:
-    began, before, executor = tmp_path / "began", children(), PoolRollouts(1, 2)
-    builder = ChatAgentGroupBuilder(waits(began, tmp_path / "ended"), agent_timeout=None)
-    playing = asyncio.create_task(play(executor, None, builder=builder))
+    began = tmp_path / "began"
+
+    async def waits(client: Any) -> float:
+        import asyncio
+
+        began.touch()
+        await asyncio.sleep(3600)
+        return 0.0
+
+    before, executor = children(), PoolRollouts(1, 2)
+    playing = asyncio.create_task(
+        play(executor, None, builder=ChatAgentGroupBuilder(waits, agent_timeout=None))
+    )
     await until(began.exists)
     with pytest.raises(LookupError), executor:
         raise LookupError
@@ -349,7 +365,7 @@ from pathlib import Path
 from evert import PoolRollouts
 from tests.trainers.workers.conftest import play, says_task
 
-executor = PoolRollouts(1, 2)
+executor = PoolRollouts(2, 2)
 asyncio.run(play(executor, says_task()))
 asyncio.run(play(executor, says_task()))
 print("played", flush=True)
@@ -374,7 +390,7 @@ def test_workers_end_when_their_trainer_is_killed() -> None:
     assert not alive
 
 
-# -- the engine -----------------------------------------------------------------------------------
+# -- 4. the engine --------------------------------------------------------------------------------
 
 
 def base_client() -> Any:
@@ -383,21 +399,50 @@ def base_client() -> Any:
     return made
 
 
+def greeted() -> Callable[..., Any]:
+    async def agent(client: Any, task: str) -> float:
+        reply = await client.chat.completions.create(
+            messages=[{"role": "user", "content": task}], model="judge"
+        )
+        await client.chat.completions.create(messages=[{"role": "user", "content": task}])
+        return float(len(reply.choices[0].message.content))
+
+    return agent
+
+
+async def test_groups_sample_from_the_engine_here_and_draw_what_they_would_here(
+    pool: PoolRollouts, engine: Engine
+) -> None:
+    there, here = [
+        await play(executor, says_task(), client=base_client()) for executor in (pool, None)
+    ]
+
+    assert there is not None
+    assert here is not None
+    tokens = [[t.transitions[0].ac.tokens for t in group.trajectories_G] for group in (there, here)]
+    assert tokens[0] == tokens[1]
+
+
 async def test_frozen_weights_are_sampled_from_the_engine_here(
     pool: PoolRollouts, engine: Engine
 ) -> None:
-    async def greeted(client: Any, task: str) -> float:
-        messages = [{"role": "user", "content": task}]
-        reply = await client.chat.completions.create(messages=messages, model="judge")
-        await client.chat.completions.create(messages=messages)
-        return float(len(reply.choices[0].message.content))
-
     models = {"judge": TinkerModel("evert-tiny", seed=3, max_tokens=20)}
     options: dict[str, Any] = {"client": base_client(), "models": models, "size": 1}
-    there = await play(pool, greeted, "Say something long.", **options)
-    here = await play(None, greeted, "Say something long.", **options)
+    there = await play(pool, greeted(), "Say something long.", **options)
+    here = await play(None, greeted(), "Say something long.", **options)
 
     assert rewards(there) == rewards(here)
+
+
+async def test_weights_are_offered_while_they_are_the_newest_or_in_use(engine: Engine) -> None:
+    with PoolRollouts(1, 2) as executor:
+        older, newer = base_client(), base_client()
+        await play(executor, says_task(), client=older)
+        service: Any = executor._offers._service
+        assert [*service._offered.values()] == [older]
+        await play(executor, says_task(), client=newer)
+        assert [*service._offered.values()] == [newer]
+    assert not service._thread.is_alive()
 
 
 async def test_workers_keep_to_this_machine_as_the_engine_does(

@@ -1,6 +1,8 @@
-"""Whole runs with their rollouts in a pool: of ``rl.train.main``, unchanged, and ``evert train``.
+"""Whole runs with their rollouts in a pool.
 
-They do, count and say what they would without workers, and what was lost.
+1. ``rl.train.main``, unchanged, does what it does in one process; also when a worker is killed.
+2. ``evert train rollouts=pool`` counts and says what it would without workers, and what was lost.
+3. What settings ask for and there cannot be is refused before the run.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from evert.bridge.errors import MissingPackageError
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.training.batch_log import EpisodesFailedError
 from evert.trainers.training.cookbook import cookbook_config
 from evert.trainers.training.workers import check_workers
 from evert.trainers.workers.actors import _start_ray
@@ -54,23 +57,25 @@ def trained(folder: Path, agent: Any, executor: PoolRollouts | None) -> list[dic
 
 
 def test_the_cookbooks_loop_does_what_it_does_in_one_process_and_when_workers_are_killed(
-    pool: PoolRollouts, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    dying, lost = tmp_path / "dying", pool.lost_groups
+    dying = tmp_path / "dying"
     dying.mkdir()
     here = trained(tmp_path / "here", lengths(), None)
-    there = trained(tmp_path / "there", lengths(), pool)
-    assert pool.lost_groups == lost
-    for task in OWN["train_tasks"][::3]:
+    with PoolRollouts(2, 2) as workers:
+        there = trained(tmp_path / "there", lengths(), workers)
+    assert workers.lost_groups == 0
+    for task in OWN["train_tasks"]:
         (dying / str(task)).touch()
-    killed = trained(tmp_path / "killed", lengths(dying), pool)
+    with PoolRollouts(2, 2) as workers:
+        killed = trained(tmp_path / "killed", lengths(dying), workers)
 
     assert len(here) == OWN["steps"]
     assert [pytest.approx(row, rel=1e-3, abs=1e-4) for row in there] == here
     played = [[row["env/all/total_episodes"] for row in rows] for rows in (here, killed)]
     assert played[0] == played[1] == [16, 16]  # what is played again is drawn anew
     assert not [*dying.iterdir()]
-    assert pool.lost_groups >= lost + len(OWN["train_tasks"][::3])
+    assert workers.lost_groups >= len(OWN["train_tasks"])
 
 
 # -- 2. evert train -------------------------------------------------------------------------------
@@ -103,9 +108,9 @@ def sometimes_fails() -> Callable[..., Any]:
 
 def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_path: Path) -> None:
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
-    workers = {"rollouts": "pool", "rollout_workers": 1, "groups_per_worker": 4}
+    workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, said = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
-    assert "rollouts: 1 processes of this machine of up to 4 groups each" in said
+    assert "rollouts: 2 processes of this machine of up to 2 groups each" in said
 
     run(tmp_path / "there", agent=sometimes_fails(), rollouts="here")
 
@@ -120,7 +125,7 @@ def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_p
 
 def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     agent = dies_once(tmp_path / "died")
-    folder, said = run(tmp_path / "run", agent=agent, rollouts="pool", rollout_workers=1)
+    folder, said = run(tmp_path / "run", agent=agent, rollouts="pool", rollout_workers=2)
 
     lost = [row["rollout/lost_groups"] for row in folder.steps()]
     assert len(lost) == 2
@@ -129,18 +134,31 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     assert said.count("a worker died") == 1
 
 
+def test_a_run_that_only_fails_ends_as_it_does_without_workers(tmp_path: Path) -> None:
+    def broken() -> Callable[..., Any]:
+        async def agent(client: Any, task: float) -> float:
+            raise LookupError("no such table")
+
+        return agent
+
+    with pytest.raises(EpisodesFailedError, match="nearly all episodes failed: 32 of 32"):
+        run(tmp_path, agent=broken(), rollouts="pool", rollout_workers=1, failed_steps=2)
+
+
 # -- 3. what cannot be ----------------------------------------------------------------------------
 
 
-def test_settings_that_ask_for_two_things_are_refused() -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
         ({"rollout_workers": 2}, "rollout_workers is given, and rollouts=here plays all"),
         ({"ray_address": "auto"}, "Pass rollouts=ray, or leave ray_address out."),
         ({"rollouts": "pool", "ray_address": "auto"}, "ray_address is given with rollouts=pool."),
-    ]
-    for values, message in refused:
-        with pytest.raises(RecipeError, match=message):
-            check_workers(TrainSettings(**{**OWN, **values}))
+    ],
+)
+def test_settings_that_ask_for_two_things_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_workers(TrainSettings(**{**OWN, **values}))
 
 
 def test_a_ray_that_cannot_be_started_is_said_with_what_to_do() -> None:
