@@ -67,7 +67,7 @@ OTHERS = {
     "train env=identity dtype=int8": "dtype takes auto or float32 or bfloat16 or float16",
     "train env=identity model_name=/nowhere": "No folder '/nowhere' exists",
     "train env=identity model_name=./nowhere": "./nowhere",
-    "train env=identity log_path=x model_name=runs/nope": "the model 'runs/nope', and it is neither",
+    "train env=identity log_path=x model_name=runs/nope": "the model 'runs/nope', and it is",
     "train log_path=x": "No agent to train. log_path=x holds no run to go on with.",
     "train env=identity engine=service": "TINKER_API_KEY is not set",
     "train env=identity warm_up_steps=3": "warm_up_steps=3 has nothing to warm up on",
