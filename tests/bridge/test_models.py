@@ -322,8 +322,8 @@ async def test_a_frozen_call_that_the_agent_gives_up_or_leaves_behind_is_ended()
 async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(
     agent: Any, judge: Any
 ) -> None:
-    with pytest.raises(AgentError, match="'judge' gave no reply within 0.05 s") as caught:
-        await play(agent, models={"judge": judge()}, model_timeout=0.05, agent_timeout=0.01)
+    with pytest.raises(AgentError, match="'judge' gave no reply within 0.5 s") as caught:
+        await play(agent, models={"judge": judge()}, model_timeout=0.5, agent_timeout=0.2)
 
     cause = caught.value.__cause__
     assert isinstance(cause, openai.BadRequestError)
