@@ -53,9 +53,7 @@ class CallFormat:
             return
         message["content"] = text[:start].rstrip()
         message["tool_calls"] = [
-            ToolCall(
-                function=ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments)),
-            )
+            ToolCall(function=ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments)))
             for name, arguments in calls
         ]
 
@@ -107,13 +105,14 @@ class CallFormat:
                 return arguments, close
 
 
-HERMES_CALLS = CallFormat(
-    "<tool_call>\n",
-    "\n</tool_call>",
-    between="\n</tool_call>\n<tool_call>\n",
-    keys=("name", "arguments"),
-)
+_BEFORE, _AFTER = "<tool_call>\n", "\n</tool_call>"
+HERMES_CALLS = CallFormat(_BEFORE, _AFTER, f"{_AFTER}\n{_BEFORE}", keys=("name", "arguments"))
 """Of the models that Nous Research's Hermes taught to call tools, Qwen's among them."""
+
+
+def hermes_text(functions: list[str]) -> str:
+    """How Hermes writes calls; each is the JSON of its name and its arguments."""
+    return "\n".join(f"{_BEFORE}{function}{_AFTER}" for function in functions)
 
 
 def find_format(shown: Callable[[list[Call]], str]) -> CallFormat | None:

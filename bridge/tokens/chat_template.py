@@ -30,6 +30,7 @@ from evert.bridge.tokens.call_format import (
     CallFormat,
     common,
     find_format,
+    hermes_text,
 )
 from evert.bridge.tokens.escaping import ControlTokens
 from evert.bridge.tokens.probes import (
@@ -108,9 +109,7 @@ class ChatTemplate:
                     chat.append({"role": "system", "content": message["content"]})
             elif self.hermes and is_tool(message):
                 result = f"<tool_response>\n{get_text_content(message)}\n</tool_response>"
-                if is_tool(
-                    before
-                ):  # several results are one message, as roles may have to take turns
+                if is_tool(before):  # one message of several results: roles may have to take turns
                     chat[-1]["content"] += "\n" + result
                 else:
                     chat.append({"role": "user", "content": result})
@@ -137,8 +136,8 @@ class ChatTemplate:
                 chat["content"] = thought.join(self.thought) + chat["content"]
         calls = [_as_call(call) for call in message.get("tool_calls", ())]
         if calls and self.hermes:
-            written = [f"<tool_call>\n{json.dumps(c['function'])}\n</tool_call>" for c in calls]
-            chat["content"] = "\n".join(filter(None, [chat["content"], *written]))
+            functions = [json.dumps(call["function"]) for call in calls]
+            chat["content"] = "\n".join(filter(None, [chat["content"], hermes_text(functions)]))
         elif calls:
             chat["tool_calls"] = calls
         chat |= {key: message[key] for key in ("name", "tool_call_id") if key in message}
@@ -218,8 +217,7 @@ class ChatTemplate:
 
     def _learn_stops(self) -> list[int]:
         pattern, found = self._control.pattern, None
-        shapes: list[list[Message]] = [[USER, SAID], [USER, SAID, USER]]
-        for shape in shapes:  # some end a reply with what begins the next message
+        for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it as the next one begins
             rest = self.text(shape).rpartition("Qzreply")[2]
             found = None if pattern is None else pattern.search(rest)
             if found is not None:
@@ -250,8 +248,7 @@ class ChatTemplate:
 
     def _learn_thought(self) -> tuple[str, str] | None:
         """What stands before a thought, and between it and the reply; None: it is not shown."""
-        parts = thinking("Qzthought", "Qzreply")
-        said = Message(role="assistant", content=parts)
+        said = Message(role="assistant", content=thinking("Qzthought", "Qzreply"))
         for key in _KEYS_OF_THOUGHTS:
             self._thought_key = key
             before, found, rest = self._reply_to(USER, said).partition("Qzthought")

@@ -70,7 +70,7 @@ class PromptRenderer:
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, MarkedBackend(value, self._control))
         self.lock = threading.Lock()
-        self._suffixes: dict[str, list[int]] = {}
+        self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
         # Whether history stays as it is, so that a tail can be rendered alone; not so for templates
@@ -252,14 +252,15 @@ class PromptRenderer:
 
     def suffix(self, messages: list[Message], last_user: int) -> list[int]:
         """The tokens that open the reply ("<|im_start|>assistant")."""
-        # A template may show a lone message only with what follows.
-        key = messages[-1]["role"] if len(messages) > 1 else ""
-        known = self._suffixes.get(key)
+        key = messages[-1]["role"] if messages else None
+        # A chat template may show a lone message only with what follows.
+        is_own = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
+        known = None if is_own else self._suffixes.get(key)
         if known is None:
             context = _context(messages, len(messages), last_user)
             with self.lock, self._refusing():
                 known = self._renderer._get_generation_suffix("assistant", context)
-            if key:
+            if not is_own:
                 self._suffixes[key] = known
         return known
 

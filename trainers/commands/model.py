@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from evert.bridge.tokens.bases import HERMES
+from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting
@@ -65,9 +66,10 @@ def _run(settings: ImportSettings) -> int:
     from evert.trainers.engine.models.importing import check, import_model
 
     out = Path(settings.out).expanduser()
-    import_model(settings.source, out)
-    print(f"written: {out}")
-    found = check(out)
+    with trusting_code(False):  # as all commands without trust_remote_code
+        import_model(settings.source, out)
+        print(f"written: {out}")
+        found = check(out)
     print(said(found, out))
     return 0 if found.changed is None else 1
 
@@ -93,7 +95,7 @@ def said(found: "Imported", out: Path) -> str:
             f"  tokenizer   {spelled}",
             f"  renderer    {found.renderer_name}: {tails}; {tools}",
             f"  says        {QUESTION} -> {found.answer.strip()}",
-            f"  to train    {found.parameters:,} parameters; {in_bytes(plan.held)} held, and "
+            f"  to train    {plan.parameters:,} parameters; {in_bytes(plan.held)} held, and "
             f"{in_bytes(plan.training_pass)} in a training pass",
             f"Train it: evert train env=identity model_name={out}",
         ]

@@ -80,7 +80,7 @@ def _check_renderer(settings: TrainSettings) -> None:
     if settings.renderer_name or Path(settings.model_name).expanduser().is_dir():
         try:
             with trusting_code(settings.trust_remote_code):
-                model_renderer(settings.model_name, renderer_of(settings))
+                model_renderer(settings.model_name, settings.renderer_name)
         except RendererError as error:
             raise RecipeError(
                 f"renderer_name={settings.renderer_name} is none of the Cookbook's: {error} Leave "

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from evert.bridge.errors import InvalidModelError, MissingPackageError
 from evert.bridge.tokens.bases import model_renderer, renderer_name_of
-from evert.trainers.engine.models.base_models import load_model, load_tokenizer
+from evert.trainers.engine.models.base_models import load_model
 
 PACKAGE = "package:"
 """How a source begins that is a package of the package index with a GGUF file in it."""
@@ -51,7 +51,6 @@ class Imported:
     """What a check of an imported folder found.
 
     Attributes:
-        parameters: Number of them.
         renderer_name: The renderer that fits it.
         renders_tails: Whether a turn renders its new messages alone.
         shows_tools: Whether the renderer can offer tools.
@@ -59,7 +58,6 @@ class Imported:
         answer: Its greedy reply to ``QUESTION``, at most 24 tokens.
     """
 
-    parameters: int
     renderer_name: str
     renders_tails: bool
     shows_tools: bool
@@ -94,9 +92,10 @@ def import_model(source: str, out: Path) -> None:
 
 def check(folder: Path) -> Imported:
     """Whether a model's folder can be trained: its tokenizer, its chat format, an answer."""
-    name = str(folder)
-    tokenizer, renderer = load_tokenizer(name), model_renderer(name)
-    model = load_model(name, torch.device("cpu"), torch.float32)
+    renderer_name = renderer_name_of(str(folder))
+    renderer = model_renderer(str(folder), renderer_name)
+    tokenizer: Any = renderer.tokenizer
+    model = load_model(str(folder), torch.device("cpu"), torch.float32)
     changed = (text for text in SAMPLES if tokenizer.decode(tokenizer.encode(text)) != text)
     prompt = renderer.build_generation_prompt([{"role": "user", "content": QUESTION}])
     ids = torch.tensor([prompt.to_ints()])
@@ -109,15 +108,12 @@ def check(folder: Path) -> Imported:
             eos_token_id=renderer.get_stop_sequences(),
             pad_token_id=tokenizer.eos_token_id,
         )
-    try:
+    shows_tools = False
+    with suppress(NotImplementedError):
         renderer.create_conversation_prefix_with_tools([])
-    except NotImplementedError:
-        shows_tools = False
-    else:
         shows_tools = True
     return Imported(
-        sum(weight.numel() for weight in model.parameters()),
-        renderer_name_of(name),
+        renderer_name,
         renderer.has_extension_property,
         shows_tools,
         next(changed, None),
