@@ -69,6 +69,13 @@ def left() -> dict[str, int]:
 
 async def main() -> int:
     """Play, count, and fail if anything went wrong."""
+    with tempfile.TemporaryDirectory() as own:
+        tempfile.tempdir = own  # other processes make folders too, where all make theirs
+        return await count()
+
+
+async def count() -> int:
+    """Plays, and says what is left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20 commands")
     parser.add_argument("--episodes", type=int, default=500)

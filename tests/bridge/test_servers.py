@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
+from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.proto import tinker_public_pb2 as wire
 
 from evert import TinkerModel
@@ -93,7 +94,7 @@ def server() -> Iterator[StandIn]:
 
 @pytest.fixture(autouse=True)
 def _clients_are_closed_and_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Else their heartbeats go on, and complain of a server that is gone."""
+    """Else their heartbeats go on, complain of a server that is gone, and draw random numbers."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setattr(older_servers, "_completed", set())
@@ -102,13 +103,13 @@ def _clients_are_closed_and_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
     monkeypatch.setattr(tinker.ServiceClient, older_servers.LOAD, load)
     holders: list[Any] = []
-    init = tinker.ServiceClient.__init__
+    init = InternalClientHolder.__init__
 
-    def noted(self: tinker.ServiceClient, *args: Any, **options: Any) -> None:
+    def noted(self: InternalClientHolder, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        holders.append(self.holder)
+        holders.append(self)
 
-    monkeypatch.setattr(tinker.ServiceClient, "__init__", noted)
+    monkeypatch.setattr(InternalClientHolder, "__init__", noted)  # a pickled client's is its own
     yield
     for holder in holders:
         holder.close()
