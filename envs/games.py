@@ -13,6 +13,7 @@ finds a game of a user's own, in a package or in a file of the current folder. V
 here stand in its module as ``VARIANTS``, by name.
 """
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -148,6 +149,18 @@ def game_of(module: ModuleType) -> Game:
             f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
         )
     return game
+
+
+def literals(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments beside an ``id``; texts are read as Python's literals where they are some."""
+    return {key: _literal(value) for key, value in given.items() if key != "id"}
+
+
+def _literal(value: Any) -> Any:
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError):
+        return value
 
 
 def _unimportable(name: str, error: Exception) -> str:

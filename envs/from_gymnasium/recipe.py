@@ -5,11 +5,10 @@ RL on seeds; a game that a shipped base knows needs no warm-up. The shipped base
 which they could not read; other models do.
 """
 
-import ast
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evert.envs.games import Game, GameError
+from evert.envs.games import Game, GameError, literals
 
 if TYPE_CHECKING:
     from evert.envs.from_gymnasium.agent import GymAgent
@@ -46,8 +45,7 @@ def gym_game(given: Mapping[str, Any]) -> Game:
             as Python's literals where they are some.
     """
     id = str(given.get("id") or "")
-    arguments: dict[str, Any] = {"illegal": ILLEGAL}
-    arguments |= {key: _literal(value) for key, value in given.items() if key != "id"}
+    arguments: dict[str, Any] = {"illegal": ILLEGAL, **literals(given)}
     agent = _agent(id, arguments)
     short = f"evert:{type(agent)(id, **{'prompt': '', **arguments})!r}"
     return Game(
@@ -98,10 +96,3 @@ def _agent(id: str, arguments: Mapping[str, Any]) -> "GymAgent":
             "gym=FrozenLake-v1 gym.is_slippery=False."
         ) from error
     return agent
-
-
-def _literal(value: Any) -> Any:
-    try:
-        return ast.literal_eval(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError):
-        return value

@@ -53,7 +53,7 @@ def test_an_evaluation_names_it_alike() -> None:
 
     assert settings.agent_of(run) == AGENT
     assert settings.name == "FrozenLake-v1"
-    assert [len(tasks) for tasks in settings.tasks().values()] == [200, 200]
+    assert [len(tasks) for tasks in settings.tasks_by_split().values()] == [200, 200]
     assert "max_turns" in settings.limits
     assert settings.run_of("Qwen/Qwen3-8B").agent == AGENT.replace(", prompt=''", "")
 

@@ -98,7 +98,7 @@ def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
     contestants = [find(name, settings) for name in settings.models]
     for contestant in contestants:
         contestant.check()
-    tasks = settings.tasks()
+    tasks = settings.tasks_by_split()
     folder = _open(settings)
     console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that
     try:

@@ -28,7 +28,7 @@ from evert.trainers.config.backend import context_of, running_engine, say
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import in_words as frozen_in_words
 from evert.trainers.config.recipes import choose_recipe
-from evert.trainers.config.train import TrainSettings
+from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system import files
@@ -90,7 +90,7 @@ def usage(arguments: list[str]) -> str:
 
 def train(
     agent: "Agent | str | None" = None,
-    tasks: Sequence[Any] | str | None = None,
+    tasks: Sequence[Any] | Mapping[str, Any] | str | None = None,
     *,
     test_tasks: Sequence[Any] | str | None = None,
     console: Console | None = None,
@@ -105,7 +105,8 @@ def train(
 
     Args:
         agent: The agent, or its import path; None with ``env="identity"``, say.
-        tasks: Any sequence of tasks to train on, or its import path.
+        tasks: Any sequence of tasks to train on, or its import path; without an agent, a taskset:
+            ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
         test_tasks: Held-out tasks; None for none, or those of the game.
         console: Where to show how it goes; None for standard output. ``Console(quiet=True)`` shows
             nothing.
@@ -121,7 +122,8 @@ def train(
         EvertError: The run could not be done; the message says why.
         KeyboardInterrupt: It was interrupted; its folder can be resumed.
     """
-    named = {"agent": agent, "train_tasks": tasks, "test_tasks": test_tasks}
+    what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
+    named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
     given = settings | {key: value for key, value in named.items() if value is not None}
     if given.get("log_path") is not None:
         given["log_path"] = str(given["log_path"])

@@ -138,7 +138,7 @@ class Contestant:
             EvertError: Its agent, what it plays on, or an option, is not there.
         """
         run, settings, agent = self._played, self.settings, self._agents()(0)
-        task = next(tasks[0] for tasks in settings.tasks().values() if len(tasks))
+        task = next(tasks[0] for tasks in settings.tasks_by_split().values() if len(tasks))
         engine = (check_engine if self.weights else choose_engine)(run)
         frozen = frozen_models(settings.frozen)
         check_episodes(settings, frozen, agent, task, embedded=engine.embedded)

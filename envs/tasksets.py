@@ -1,0 +1,54 @@
+"""Tasksets: games that a package makes of a name and arguments, for ``tasks=``.
+
+    evert train tasks=reasoning_gym:chain_sum tasks.min_terms=2
+
+What stands before the colon is an entry point of the group ``evert.tasksets``: a function from the
+rest, and the arguments, to a ``Game``. In the ``pyproject.toml`` of a package of yours:
+
+    [project.entry-points."evert.tasksets"]
+    my_tasks = "my_package.my_tasks:my_tasks"
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from evert.envs.games import Game, GameError, literals
+
+GROUP = "evert.tasksets"
+
+
+def task_game(given: Mapping[str, Any]) -> Game:
+    """The game of a taskset.
+
+    Args:
+        given: Its ``id``, 'taskset:name', and the taskset's arguments; texts are read as Python's
+            literals where they are some.
+
+    Raises:
+        GameError: There is no such taskset, or it makes no game of this.
+    """
+    id, arguments = str(given.get("id") or ""), literals(given)
+    taskset, _, name = id.partition(":")
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if taskset not in found or not name:
+        raise GameError(
+            f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
+            f"reasoning_gym:chain_sum. There are {', '.join(sorted(found))}. Tasks of your own go "
+            "with an agent: agent=package.module:function train_tasks=package.module:TASKS."
+        )
+    try:
+        game = found[taskset].load()(name, **arguments)
+    except GameError:
+        raise
+    except Exception as error:  # a package of a user's
+        raise GameError(
+            f"tasks={id} could not be made with {arguments}: {type(error).__name__}: {error}. "
+            "Check the name and the arguments: tasks.KEY=VALUE."
+        ) from error
+    if not isinstance(game, Game):
+        raise GameError(
+            f"The taskset {taskset} ({found[taskset].value}) made a {type(game).__name__} of "
+            f"{name!r}; expected an evert.Game."
+        )
+    return game
