@@ -76,9 +76,8 @@ class CallFormat:
     def _one(self, text: str, at: int) -> tuple[list[Call], int]:
         if self.keys is not None:
             value, at = _JSON.raw_decode(text, at)
-            of_name, of_arguments = self.keys
-            found = map(dict, value if isinstance(value, list) else [value])
-            return [_checked(one[of_name], one[of_arguments]) for one in found], at
+            objects = value if isinstance(value, list) else [value]
+            return [_of_object(one, *self.keys) for one in objects], at
         named = _NAME.match(text, at)
         if named is None:
             raise ValueError(f"expected the name of a function, got {text[at:]!r:.80}")
@@ -129,7 +128,7 @@ def find_format(shown: Callable[[list[Call]], str]) -> CallFormat | None:
         found = CallFormat(**{**vars(found), "between": split})
     try:
         read = list(found.read(one)) == [FIRST]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError):
         return None
     return found if read else None
 
@@ -161,7 +160,7 @@ def _find(text: str) -> CallFormat | None:
 def _keyed(text: str) -> CallFormat | None:
     names = ("qzname", "qzkey", "qzvalue", "qzlast", "qzend")
     found = re.fullmatch("(.*?)" + "(.*?)".join(names) + "(.*)", text, re.DOTALL)
-    if found is None:
+    if found is None or not all(mark.strip() for mark in found.group(3, 4)):
         return None
     before, middle, colon, comma, _, after = found.groups()
     return CallFormat(before, after, middle=middle, colon=colon, comma=comma)
@@ -172,7 +171,7 @@ def _between(found: CallFormat, text: str) -> str | None:
     try:
         _, end = found._one(text, _past(found.before, text, 0))
         other = text.index("qzother", end)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError):
         return None
     start = text.rindex("{", end, other) if found.keys is not None else other
     return text[end:start]
@@ -192,6 +191,12 @@ def _past_space(text: str, at: int) -> int:
     while at < len(text) and text[at].isspace():
         at += 1
     return at
+
+
+def _of_object(value: Any, of_name: str, of_arguments: str) -> Call:
+    if not isinstance(value, dict) or not {of_name, of_arguments} <= value.keys():
+        raise ValueError(f"expected an object with {of_name} and {of_arguments}, got {value!r:.80}")
+    return _checked(value[of_name], value[of_arguments])
 
 
 def _checked(name: Any, arguments: Any) -> Call:

@@ -24,6 +24,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.template import TemplateRenderer
 
 WORDS = ("so", "it", " is", "\n", "{x}", "12", "é", '"q"', "  ", "<b>")
+DAMAGE = ("", "{", "}", "[]", '{"name": 1}', "null", '": ', "[" * 3000, '"name"')
 TOOLS: list[Any] = [ToolSpec(name="look", description="Looks.", parameters={"type": "object"})]
 
 WITHOUT_TWO_CALLS = {"bare JSON", "Gemma", "DeepSeek R1, which forgets"}
@@ -125,8 +126,14 @@ def test_calls_are_read_as_they_are_written(family: str) -> None:
     assert termination == ParseTermination.STOP_SEQUENCE
     read = [(c.function.name, json.loads(c.function.arguments)) for c in message["tool_calls"]]
     assert read == body
-    broken, _ = own.parse_response(own.tokenizer.encode(text[: len(text) // 2 + 8] + end))
-    assert "tool_calls" not in broken or len(broken["tool_calls"]) == 1
+    rng = random.Random(2)
+    for _ in range(draws(300)):  # what a policy makes of it: a message, whatever it is
+        damaged, at = text, rng.randrange(len(text))
+        for _ in range(rng.randrange(1, 4)):
+            left, right = sorted(rng.choices(range(len(text) + 1), k=2))
+            damaged = damaged[:at] + rng.choice(DAMAGE + (text[left:right],)) + damaged[at + 9 :]
+        broken, _ = own.parse_response(own.tokenizer.encode(damaged + end))
+        assert broken["role"] == "assistant"
 
 
 def test_a_thought_is_read_where_the_prompt_opens_it() -> None:
