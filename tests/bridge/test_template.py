@@ -131,7 +131,7 @@ def test_calls_are_read_as_they_are_written(family: str) -> None:
         damaged, at = text, rng.randrange(len(text))
         for _ in range(rng.randrange(1, 4)):
             left, right = sorted(rng.choices(range(len(text) + 1), k=2))
-            damaged = damaged[:at] + rng.choice(DAMAGE + (text[left:right],)) + damaged[at + 9 :]
+            damaged = damaged[:at] + rng.choice((*DAMAGE, text[left:right])) + damaged[at + 9 :]
         broken, _ = own.parse_response(own.tokenizer.encode(damaged + end))
         assert broken["role"] == "assistant"
 

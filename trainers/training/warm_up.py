@@ -16,7 +16,10 @@ from rich.console import Console
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
+from evert.bridge.chat.messages import read_tools
+from evert.bridge.conversations.reading import hear
 from evert.bridge.import_paths import resolve
+from evert.bridge.tokens.renderer import PromptRenderer
 from evert.trainers.config.fields import DemonstrationsError as DemonstrationsError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, renderer_of
@@ -27,8 +30,12 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.supervised.train import Config
 
-Demonstrations: TypeAlias = Callable[[int], Iterator[list[Mapping[str, Any]]]]
-"""From a seed to conversations, each a list of messages; what the assistant says is learned."""
+Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
+"""The Cookbook's messages; or, with tools, ``{"messages": ..., "tools": ...}``, as OpenAI's
+fine-tuning takes them."""
+
+Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
+"""From a seed to conversations; what the assistant says is learned."""
 
 
 def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
@@ -58,12 +65,13 @@ class ConversationDataset(SupervisedDataset):
 
         wanted = self.settings.batch_size
         drawn = self.demonstrations(self.settings.seed * 1_000_003 + index)
-        messages: list[Any] = list(itertools.islice(drawn, wanted))
-        if len(messages) < wanted:
+        shown = [*itertools.islice(drawn, wanted)]
+        if len(shown) < wanted:
             raise DemonstrationsError(
-                f"{len(messages)} demonstrations were given for a batch of {wanted}. "
+                f"{len(shown)} demonstrations were given for a batch of {wanted}. "
                 "Give as many as are asked for, an endless iterator, or a smaller warm_up_batch."
             )
+        messages = [messages_of(each, self.renderer) for each in shown]
         return [conversation_to_datum(each, self.renderer, None) for each in messages]
 
     def set_epoch(self, seed: int = 0) -> None:
@@ -71,6 +79,18 @@ class ConversationDataset(SupervisedDataset):
 
     def __len__(self) -> int:
         return self.settings.steps
+
+
+def messages_of(conversation: Conversation, renderer: "Renderer") -> list[Any]:
+    """A conversation as the renderer takes it, its tools in the first message."""
+    if not isinstance(conversation, Mapping):
+        return conversation
+    messages = [heard.message for heard in hear(conversation["messages"], 0, {})]
+    tools = conversation.get("tools")
+    if not tools:
+        return messages
+    system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
+    return [*PromptRenderer(renderer).tool_prefix(read_tools(tools), system), *messages]
 
 
 @chz.chz

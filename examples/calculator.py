@@ -1,0 +1,99 @@
+"""A calculator agent on the OpenAI SDK, as one writes it for a hosted model: no line of evert.
+
+    evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST
+        policy_names=gpt-4o-mini model_name=smollm2 renderer_name=template_hermes
+
+A small model cannot multiply; it learns to have the tool do it.
+"""
+
+import json
+import operator
+import random
+import re
+
+from openai import AsyncOpenAI
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculate",
+            "description": "Computes an expression of two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
+        },
+    }
+]
+SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+CALLS = 3
+"""Most model calls of an episode."""
+
+
+def calculate(expression):
+    """The tool: "12 * 34" is "408"."""
+    read = re.fullmatch(r"\s*(\d+)\s*([-+*])\s*(\d+)\s*", str(expression))
+    if read is None:
+        return "Error: expected two numbers with +, - or * between, like 12 * 34."
+    return str(SIGNS[read[2]](int(read[1]), int(read[3])))
+
+
+async def solve(question):
+    """The agent: what the model answers, and the results that its tool gave."""
+    client, results = AsyncOpenAI(), []
+    messages = [{"role": "user", "content": question}]
+    for _ in range(CALLS):
+        completion = await client.chat.completions.create(
+            model="gpt-4o-mini", messages=messages, tools=TOOLS
+        )
+        reply = completion.choices[0].message
+        if not reply.tool_calls:
+            return reply.content or "", results
+        messages.append(reply.model_dump(exclude_none=True))
+        for call in reply.tool_calls:
+            given = json.loads(call.function.arguments)
+            results.append(calculate(given.get("expression")))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": results[-1]})
+    return "", results
+
+
+def questions(seed, count):
+    """Questions, each with its answer."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        expression = f"{draw.randint(11, 99)} {draw.choice('+-*')} {draw.randint(11, 99)}"
+        yield {"question": f"What is {expression}?", "answer": calculate(expression)}
+
+
+def demonstrations(seed):
+    """Conversations for a warm-up: how the tool is called, on sums of one digit alone."""
+    draw = random.Random(seed)
+    while True:
+        expression = f"{draw.randint(1, 9)} + {draw.randint(1, 9)}"
+        called = {"name": "calculate", "arguments": json.dumps({"expression": expression})}
+        call = {"id": "call_0", "type": "function", "function": called}
+        result = calculate(expression)
+        messages = [
+            {"role": "user", "content": f"What is {expression}?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_0", "content": result},
+            {"role": "assistant", "content": f"It is {result}."},
+        ]
+        yield {"messages": messages, "tools": TOOLS}
+
+
+TEST = [*questions(0, 50)]
+TRAIN = [task for task in questions(1, 2000) if task not in TEST]
+
+
+async def agent(client, task):
+    """The reward: 1 for the right answer, half of it where only the tool's result was right."""
+    answer, results = await solve(task["question"])
+    found = re.findall(r"-?\d+", answer.replace(",", ""))
+    client.metric("called", float(bool(results)))
+    client.metric("right", float(found[-1:] == [task["answer"]]))
+    if found[-1:] == [task["answer"]]:
+        return 1.0
+    return 0.5 if task["answer"] in results else 0.1 * bool(results)
