@@ -164,4 +164,4 @@ def _literal(value: Any) -> Any:
 
 
 def _unimportable(name: str, error: Exception) -> str:
-    return f"The game {name} cannot be imported: {type(error).__name__}: {error}. Mend its module."
+    return f"The game {name} cannot be imported: {type(error).__name__}: {error}. Fix the module."

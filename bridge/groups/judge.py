@@ -2,7 +2,7 @@
 
 A reply that is no ranking is asked for again, and then the group's rewards are all the same, so
 that it teaches nothing, and is counted (``FAILED``); also where the endpoint is overloaded or slow,
-or the prompt too long. What will not mend itself (a key that is refused) ends the run.
+or the prompt too long. What another try cannot fix (a refused key) ends the run.
 """
 
 import logging

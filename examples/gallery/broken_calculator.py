@@ -1,4 +1,4 @@
-"""What the coding agents are to mend: a folder with a bug. The check is the judge's alone.
+"""What the coding agents are to fix: a folder with a bug. The check is the judge's alone.
 
 It runs their code in a process of its own: within it, ``os._exit(0)`` would be a success.
 """
@@ -15,4 +15,4 @@ sys.exit(said.stdout != b"5\\n")
 """,
 }
 CHECK = [sys.executable, "check.py", "{folder}"]
-TASKS = ["Mend add() in calc.py.", "add(2, 3) is -1. Find the bug in calc.py."]
+TASKS = ["Fix add() in calc.py.", "add(2, 3) is -1. Find the bug in calc.py."]

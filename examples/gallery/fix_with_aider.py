@@ -1,4 +1,4 @@
-"""Aider mends a file, in a folder of its own, scored by a check.
+"""Aider fixes a file, in a folder of its own, scored by a check.
 
 Source: Aider-AI/aider (Apache-2.0); unchanged, the program from PyPI, found on the PATH. Its pins
 conflict with evert's: it has an environment of its own.

@@ -1,4 +1,4 @@
-"""Claude Code mends a file, in a folder of its own, scored by a check.
+"""Claude Code fixes a file, in a folder of its own, scored by a check.
 
 Source: anthropics/claude-code (Anthropic's terms); unchanged, the program from npm, found on the
 PATH. Lean, since its own instructions do not fit into the context of evert-tiny.

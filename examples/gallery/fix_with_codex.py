@@ -1,4 +1,4 @@
-"""Codex mends a file, in a folder of its own, scored by a check.
+"""Codex fixes a file, in a folder of its own, scored by a check.
 
 Source: openai/codex (Apache-2.0); unchanged, the program from npm, found on the PATH. Lean, since
 its own instructions do not fit into the context of evert-tiny.

@@ -1,7 +1,7 @@
 """Real programs as agents, over the loopback server, as ``evert.agents`` has them.
 
 1. A Node.js script with the npm package ``openai`` plays an episode: whole, streamed, with a tool.
-2. Claude Code, Codex, Gemini CLI and Aider mend a file, with their whole prompt and a lean one: an
+2. Claude Code, Codex, Gemini CLI and Aider fix a file, with their whole prompt and a lean one: an
    episode is one datum, and nothing but the task is asked of the policy.
 3. What a program says when it fails is in the error; a prompt that is too long ends the episode.
 
@@ -122,7 +122,7 @@ async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -
     assert last.metrics["tools/calls"] == 1
 
 
-# -- 2. four programs mend a file -----------------------------------------------------------------
+# -- 2. four programs fix a file ------------------------------------------------------------------
 
 READ_AND_EDIT = [
     call("Read", file_path="calc.py"),
@@ -141,8 +141,8 @@ WHOLE_FILE = ["calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"]
 
 
 @pytest.mark.parametrize("lean", [False, True])
-async def test_claude_code_mends_a_file(lean: bool) -> None:
-    agent = claude("Mend {task}.", lean=lean, files=FILES, reward=CHECK)
+async def test_claude_code_fixes_a_file(lean: bool) -> None:
+    agent = claude("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
     trajectory, last = await play(agent, READ_AND_EDIT, "calc.py")
 
     assert last.reward == 1.0, last.logs
@@ -155,8 +155,8 @@ async def test_claude_code_mends_a_file(lean: bool) -> None:
 
 
 @pytest.mark.parametrize("lean", [False, True])
-async def test_codex_mends_a_file(lean: bool) -> None:
-    agent = codex_of_npm("Mend {task}.", lean=lean, files=FILES, reward=CHECK)
+async def test_codex_fixes_a_file(lean: bool) -> None:
+    agent = codex_of_npm("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
     trajectory, last = await play(agent, SHELL, "calc.py")
 
     assert last.reward == 1.0, last.logs
@@ -167,8 +167,8 @@ async def test_codex_mends_a_file(lean: bool) -> None:
 
 
 @pytest.mark.parametrize("lean", [False, True])
-async def test_gemini_cli_mends_a_file(lean: bool) -> None:
-    agent = gemini("Mend {task}.", lean=lean, files=FILES, reward=CHECK)
+async def test_gemini_cli_fixes_a_file(lean: bool) -> None:
+    agent = gemini("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
     trajectory, last = await play(agent, READ_AND_REPLACE, "calc.py")
 
     assert last.reward == 1.0, last.logs
@@ -180,8 +180,8 @@ async def test_gemini_cli_mends_a_file(lean: bool) -> None:
     assert (trajectory.transitions[0].ob.length < 5000) is lean
 
 
-async def test_aider_mends_a_file() -> None:
-    agent = aider_of_pypi("Mend {task}.", files=FILES, reward=CHECK)
+async def test_aider_fixes_a_file() -> None:
+    agent = aider_of_pypi("Fix {task}.", files=FILES, reward=CHECK)
     trajectory, last = await play(agent, WHOLE_FILE, "calc.py")
 
     assert last.reward == 1.0, last.logs

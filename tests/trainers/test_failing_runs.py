@@ -51,8 +51,8 @@ async def raises(client, task):
 
 
 async def raises_at_first(client, task):
-    """In the first step; Path("mended") makes it work."""
-    if not Path("mended").exists():
+    """In the first step; Path("fixed") makes it work."""
+    if not Path("fixed").exists():
         look_up(task)
     return await call(client)
 
@@ -179,7 +179,7 @@ def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
     (again,) = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("To resume: ")
     ]
-    Path("mended").touch()
+    Path("fixed").touch()
 
     assert train.main(shlex.split(again.partition("evert.trainers.commands.train ")[2])) == 0
 

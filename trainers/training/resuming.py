@@ -147,13 +147,13 @@ def _mend_batches(log: Path, root: Path) -> None:
 
     store = CheckpointStore(root)
 
-    def mended(record: dict[str, Any]) -> dict[str, Any]:
+    def fixed(record: dict[str, Any]) -> dict[str, Any]:
         path = record.get("state_path")
         if record["name"] == "final" or path is None or not store.is_intact(path):
             return record
         return {**record, "batch": store.read(path).steps}
 
-    files.change_lines(log / CHECKPOINTS, mended)
+    files.change_lines(log / CHECKPOINTS, fixed)
 
 
 def _strike_unlogged(log: Path) -> None:
