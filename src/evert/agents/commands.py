@@ -186,7 +186,7 @@ class Place:
         how = self.install or "install it where PATH leads, or give its whole path"
         return (
             f"The program {program!r} was not found (or the interpreter that its first line names)."
-            f" To mend it: {how}. Its folder holds nothing but what files= and setup= put there."
+            f" To fix it: {how}. Its folder holds nothing but what files= and setup= put there."
         )
 
 

@@ -281,7 +281,7 @@ async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it()
     assert isinstance(plain.__cause__, CommandError)
     assert "The program 'evert-no-such-program' was not found" in str(plain)
     assert "install it where PATH leads, or give its whole path" in str(plain)
-    assert "To mend it: npm install -g evert-no-such-program." in str(told)
+    assert "To fix it: npm install -g evert-no-such-program." in str(told)
     assert "wrote last" not in str(told)
 
 
