@@ -89,11 +89,13 @@ def copied(finished: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny operations gain nothing from threads, and shared machines make threads wait."""
+def _alone() -> Iterator[None]:
+    """No service has a key here; and tiny operations gain nothing from threads, which wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TINKER_API_KEY", raising=False)
+        yield
     torch.set_num_threads(before)
 
 

@@ -5,8 +5,7 @@
 3. It is swept in the same words; frozen models can be searched, too.
 4. An agent with two trained roles is trained and evaluated; a run is a frozen model of it, which a
    resumed run keeps though that run went on.
-5. A prompt past the model's context is the agent's 400, and no run's end.
-6. An endpoint answers beside the policy, and its key is written nowhere; so do weights of the
+5. An endpoint answers beside the policy, and its key is written nowhere; so do weights of the
    service that a run is on.
 """
 
@@ -33,6 +32,7 @@ AGENTS = '''
 import openai
 
 from evert import Outcome
+from tests.kit import ask
 
 TASKS = ["tree", "river"]
 HELD_OUT = ["sea", "lake"]
@@ -42,42 +42,22 @@ def named(task):
     """Builds its own client, calls its models by their names, and has a simulated user."""
     client = openai.OpenAI(api_key="none", max_retries=0)
 
-    def ask(model, text):
+    def said(model, text):
         messages = [{"role": "user", "content": text}]
-        return client.chat.completions.create(model=model, messages=messages)
+        reply = client.chat.completions.create(model=model, messages=messages)
+        return reply.choices[0].message.content
 
-    wish = ask("simulator", f"Let's play a game. Say you are {len(task)}.")
-    reply = ask("gpt-4o", wish.choices[0].message.content)
-    again = ask("gpt-4o-mini", task)
-    text = reply.choices[0].message.content + again.choices[0].message.content
-    return Outcome(text.count("e") / 10, metrics={"wish": len(wish.choices[0].message.content)})
+    wish = said("simulator", f"Let's play a game. Say you are {len(task)}.")
+    text = said("gpt-4o", wish) + said("gpt-4o-mini", task)
+    return Outcome(text.count("e") / 10, metrics={"wish": len(wish)})
 
 
 async def debate(client, task):
     """Two trained roles and a frozen judge."""
-
-    async def ask(who, text):
-        reply = await who.chat.completions.create(messages=[{"role": "user", "content": text}])
-        return reply.choices[0].message.content or ""
-
     said = await ask(client.seat("pro"), task)
     answered = await ask(client.seat("con"), f"{task} {said}")
-    messages = [{"role": "user", "content": answered}]
-    verdict = await client.chat.completions.create(model="judge", messages=messages)
-    judged = len(verdict.choices[0].message.content)
-    return {"pro": float("e" in said), "con": float(judged > 3)}
-
-
-async def long_winded(client, task):
-    """Sends more than any context holds, and copes with the refusal, or does not."""
-    try:
-        await client.chat.completions.create(messages=[{"role": "user", "content": "ab " * 9000}])
-    except openai.BadRequestError as error:
-        if task == "river":
-            raise
-        assert error.code == "context_length_exceeded"
-    reply = await client.chat.completions.create(messages=[{"role": "user", "content": task}])
-    return "e" in (reply.choices[0].message.content or "")
+    verdict = await ask(client, answered, model="judge")
+    return {"pro": float("e" in said), "con": float(len(verdict) > 3)}
 '''
 SMALL = [
     "train_tasks=whole_agents:TASKS", "device=cpu", "steps=2", "batch_size=2", "group_size=2",
@@ -98,7 +78,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (path / "whole_agents.py").write_text(AGENTS)
     with chdir(path), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path)
-        patch.delenv("TINKER_API_KEY", raising=False)
         patch.setenv("PYTHONPATH", f"{path}:{':'.join(sys.path)}")  # of a sweep's runs
         yield path
     sys.modules.pop("whole_agents", None)
@@ -155,7 +134,7 @@ def test_what_a_run_was_given_is_in_its_folder(named: RunFolder) -> None:
 
 
 def test_it_is_evaluated_in_the_same_words_and_scores_as_its_training_says(
-    named: RunFolder,
+    named: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*NAMED, "models=runs/named", "split=test", "seeds=1", "device=cpu"]
 
@@ -170,15 +149,8 @@ def test_it_is_evaluated_in_the_same_words_and_scores_as_its_training_says(
 
     assert evaluate.main(["out=warm"]) == 0  # goes on, with all that it was given
     assert len(played("warm")) == 2
-
-
-def test_another_frozen_model_makes_another_evaluation(
-    named: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [*NAMED, "models=runs/named", "split=test", "seeds=1", "out=cold"]
-
-    assert evaluate.main([*arguments, "models.simulator=evert-tiny-20q", "temperature=0"]) == 1
-
+    capsys.readouterr()
+    assert evaluate.main([*arguments, "models.simulator=evert-tiny-20q", "out=warm"]) == 1
     assert "frozen: {'simulator': 'evert-tiny'" in capsys.readouterr().err
 
 
@@ -224,9 +196,7 @@ def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(
 
     assert "\nfrozen: judge is runs/named@2\n" in capsys.readouterr().out
     run = RunFolder(Path("runs/debate"), resumed=True)
-    assert [f"env/all/seat/{seat}/reward" in run.steps()[-1] for seat in ("pro", "con")] == [
-        True
-    ] * 2
+    assert {f"env/all/seat/{seat}/reward" for seat in ("pro", "con")} <= run.steps()[-1].keys()
     judge = config(run)["env_options"]["models"]["judge"]
     assert Path(judge["model_path"]).is_relative_to(Path("runs/named/checkpoints").resolve())
     assert (run.read_json("run.json") or {})["settings"]["models"]["judge"] == "runs/named@2"
@@ -248,22 +218,7 @@ def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(
     assert len(run.steps()) == 3
 
 
-# -- 5. the context ------------------------------------------------------------------------------
-
-
-def test_a_prompt_past_the_context_is_the_agents_and_no_runs_end(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    agent = ["agent=whole_agents:long_winded", "log_path=runs/long"]
-
-    assert train.main([*SMALL, *agent, "steps=1"]) == 0
-
-    [step] = RunFolder(Path("runs/long"), resumed=True).steps()
-    assert step["env/all/stop/completed"] == 1  # of those that coped
-    assert "2 of 4 episodes failed (2 context overflows)" in capsys.readouterr().out
-
-
-# -- 6. endpoints, and a service -----------------------------------------------------------------
+# -- 5. endpoints, and a service -----------------------------------------------------------------
 
 
 def test_an_endpoint_answers_beside_the_policy_and_its_key_is_written_nowhere(
@@ -309,6 +264,7 @@ def test_weights_of_the_service_that_a_run_is_on_answer_beside_its_policy(
 
     run = RunFolder(Path("runs/service"), resumed=True)
     assert run.steps()[-1]["env/all/wish"] > 0
-    model = config(run)["env_options"]["models"]["simulator"]
+    options = config(run)["env_options"]
+    model = options["models"]["simulator"]
     assert (model["model_path"], model["base_url"]) == (path, "http://service.invalid")
-    assert config(run)["env_options"]["context_length"] == 8192
+    assert options["context_length"] == 8192

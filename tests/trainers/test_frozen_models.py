@@ -1,11 +1,12 @@
 """Models beside the policy, named in settings; and an episode's options as settings.
 
 1. A name becomes a model: a base, weights of a run, an endpoint; options follow the name.
-2. What the name or an option has wrong is said by the key that was typed.
-3. The engine that a run is on must have the weights; endpoints' hosts stay reachable.
-4. A run that is frozen is pinned to its step.
-5. Every option of an Env is a setting, with the default it has there; recipes may set them.
-6. What was given from Python is a model as it is, and only Python can give it again.
+2. The engine that a run is on must have the weights; endpoints' hosts stay reachable.
+3. A run that is frozen is pinned to its step.
+4. Every option of an Env is a setting, with the default it has there; recipes may set them.
+5. What was given from Python is a model as it is, and only Python can give it again.
+
+What is wrong is said by the key that was typed: ``test_refusals.py``.
 """
 
 import asyncio
@@ -18,22 +19,15 @@ from typing import Any, ClassVar
 import chz
 import pytest
 from rich.console import Console
+from tests.kit import ask
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.utils.ml_log import dump_config
 
 import evert
-from evert import (
-    AgentDatasetBuilder,
-    ChatAgentEnv,
-    ChatAgentGroupBuilder,
-    RemoteModel,
-    ScriptedPolicy,
-    TinkerModel,
-    embedded_engine,
-)
+from evert import AgentDatasetBuilder, RemoteModel, ScriptedPolicy, TinkerModel, embedded_engine
 from evert.bridge.env.options import EnvOptions, EnvSettings
-from evert.bridge.errors import EvertError, RendererMismatchError
-from evert.trainers.config.arguments import UsageError, gather
+from evert.bridge.errors import RendererMismatchError
+from evert.trainers.config.arguments import gather
 from evert.trainers.config.backend import EngineChoice, running_engine
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.evaluate import read_evaluate_settings
@@ -42,15 +36,13 @@ from evert.trainers.config.frozen_models import (
     check_frozen,
     fingerprint,
     frozen_models,
-    hosts_of,
     needs_engine,
     pinned,
 )
-from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
-from evert.trainers.config.train import MAPPINGS, read_train_settings, recorded
+from evert.trainers.config.model_names import ModelNameError
+from evert.trainers.config.train import MAPPINGS, read_train_settings
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.common.network import network_is_refused
-from evert.trainers.episodes.players import find
 from evert.trainers.training.cookbook import cookbook_config, own_settings
 
 PATH = "tinker://r/sampler_weights/"
@@ -77,76 +69,29 @@ def run(tmp_path: Path) -> Path:
 # -- 1. names ------------------------------------------------------------------------------------
 
 
-def test_a_base_is_sampled_with_the_options_that_follow_its_name() -> None:
-    given = {"user": "evert-tiny", "user.temperature": "0.5", "user.max_tokens": "9"}
-
-    assert frozen_models(given, "http://own") == {
-        "user": TinkerModel("evert-tiny", temperature=0.5, max_tokens=9, base_url="http://own")
-    }
-
-
-def test_a_run_is_its_last_weights_in_its_own_format(run: Path) -> None:
-    folder = run / "checkpoints" / "r" / "sampler_weights" / "final"
-
-    assert frozen_models({"judge": str(run)}) == {
-        "judge": TinkerModel("evert-tiny-20q", str(folder), "qwen3")
-    }
-
-
-def test_weights_that_are_not_on_this_disk_are_on_a_service(run: Path) -> None:
-    found = frozen_models({"early": f"{run}@10", "other": "tinker://a/weights/b"})
-
-    assert found == {
-        "early": TinkerModel("evert-tiny-20q", f"{PATH}000010", "qwen3"),
-        "other": TinkerModel(None, "tinker://a/weights/b"),
-    }
-
-
-def test_an_endpoint_is_named_by_its_address_or_is_openais() -> None:
+def test_a_name_becomes_a_model_with_the_options_that_follow_it(run: Path) -> None:
+    last = run / "checkpoints" / "r" / "sampler_weights" / "final"
+    own = "http://own"
     given = {
-        "critic": "https://host:8000/v1#org/model",
-        "critic.api_key_env": "HOST_KEY",
-        "critic.timeout": "9",
-        "gpt-5.2": "openai:gpt-5-mini",
-        "gpt-5.2.temperature": "0",
-        "own": "openai:m",
-        "own.base_url": "http://127.0.0.1:1/v1",
-    }
+        "user": "evert-tiny", "user.temperature": "0.5", "user.max_tokens": "9",
+        "temperature": "evert-tiny", "a.b": "evert-tiny",  # names like an option, or with dots
+        "judge": str(run), "early": f"{run}@10", "other": "tinker://a/weights/b",
+        "critic": "https://host:8000/v1#org/model", "critic.api_key_env": "HOST_KEY",
+        "critic.timeout": "9", "gpt-5.2": "openai:gpt-5-mini", "gpt-5.2.temperature": "0",
+        "mine": "openai:m", "mine.base_url": "http://127.0.0.1:1/v1",
+    }  # fmt: skip
 
-    assert frozen_models(given) == {
+    assert frozen_models(given, own) == {
+        "user": TinkerModel("evert-tiny", temperature=0.5, max_tokens=9, base_url=own),
+        "temperature": TinkerModel("evert-tiny", base_url=own),
+        "a.b": TinkerModel("evert-tiny", base_url=own),
+        "judge": TinkerModel("evert-tiny-20q", str(last), "qwen3", base_url=own),
+        "early": TinkerModel("evert-tiny-20q", f"{PATH}000010", "qwen3", base_url=own),
+        "other": TinkerModel(None, "tinker://a/weights/b", base_url=own),
         "critic": RemoteModel("org/model", "https://host:8000/v1", "HOST_KEY", 9.0),
         "gpt-5.2": RemoteModel("gpt-5-mini", temperature=0.0),
-        "own": RemoteModel("m", "http://127.0.0.1:1/v1"),
+        "mine": RemoteModel("m", "http://127.0.0.1:1/v1"),
     }
-
-
-def test_a_name_may_be_called_like_an_option() -> None:
-    assert [*frozen_models({"temperature": "evert-tiny", "a.b": "evert-tiny"})] == [
-        "temperature",
-        "a.b",
-    ]
-
-
-# -- 2. mistakes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"u.temperature": "0"}, r"models\.u\.temperature is of no model: expected models\.u="),
-        ({"u": "runs/nope"}, r"no run and no model at 'runs/nope'.*vllm:http://HOST/v1#MODEL\.$"),
-        ({"u": ""}, r"no run and no model at ''"),
-        ({"u": "https://host/v1"}, r"an address without a model; .* https://host/v1#gpt-5-mini"),
-        ({"u": "evert-tiny", "u.temperature": "hot"}, r"models\.u\.temperature takes a number"),
-        ({"u": "evert-tiny", "u.api_key_env": "K"}, r"no setting 'models\.u\.api_key_env'"),
-        ({"u": "openai:m", "u.max_tokens": "3"}, r"no setting 'models\.u\.max_tokens'"),
-        ({"u": "evert-tiny", "u.max_tokens": "0"}, r"max_tokens=0; expected"),
-        ({"u": "<a Judge>"}, r"models\.u was <a Judge>, given from Python.*call evert\.train"),
-    ],
-)
-def test_what_is_wrong_is_said_by_the_key_that_was_typed(given: Any, said: str) -> None:
-    with pytest.raises(EvertError, match=said):
-        frozen_models(given)
 
 
 def test_mappings_are_given_a_key_at_a_time() -> None:
@@ -156,11 +101,11 @@ def test_mappings_are_given_a_key_at_a_time() -> None:
     for given in ({"limits.max_turns": 3}, {"limits": {"max_turns": 3}}, {"limits": limits}):
         assert gather({"steps": 1, **given}, examples) == {"steps": 1, "limits": {"max_turns": 3}}
     assert gather({"limits": None}, examples) == {"limits": {}}
-    with pytest.raises(UsageError, match=r"limits takes paths: limits\.max_turns=20, for ex.*'3'"):
-        gather({"limits": "3"}, examples)
+    named = {"gpt-4.1": "evert-tiny", "judge": "runs/x"}
+    assert gather({"models": named}, {"models": ""}) == {"models": named}
 
 
-# -- 3. the engine -------------------------------------------------------------------------------
+# -- 2. the engine -------------------------------------------------------------------------------
 
 
 def test_the_embedded_engine_has_what_is_on_this_machine(run: Path, tiny_model: str) -> None:
@@ -182,24 +127,18 @@ def test_a_service_has_its_own_models_only(run: Path) -> None:
             check_frozen(frozen_models({"judge": named}), embedded=False)
 
 
-def test_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine() -> None:
-    models = frozen_models({"a": "https://host:8000/v1#m", "b": "openai:m", "c": "evert-tiny"})
-
-    assert hosts_of(models) == ("host", "api.openai.com")
-    assert needs_engine(models)
-    assert not needs_engine({"a": models["a"], "s": ScriptedPolicy(["x"])})
-
-
-def test_the_embedded_engine_lets_an_endpoints_host_through(tmp_path: Path) -> None:
-    given = {"env": "identity", "device": "cpu", "models.critic": "https://critic.invalid/v1#m"}
-    settings = read_train_settings(given, {})
+def test_the_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_path: Path) -> None:
+    named = {"critic": "https://critic.invalid:8000/v1#m", "other": "openai:m"}
+    settings = read_train_settings({"env": "identity", "device": "cpu", "models": named}, {})
 
     with running_engine(EngineChoice("embedded", "a reason"), settings, tmp_path):
-        assert not network_is_refused("critic.invalid")
-        assert network_is_refused("other.invalid")
+        refused = map(network_is_refused, ("critic.invalid", "api.openai.com", "other.invalid"))
+        assert [*refused] == [False, False, True]
+    assert not needs_engine(frozen_models(named) | {"s": ScriptedPolicy(["x"])})
+    assert needs_engine(frozen_models({**named, "user": "evert-tiny"}))
 
 
-# -- 4. the same weights again -------------------------------------------------------------------
+# -- 3. the same weights again -------------------------------------------------------------------
 
 
 def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> None:
@@ -224,19 +163,7 @@ def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
     assert fingerprint({"a": "openai:m"}) != fingerprint({"a": "openai:n"})
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"limits.max_turns": "3"}, {"models.judge": "evert-tiny"}, {"on_truncation": "end"}],
-)
-def test_what_an_episode_is_decides_whether_it_is_played_again(other: dict[str, str]) -> None:
-    def digest(**given: str) -> str:
-        settings = read_evaluate_settings({"env": "identity", "models": "evert-tiny", **given})
-        return find("evert-tiny", settings).digest
-
-    assert digest(**other) != digest() == digest(agent_timeout="9", close_timeout="1")
-
-
-# -- 5. options as settings ----------------------------------------------------------------------
+# -- 4. options as settings ----------------------------------------------------------------------
 
 
 def test_every_option_of_an_env_is_a_setting_with_the_default_it_has_there() -> None:
@@ -247,16 +174,6 @@ def test_every_option_of_an_env_is_a_setting_with_the_default_it_has_there() -> 
     for field in fields(EnvSettings):
         if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
             assert value == getattr(EnvSettings(), field.name), field.name
-
-
-def test_what_was_not_set_is_left_to_the_agents_own_options() -> None:
-    given = {"env": "identity", "agent_timeout": "9", "limits.max_turns": "3"}
-
-    assert env_options(EpisodeSettings(), {}) == {}
-    assert env_options(read_train_settings(given, {}), {}) == {
-        "agent_timeout": 9.0,
-        "limits": RolloutLimits(max_turns=3),
-    }
 
 
 class Bringing:
@@ -278,48 +195,32 @@ def test_a_run_keeps_to_what_an_agent_brings_itself() -> None:
     made = cookbook_config(settings, Path("run"), embedded=True, context_length=99)
     dataset, _ = asyncio.run(made.dataset_builder())
     [group] = dataset.get_batch(0)
-    [env, *_] = asyncio.run(group.make_envs())
+    env: Any = asyncio.run(group.make_envs())[0]
 
-    assert isinstance(env, ChatAgentEnv)
     assert env.rollout_limits.max_turns == 3
     assert env._settings.names == ("mine",)
     assert (env._settings.agent_timeout, env._settings.context_length) == (7.0, 99)
 
 
 def test_training_fills_every_option_in_from_its_setting() -> None:
-    own = own_settings()
-    for name in chz.chz_fields(EpisodeSettings).keys() | MAPPINGS.keys() - {"cookbook", "gym"}:
-        assert name in own.values(), name
+    wanted = chz.chz_fields(EpisodeSettings).keys() | MAPPINGS.keys()
+    assert wanted - {"cookbook", "gym", "tasks"} <= {*own_settings().values()}
 
 
-def test_values_are_read_as_what_they_are() -> None:
+def test_values_are_read_as_what_they_are_and_what_was_not_set_is_left_to_the_agent() -> None:
     given = {
         "env": "identity", "policy_names": "gpt-4o,*", "seats": "a,b", "limits.max_turns": "3",
         "parse_error_policy.max_consecutive": "2", "format_retries": "0", "context_length": "99",
         "on_truncation": "end", "on_agent_error": "-1", "limits.rollout_timeout_seconds": "1.5",
     }  # fmt: skip
-    options: Any = env_options(read_train_settings(given, {}), {})
 
-    assert options["policy_names"] == ("gpt-4o", "*")
-    assert options["limits"] == RolloutLimits(max_turns=3, rollout_timeout_seconds=1.5)
-    assert options["parse_error_policy"] == ParseErrorPolicy(max_consecutive=2)
-    assert (options["format_retries"], options["context_length"]) == (0, 99)
-    assert (options["on_truncation"], options["on_agent_error"]) == ("end", -1.0)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("limits.max_turns", "many", r"limits\.max_turns takes a whole number or None, got 'many'"),
-        ("limits.turns", "1", r"no setting 'limits\.turns'"),
-        ("limits.max_turns", "0", "max_turns must be a positive value"),
-        ("parse_error_policy.max_consecutive", "x", r"parse_error_policy\.max_consecutive takes"),
-    ],
-)
-def test_a_wrong_limit_is_refused_by_its_key(key: str, value: str, said: str) -> None:
-    settings = read_train_settings({"env": "identity", key: value}, {})
-    with pytest.raises(UsageError, match=said):
-        env_options(settings, {})
+    assert env_options(EpisodeSettings(), {}) == {}
+    assert env_options(read_train_settings(given, {}), {}) == {
+        "policy_names": ("gpt-4o", "*"), "format_retries": 0, "context_length": 99,
+        "limits": RolloutLimits(max_turns=3, rollout_timeout_seconds=1.5),
+        "parse_error_policy": ParseErrorPolicy(max_consecutive=2),
+        "on_truncation": "end", "on_agent_error": -1.0,
+    }  # fmt: skip
 
 
 def test_recipes_set_them_too_and_each_can_be_overridden(
@@ -343,21 +244,15 @@ def test_recipes_set_them_too_and_each_can_be_overridden(
     assert trained.models == evaluated.frozen == {"user": "evert-tiny"}
 
 
-# -- 6. from Python ------------------------------------------------------------------------------
+# -- 5. from Python ------------------------------------------------------------------------------
 
 
 async def asks_a_judge(client: Any, task: str) -> float:
-    asked = [{"role": "user", "content": task}]
-    reply = await client.chat.completions.create(messages=asked)
-    asked = [{"role": "user", "content": reply.choices[0].message.content or "nothing"}]
-    verdict = await client.chat.completions.create(model="judge", messages=asked)
-    return float(verdict.choices[0].message.content == "yes")
+    reply = await ask(client, task)
+    return float(await ask(client, reply or "nothing", model="judge") == "yes")
 
 
-def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(tmp_path: Path) -> None:
     judge = ScriptedPolicy(lambda prompt: "yes")
     path = tmp_path / "run"
     again: dict[str, Any] = {
@@ -370,22 +265,12 @@ def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(
     assert len(judge.prompts) == 4
     assert run.steps()[-1]["env/all/reward/total"] == 1.0
     about = (run.read_json("run.json") or {})["settings"]
-    assert (about["models"], about["limits"]) == (
-        {"judge": "<a ScriptedPolicy>"},
-        {"max_turns": "5"},
-    )
+    assert about["models"] == {"judge": "<a ScriptedPolicy>"}
+    assert about["limits"] == {"max_turns": "5"}
     with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, given from Py"):
         evert.train(asks_a_judge, ["tree", "sea"], steps=2, **again)
     evert.train(asks_a_judge, ["tree", "sea"], steps=2, models={"judge": judge}, **again)
     assert len(run.steps()) == 2
-
-
-def test_names_from_python_are_names(run: Path) -> None:
-    settings = read_train_settings(
-        {"env": "identity", "models": {"gpt-4.1": "evert-tiny", "judge": str(run)}}, {}
-    )
-    assert recorded(settings)["models"] == {"gpt-4.1": "evert-tiny", "judge": str(run)}
-    assert isinstance(find_model(str(run)), NamedWeights)
 
 
 class Locked:
@@ -409,20 +294,15 @@ def test_a_builder_asks_the_engine_in_this_process_for_the_context(
         here, _ = asyncio.run(builder())
     without, _ = asyncio.run(builder())
 
-    [group], [other] = here.get_batch(0), without.get_batch(0)
-    assert isinstance(group, ChatAgentGroupBuilder)
-    assert isinstance(other, ChatAgentGroupBuilder)
-    assert group.options.get("context_length") == expected
-    assert other.options.get("context_length") == given.get("context_length")
+    groups: Any = [*here.get_batch(0), *without.get_batch(0)]
+    lengths = [group.options.get("context_length") for group in groups]
+    assert lengths == [expected, given.get("context_length")]
 
 
 def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_kind() -> None:
     agent, judge = Locked(), ScriptedPolicy(lambda prompt: "yes")
-    builder = AgentDatasetBuilder(
-        agent=agent,
-        train_tasks=["tree"],
-        env_options={"models": {"judge": judge, "user": TinkerModel("evert-tiny")}},
-    )
+    beside: Any = {"models": {"judge": judge, "user": TinkerModel("evert-tiny")}}
+    builder = AgentDatasetBuilder(agent=agent, train_tasks=["tree"], env_options=beside)
 
     written = dump_config(builder)
     dataset, _ = asyncio.run(builder())
@@ -430,7 +310,6 @@ def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_ki
     assert written["agent"] == "<a Locked>"
     models = written["env_options"]["models"]
     assert (models["judge"], models["user"]["base_model"]) == ("<a ScriptedPolicy>", "evert-tiny")
-    [group] = dataset.get_batch(0)
-    assert isinstance(group, ChatAgentGroupBuilder)
+    group: Any = dataset.get_batch(0)[0]
     assert group.agent is agent
-    assert (group.options.get("models") or {})["judge"] is judge
+    assert group.options["models"]["judge"] is judge

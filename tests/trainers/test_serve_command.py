@@ -14,7 +14,6 @@ import pytest
 import torch
 from tests.trainers.test_evaluate_command import episodes, rows, run
 
-from evert.trainers.commands import serve
 from evert.trainers.commands.serve import ServeSettings, serving
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.model_names import (
@@ -71,14 +70,8 @@ def test_an_evaluation_has_the_runs_type_of_weights_or_the_one_that_was_asked_fo
 
 def test_ctrl_c_ends_a_server_that_answers_what_it_said_it_would() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
-    command = [
-        sys.executable,
-        "-m",
-        "evert.trainers.cli",
-        "serve",
-        "model=evert-tiny",
-        "device=cpu",
-    ]
+    program = [sys.executable, "-m", "evert.trainers.cli"]
+    command = [*program, "serve", "model=evert-tiny", "device=cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         serves, key = process.stdout.readline(), process.stdout.readline()
@@ -107,21 +100,15 @@ def test_what_is_served_plays_as_the_same_weights_here_do(url: str, tmp_path: Pa
     assert [e.reward for e in played[:32]] == [e.reward for e in played[32:]]
 
 
-def test_one_of_several_models_has_to_be_named(
+def test_a_model_or_a_base_that_the_server_does_not_have_is_refused(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("env=identity", f"models=vllm:{url}#another", f"out={tmp_path}/e") == 1
-
-    assert f"Name one of them after a #: vllm:{url}#evert-tiny" in capsys.readouterr().err
-
-
-def test_a_server_with_another_base_than_was_named_is_refused(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["env=identity", f"models=vllm:{url}", "model_name=evert-tiny-20q"]
-
-    assert run(*arguments, f"out={tmp_path}/e") == 1
-    assert "our tokenizer (evert-tiny-20q)" in capsys.readouterr().err
+    for named, said in (
+        ([f"models=vllm:{url}#another"], f"Name one of them after a #: vllm:{url}#evert-tiny"),
+        ([f"models=vllm:{url}", "model_name=evert-tiny-20q"], "our tokenizer (evert-tiny-20q)"),
+    ):
+        assert run("env=identity", *named, f"out={tmp_path}/e") == 1
+        assert said in capsys.readouterr().err
 
 
 def test_a_server_of_token_ids_is_told_from_an_endpoint_by_its_name() -> None:
@@ -141,27 +128,3 @@ def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() 
     with contestant.ready(print):
         assert not network_is_refused("far.example")
         assert network_is_refused("elsewhere.example")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "model must be given, too"),
-        (["model=openai:gpt-5"], "is not on this machine, and whoever has it serves it"),
-        (["model=runs/nowhere"], "There is no run and no model at 'runs/nowhere'"),
-        (["evert-tiny"], "Did you mean model=evert-tiny?"),
-        (["model=evert-tiny", "host=203.0.113.1", "port=80"], "Cannot listen on 203.0.113.1, port"),
-    ],
-)
-def test_what_cannot_be_served_is_said_in_a_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert serve.main(arguments) == 1
-    assert said in capsys.readouterr().err
-
-
-def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve.main(["--help"]) == 0
-
-    shown = capsys.readouterr().out
-    assert all(f"  {name}=" in shown for name in serve.KEYS)

@@ -25,19 +25,16 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 )
 
 import evert
-from evert.bridge.errors import MissingPackageError
 from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import RESULT
-from evert.trainers.training.preflight import prepare as check_settings
-from evert.trainers.training.tracking import final_scores, run_name, run_tags, tracking
+from evert.trainers.training.tracking import run_name, run_tags, tracking
 
 SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]
-BLOCK = 32768
-"""Bytes of a block of a LevelDB log."""
+QUIET = Console(quiet=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +43,7 @@ def _offline() -> Iterator[None]:
     import wandb
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID", "TINKER_API_KEY"):
+        for name in ("WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
             patch.delenv(name, raising=False)
         patch.setenv("WANDB_MODE", "offline")
         yield
@@ -80,22 +77,17 @@ def wandb_records(folder: RunFolder) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
     messages: Any = wandb_internal_pb2
-    found = []
-    for file in sorted(folder.path.glob("wandb/offline-run-*/*.wandb"), key=lambda f: f.parent):
-        for content in leveldb_records(file.read_bytes()):
-            record = messages.Record()
-            record.ParseFromString(content)
-            found.append(record)
-    return found
+    files = sorted(folder.path.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.parent)
+    logs = [leveldb_records(file.read_bytes()) for file in files]
+    return [messages.Record.FromString(content) for log in logs for content in log]
 
 
 def leveldb_records(log: bytes) -> Iterator[bytes]:
     """The records of a log: each a header (checksum, length, kind) and its part of the content."""
     content, place = b"", 7  # after the file's own header
     while place + 7 <= len(log):
-        if BLOCK - place % BLOCK < 7:  # too little of the block is left for a header
-            place += BLOCK - place % BLOCK
-            continue
+        if 0 < (left := -place % 2**15) < 7:  # of the block, which is too little for a header
+            place += left
         length = int.from_bytes(log[place + 4 : place + 6], "little")
         whole_or_last = log[place + 6] in (1, 4)
         content += log[place + 7 : place + 7 + length]
@@ -107,27 +99,25 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
 
 def wandb_runs(folder: RunFolder) -> list[Any]:
     """Each session's announcement of the run."""
-    return [r.run for r in wandb_records(folder) if r.WhichOneof("record_type") == "run"]
+    return [record.run for record in wandb_records(folder) if record.HasField("run")]
 
 
 def wandb_config(folder: RunFolder) -> dict[str, Any]:
     """The run's configuration, as it was left."""
     config: dict[str, Any] = {}
     for record in wandb_records(folder):
-        kind = record.WhichOneof("record_type")
-        updates = {"run": record.run.config, "config": record.config}.get(kind)
-        for item in updates.update if updates is not None else ():
-            config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+        config |= values(record.run.config.update) | values(record.config.update)
     return config
 
 
 def wandb_history(folder: RunFolder) -> list[dict[str, Any]]:
     """The metrics of each step."""
-    return [
-        {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-        for record in wandb_records(folder)
-        if record.WhichOneof("record_type") == "history"
-    ]
+    return [values(r.history.item) for r in wandb_records(folder) if r.HasField("history")]
+
+
+def values(items: Any) -> dict[str, Any]:
+    """What records name by a key or by a path."""
+    return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}
 
 
 def test_a_run_has_a_name_tags_and_a_project(tracked: RunFolder) -> None:
@@ -168,25 +158,20 @@ def test_a_resumed_run_is_the_same_run_and_goes_on(tracked: RunFolder) -> None:
 def test_the_final_scores_are_its_summary(tracked: RunFolder) -> None:
     summary: dict[str, Any] = {}
     for record in wandb_records(tracked):
-        if record.WhichOneof("record_type") == "summary":
-            summary |= {i.key: json.loads(i.value_json) for i in record.summary.update}
-    result = tracked.read_json(RESULT) or {}
-    for when in ("before", "after"):
+        summary |= values(record.summary.update)
+    for when, scores in (tracked.read_json(RESULT) or {})["held_out"].items():
         for how in ("greedy", "temperature_1"):
-            mean = result["held_out"][when][how]["reward"]
-            assert summary[f"held_out/{when}/{how}"] == mean
+            assert summary[f"held_out/{when}/{how}"] == scores[how]["reward"]
 
 
 def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, resumed=False)
-    quiet = Console(quiet=True)
     with (
         pytest.raises(RuntimeError, match="the mistake"),
-        tracking(settings(wandb_project="p"), folder, {"steps": 1}, quiet),
+        tracking(settings(wandb_project="p"), folder, {"steps": 1}, QUIET),
     ):
         raise RuntimeError("the mistake")
-    ends = [r.exit for r in wandb_records(folder) if r.WhichOneof("record_type") == "exit"]
-    assert [end.exit_code for end in ends] == [1]
+    assert [r.exit.exit_code for r in wandb_records(folder) if r.HasField("exit")] == [1]
 
 
 def settings(**values: Any) -> TrainSettings:
@@ -194,15 +179,14 @@ def settings(**values: Any) -> TrainSettings:
     return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
 
 
-def test_a_run_is_named_by_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_named_and_tagged_by_what_it_trains_or_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert run_name(settings(), Path("runs/identity-evert-tiny-2026")) == "identity-evert-tiny-2026"
     assert run_name(settings(), Path("runs/007")) == "identity-evert-tiny-007"
     assert run_name(settings(wandb_name="mine"), Path("x")) == "mine"
     monkeypatch.setenv("WANDB_NAME", "theirs")
     assert run_name(settings(), Path("x")) == "theirs"
-
-
-def test_tags_of_the_environment_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_TAGS", "identity, late")
     assert run_tags(settings(tags="a")) == ["identity", "evert-tiny", "a", "late"]
 
@@ -284,7 +268,7 @@ ABOUT = {"settings": {"steps": 9}, "engine": {"engine": "none"}, "versions": {}}
 
 def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
     """One session, which writes these."""
-    with tracking(settings(tensorboard=True), folder, ABOUT, Console(quiet=True)) as logger:
+    with tracking(settings(tensorboard=True), folder, ABOUT, QUIET) as logger:
         for row in rows:
             logger.log_metrics(row, row["step"])
 
@@ -300,24 +284,19 @@ def step_row(step: int, reward: float) -> dict[str, Any]:
     return {"step": step, "progress": 0.5, TRAIN_REWARD: reward, "note": "text is left out"}
 
 
-def test_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [1, 4], ids=["nobody wrote down", "done again"])
+@pytest.mark.parametrize("done", [2, 3])
+def test_a_resumed_run_replaces_steps_that_are_done_again_and_makes_up_for_those_that_are_missing(
+    tmp_path: Path, written: int, done: int
+) -> None:
     folder = RunFolder(tmp_path, resumed=True)
-    rows = [step_row(step, 0.0) for step in range(4)]
-    log_rows(folder, rows)
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    checkpoint(folder, 2)
-    log_rows(folder, [step_row(2, 1.0), step_row(3, 1.0)])
-    assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}
-
-
-def test_steps_that_nobody_wrote_down_are_made_up_for(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, resumed=True)
-    log_rows(folder, [step_row(0, 0.0)])
+    log_rows(folder, [step_row(step, 0.0) for step in range(written)])
     lines = [json.dumps(step_row(step, 0.5)) + "\n" for step in range(4)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    checkpoint(folder, 3)
-    log_rows(folder, [step_row(3, 1.0)])
-    assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.5, 1: 0.5, 2: 0.5, 3: 1.0}
+    checkpoint(folder, done)
+    log_rows(folder, [step_row(step, 1.0) for step in range(done, 4)])
+    wanted = {step: 0.5 if step < done else 1.0 for step in range(4)}
+    assert scalars(tmp_path, TRAIN_REWARD) == wanted
 
 
 def test_a_run_with_nothing_left_to_do_has_its_final_score_after_the_last_step(
@@ -325,47 +304,31 @@ def test_a_run_with_nothing_left_to_do_has_its_final_score_after_the_last_step(
 ) -> None:
     folder = RunFolder(tmp_path, resumed=True)
     checkpoint(folder, 3)
-    with tracking(settings(tensorboard=True), folder, ABOUT, Console(quiet=True)) as logger:
+    with tracking(settings(tensorboard=True), folder, ABOUT, QUIET) as logger:
         logger.log_metrics({HELD_OUT_REWARD: 0.5})
     assert scalars(tmp_path, HELD_OUT_REWARD) == {3: 0.5}
-
-
-def test_the_final_scores_are_those_of_the_result() -> None:
-    scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
-    assert final_scores({"held_out": {"before": None, "after": scores}}) == {
-        "held_out/after/greedy": 0.5, "held_out/after/temperature_1": 0.25, HELD_OUT_REWARD: 0.25,
-    }  # fmt: skip
-    assert final_scores({"held_out": {"before": None, "after": None}}) == {}
 
 
 # -- neither, or not installed -------------------------------------------------------------------
 
 
 def test_a_run_that_asks_for_nothing_has_no_tracker(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, resumed=False)
-    with tracking(settings(), folder, {}, Console(quiet=True)) as logger:
+    with tracking(settings(), RunFolder(tmp_path, resumed=False), {}, QUIET) as logger:
         logger.log_metrics({"step": 0}, 0)
         logger.log_metrics({})
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("package", "asked"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
-)
 def test_a_missing_package_is_an_error_that_says_what_to_install(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    package: str,
-    asked: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    chosen = train.parse(["env=identity", asked])
-    with pytest.raises(MissingPackageError, match=f"pip install {package}, or leave"):
-        check_settings(chosen)
-    assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
-    assert f"error: {asked} needs the package {package}" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    for package, asked in (("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")):
+        monkeypatch.setitem(sys.modules, package, None)
+        assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
+        said = capsys.readouterr().err
+        assert f"error: {asked} needs the package {package}" in said
+        assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
+        assert not (tmp_path / "run").exists()
 
 
 # -- a loop of one's own -------------------------------------------------------------------------

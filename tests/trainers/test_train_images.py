@@ -48,9 +48,8 @@ async def test_a_dataset_builds_its_renderer_with_the_models_image_processor(see
 
 
 def test_an_agent_with_images_is_warmed_up_trained_and_evaluated(
-    seeing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seeing: str, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("TINKER_API_KEY", raising=False)
     run = evert.train(
         agent, range(4), test_tasks=range(2), log_path=str(tmp_path / "run"), device="cpu",
         model_name=seeing, renderer_name=RENDERER, demonstrations=demonstrations, warm_up_steps=2,

@@ -1,7 +1,7 @@
 """``evert.train``: the training command from Python.
 
 1. A function and a list of tasks are trained on, and the run comes back.
-2. It works inside a running event loop, as notebooks have one.
+2. A game is, by its name; also inside a running event loop, as notebooks have one.
 3. A run of functions is resumed by calling it again; the command says that it cannot.
 4. What was wrong is said by the same errors as the command's.
 5. The caller's random numbers go on as if nobody had trained; those of a run are its seed's.
@@ -9,6 +9,7 @@
 """
 
 import functools
+import math
 import random
 import shutil
 from collections import Counter
@@ -20,11 +21,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.kit import ask
+
 import evert
 from evert.bridge.groups.curriculum import read_sampler_log
 from evert.trainers.commands import train as command
 from evert.trainers.config.arguments import UsageError
-from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import RunFolderError
@@ -37,18 +39,11 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TINKER_API_KEY", raising=False)
-
-
 def make_agent(letter: str) -> Any:
     """An agent that no import path leads to."""
 
     async def says(client: Any, task: str) -> float:
-        asked = [{"role": "user", "content": task}]
-        reply = await client.chat.completions.create(messages=asked)
-        return float(letter in (reply.choices[0].message.content or ""))
+        return float(letter in await ask(client, task))
 
     return says
 
@@ -73,9 +68,9 @@ def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
     assert run.path == path
     assert [row["step"] for row in run.steps()] == [0, 1]
     assert run.result["name"] == "says"
-    assert run.before is not None
-    assert run.after is not None
-    assert 0 <= run.after["greedy"]["reward"] <= 1
+    for scores in (run.before, run.after):
+        assert scores is not None
+        assert 0 <= scores["greedy"]["reward"] <= 1
     assert run.plot.read_bytes().startswith(b"\x89PNG")
     about = run.read_json("run.json") or {}
     assert about["settings"]["agent"] == "says"
@@ -120,17 +115,12 @@ def test_a_folder_that_vanishes_is_a_message(tmp_path: Path) -> None:
         evert.train(vandal, TASKS, steps=1, log_path=path, **SMALL)
 
 
-async def test_it_runs_where_a_loop_is_running(tmp_path: Path) -> None:
-    run = evert.train(make_agent("e"), TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL)
-    assert len(run.steps()) == 1
-    assert run.before is run.after is None
-
-
 def test_a_run_of_functions_goes_on_by_calling_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = {"log_path": str(tmp_path / "run"), **SMALL}
-    evert.train(make_agent("e"), TASKS, steps=1, **again)
+    first = evert.train(make_agent("e"), TASKS, steps=1, **again)
+    assert first.before is first.after is None
 
     assert command.main([f"log_path={tmp_path / 'run'}", "steps=2"]) == 1
     message = capsys.readouterr().err
@@ -143,7 +133,7 @@ def test_a_run_of_functions_goes_on_by_calling_it_again(
         evert.train(make_agent("e"), [*TASKS, "sea"], steps=3, **again)
 
 
-def test_a_game_is_trained_by_its_name(tmp_path: Path) -> None:
+async def test_a_game_is_trained_by_its_name_where_a_loop_is_running(tmp_path: Path) -> None:
     settings = {**SMALL, "log_path": tmp_path / "run", "test_group_size": 1}
     run = evert.train(env="identity", steps=1, cookbook={"temperature": 0.5}, **settings)
     assert isinstance(run, RunFolder)
@@ -154,13 +144,11 @@ def test_a_game_is_trained_by_its_name(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(UsageError, match="There is no setting 'stepz'"):
-        evert.train(make_agent("e"), TASKS, stepz=2, log_path=str(path))
+        evert.train(make_agent("e"), TASKS, stepz=2, log_path=path)
     with pytest.raises(UsageError, match="learning_rate takes a finite number, got nan"):
-        evert.train(make_agent("e"), TASKS, learning_rate=float("nan"), log_path=str(path))
-    with pytest.raises(RecipeError, match="No agent to train"):
-        evert.train(log_path=str(path))
+        evert.train(make_agent("e"), TASKS, learning_rate=math.nan, log_path=path)
     with pytest.raises(evert.InvalidAgentError, match="must be a callable"):
-        evert.train(3, TASKS, log_path=str(path))  # type: ignore[arg-type]
+        evert.train(3, TASKS, log_path=path)  # type: ignore[arg-type]
     assert not path.exists()
 
 

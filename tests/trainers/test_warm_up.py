@@ -2,10 +2,10 @@
 
 1. Batches are drawn by seed and number; each datum learns what the assistant says.
 2. A run with a warm-up does it once, RL starts from its weights, and both resume.
-3. Mistakes are said before there is a run.
+
+Mistakes are said before there is a run: ``test_refusals.py``.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tinker_cookbook.supervised.types import SupervisedDataset
 
-from evert.bridge.tokens.bases import base_tokenizer, default_renderer
+from evert.bridge.tokens.bases import base_tokenizer
 from evert.envs.games import games
 from evert.trainers.commands import train
 from evert.trainers.config.recipes import choose_recipe
@@ -22,12 +23,11 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.rundir.folder import WARM_UP as FOLDER
 from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 from evert.trainers.training.resuming import take_up
 from evert.trainers.training.warm_up import (
-    ConversationDataset,
     ConversationDatasetBuilder,
     DemonstrationsError,
-    load_demonstrations,
     warm_up,
     warm_up_config,
 )
@@ -41,10 +41,6 @@ def greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
     while True:
         number += 1
         yield [HELLO[0], {"role": "assistant", "content": f"Hello {seed} {number}."}]
-
-
-def two_greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
-    yield from [HELLO, HELLO]
 
 
 THIS = sys.modules[__name__]
@@ -69,15 +65,16 @@ def settings(tmp_path: Path, **other: Any) -> TrainSettings:
 # -- 1. the dataset ------------------------------------------------------------------------------
 
 
-def dataset(seed: int = 0, demonstrations: Any = greetings) -> ConversationDataset:
-    settings = ConversationDatasetBuilder(
+def dataset(seed: int = 0, demonstrations: Any = "warm_up_games:greetings") -> SupervisedDataset:
+    made, test = ConversationDatasetBuilder(
         demonstrations=demonstrations, steps=4, batch_size=3, seed=seed, model_name="evert-tiny",
         renderer_name="qwen3_instruct",
-    )  # fmt: skip
-    return ConversationDataset(settings, demonstrations, default_renderer())
+    )()  # fmt: skip
+    assert test is None
+    return made
 
 
-def texts(made: ConversationDataset, index: int) -> list[str]:
+def texts(made: SupervisedDataset, index: int) -> list[str]:
     return [base_tokenizer().decode(datum.model_input.to_ints()) for datum in made.get_batch(index)]
 
 
@@ -102,19 +99,7 @@ def test_what_the_assistant_says_is_learned_and_nothing_else() -> None:
 
 def test_too_few_demonstrations_are_an_error() -> None:
     with pytest.raises(DemonstrationsError, match="2 demonstrations were given for a batch of 3"):
-        dataset(demonstrations=two_greetings).get_batch(0)
-
-
-def test_the_builder_makes_the_same_dataset_for_the_cookbook() -> None:
-    builder = ConversationDatasetBuilder(
-        demonstrations="warm_up_games:greetings", steps=4, batch_size=3, model_name="evert-tiny",
-        renderer_name="qwen3_instruct",
-    )  # fmt: skip
-    made, test = builder()
-
-    assert test is None
-    assert isinstance(made, ConversationDataset)
-    assert texts(made, 1) == texts(dataset(), 1)
+        dataset(demonstrations=lambda seed: iter([HELLO] * 2)).get_batch(0)
 
 
 # -- 2. a run ------------------------------------------------------------------------------------
@@ -128,15 +113,13 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
     console = Console(quiet=True)
     with embedded_engine(tmp_path / "store", device="cpu", threads=1):
         warm = await warm_up(wanted, tmp_path, console, embedded=True)
-        lines = (tmp_path / FOLDER / "metrics.jsonl").read_text()
+        rows = read_jsonl(tmp_path / FOLDER / METRICS)
         again = await warm_up(wanted, tmp_path, console, embedded=True)
-    nll = [json.loads(line)["train_mean_nll"] for line in lines.splitlines()]
+    nll = [row["train_mean_nll"] for row in rows]
 
-    assert warm is not None
-    assert warm.state_path is not None
-    assert warm.state_path.startswith("tinker://")
+    assert str(warm and warm.state_path).startswith("tinker://")
     assert again == warm
-    assert (tmp_path / FOLDER / "metrics.jsonl").read_text() == lines
+    assert read_jsonl(tmp_path / FOLDER / METRICS) == rows
     assert len(nll) == 12
     assert nll[-1] < nll[0] - 0.5
 
@@ -170,20 +153,10 @@ async def test_a_warm_up_that_was_stopped_ends_as_one_that_was_not(
             assert warm is not None
             found = engine.store.folder(str(warm.sampler_path)) / "model.safetensors"
             made[path] = found.read_bytes()
-    lines = (stopped / FOLDER / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
 
-    assert [row["step"] for row in rows] == list(range(12))
+    assert [row["step"] for row in read_jsonl(stopped / FOLDER / METRICS)] == list(range(12))
     assert len(batches) == 10 + 12 - 7
     assert made[done] == made[stopped]
-
-
-async def test_without_a_warm_up_nothing_is_done(tmp_path: Path) -> None:
-    assert (
-        await warm_up(settings(tmp_path, warm_up_steps=0), tmp_path, Console(), embedded=True)
-        is None
-    )
-    assert not (tmp_path / FOLDER).exists()
 
 
 def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
@@ -191,11 +164,8 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     console = Console(quiet=True)
     folder = train.run(wanted, console, str)
     config = folder.read_json("config.json") or {}
-    (final,) = [
-        json.loads(line)
-        for line in (folder.path / FOLDER / "checkpoints.jsonl").read_text().splitlines()
-        if json.loads(line)["name"] == "final"
-    ]
+    listed = read_jsonl(folder.path / FOLDER / CHECKPOINTS)
+    (final,) = [each for each in listed if each["name"] == "final"]
 
     assert config["load_checkpoint_path"] == final["state_path"]
     assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
@@ -225,31 +195,3 @@ def test_on_a_service_checkpoints_of_the_warm_up_expire(tmp_path: Path) -> None:
     assert here.ttl_seconds is None
     assert there.ttl_seconds == 7 * 24 * 3600
     assert here.rolling_save_every > there.rolling_save_every == 0
-
-
-# -- 3. mistakes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("warm_up_games:nothing", "No demonstrations at 'warm_up_games:nothing'"),
-        ("no.such.module:games", "No module named 'no'"),
-        ("warm_up_games:HELLO", "expected a function from a seed to conversations"),
-    ],
-)
-def test_a_path_that_leads_nowhere_is_an_error(path: str, said: str) -> None:
-    with pytest.raises(DemonstrationsError, match=said):
-        load_demonstrations(path)
-
-
-def test_a_warm_up_on_nothing_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert train.main(["env=identity", "warm_up_steps=3"]) == 1
-    assert "warm_up_steps=3 has nothing to warm up on" in capsys.readouterr().err
-    assert train.main(["env=identity", "warm_up_steps=3", "demonstrations=a.b:c"]) == 1
-    assert "No demonstrations at 'a.b:c'" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -1,35 +1,26 @@
-"""Episodes: planned, played, written down.
+"""Episodes: planned and played.
 
 What is planned is every task of every split with every seed; what is played comes back in that
-order. An agent's failure is an episode without a reward, or is raised; an endpoint's is raised.
+order. An agent's failure is an episode without a reward; an endpoint's is raised. How many are
+played at a time, and what is strict: ``test_held_out.py``; the log: ``test_evaluate_command.py``.
 """
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tests.kit import ask
 
 from evert import ScriptedPolicy
-from evert.bridge.errors import AgentError
-from evert.trainers.episodes.playing import (
-    EPISODES,
-    Episode,
-    EpisodeError,
-    EpisodeLog,
-    Player,
-    failures,
-    planned,
-    play,
-)
+from evert.trainers.episodes.playing import Player, failures, planned, play
 
 TASKS: dict[str, list[Any]] = {"train": ["a", {"word": "b", "category": "letter"}], "test": ["c"]}
 
 
-def plan(*tasks: Any, seeds: int = 1) -> Any:
-    return planned("m", "d", {"test": tasks}, range(seeds))
+def plan(*tasks: Any) -> Any:
+    return planned("m", "d", {"test": tasks}, range(1))
 
 
 def player(agent: Any, **options: Any) -> Player:
@@ -37,10 +28,8 @@ def player(agent: Any, **options: Any) -> Player:
 
 
 async def echo(client: Any, task: str) -> float:
-    messages = [{"role": "user", "content": task}]
-    await client.chat.completions.create(messages=messages)
-    messages += [{"role": "user", "content": "again"}]
-    await client.chat.completions.create(messages=messages)
+    await ask(client, task)
+    await ask(client, task, "again")
     client.metric("calls_made", 1)
     client.log(transcript=f"said {task}")
     return 0.5
@@ -62,11 +51,11 @@ def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
 
 
 def test_draws_differ_by_task_and_seed_and_not_by_model() -> None:
-    ours, theirs = (planned(model, model, TASKS, range(4)) for model in ("m", "n"))
+    ours, theirs = ([e.draws for e, _ in planned(m, m, TASKS, range(4))] for m in ("m", "n"))
 
-    assert len({episode.draws for episode, _ in ours}) == len(ours)
-    assert [e.draws for e, _ in ours] == [e.draws for e, _ in theirs]
-    assert all(0 <= episode.draws < 2**31 for episode, _ in ours)
+    assert len({*ours}) == len(ours)
+    assert ours == theirs
+    assert all(0 <= draws < 2**31 for draws in ours)
 
 
 # -- played -----------------------------------------------------------------------------------
@@ -85,27 +74,7 @@ async def test_episodes_come_back_in_the_order_of_the_plan() -> None:
     found = await play(plan("slow", "quick"), player(agent), lambda e: over.append(e.target))
 
     assert over == ["quick", "slow"]
-    assert [(episode.target, episode.reward) for episode in found] == [
-        ("slow", 1.0),
-        ("quick", 0.0),
-    ]
-
-
-async def test_no_more_are_played_at_a_time_than_was_said() -> None:
-    playing: list[int] = []
-    most = 0
-
-    async def agent(client: Any, task: int) -> float:
-        nonlocal most
-        playing.append(task)
-        most = max(most, len(playing))
-        await asyncio.sleep(0)
-        playing.remove(task)
-        return 0.0
-
-    await play(plan(*range(12)), player(agent), places=asyncio.Semaphore(3))
-
-    assert most == 3
+    assert [(each.target, each.reward) for each in found] == [("slow", 1.0), ("quick", 0.0)]
 
 
 # -- what an episode has ----------------------------------------------------------------------
@@ -163,35 +132,9 @@ async def test_an_agent_that_calls_no_model_has_not_failed() -> None:
     assert (episode.reward, episode.failure, episode.metrics["no_llm_call"]) == (1.0, "", 1.0)
 
 
-async def test_a_strict_players_failure_is_raised() -> None:
-    with pytest.raises(AgentError, match="failing"):
-        await play(plan("a"), player(failing, strict=True))
-
-
 async def test_an_endpoint_of_the_agents_own_that_is_down_is_no_failure_of_the_agent() -> None:
     async def agent(client: Any, task: str) -> float:
         raise openai.OpenAIError("nobody answers")
 
     with pytest.raises(openai.OpenAIError, match="nobody answers"):
         await play(plan("a", "b"), player(agent))
-
-
-# -- written down --------------------------------------------------------------------------------
-
-
-async def test_the_log_has_what_was_played_and_a_line_that_a_crash_cut_off_is_set_aside(
-    tmp_path: Path,
-) -> None:
-    log = EpisodeLog(tmp_path)
-    found = await play(plan("a", "b", seeds=2), player(echo, dialogues=2), log.add)
-    assert EpisodeLog(tmp_path).by_key == log.by_key == {each.key: each for each in found}
-
-    path = tmp_path / EPISODES
-    path.write_text(path.read_text()[:-30])
-    assert len(EpisodeLog(tmp_path).by_key) == len(found) - 1
-    assert len(path.read_text().splitlines()) == len(found) - 1
-
-
-def test_a_record_of_another_version_is_refused() -> None:
-    with pytest.raises(EpisodeError, match="'colour'.*Start anew in another folder"):
-        Episode.read({"model": "m", "colour": "red"})

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.kit import ask, asks_blocking
 from tinker_cookbook.rl.rollout_strategy import FailFast
 from tinker_cookbook.rl.types import RLDataset
 
@@ -37,14 +38,12 @@ def tasks(agent: Any = identity_agent, seed: int = 0, **options: Any) -> AgentDa
     return AgentDataset(agent, [1000, 1001, 1002], batch_size=3, group_size=4, seed=seed, **options)
 
 
-async def score(
-    dataset: RLDataset | None, samples: int = 2, config: Any = CONFIG
-) -> Evaluation | None:
-    return await score_weights(config, dataset, samples=samples, parallel=4, base_model=BASE_MODEL)
+async def score(dataset: RLDataset | None, config: Any = CONFIG) -> Evaluation | None:
+    return await score_weights(config, dataset, samples=2, parallel=4, base_model=BASE_MODEL)
 
 
-async def found(dataset: AgentDataset, samples: int = 2, config: Any = CONFIG) -> Evaluation:
-    evaluation = await score(dataset, samples, config)
+async def found(dataset: AgentDataset, config: Any = CONFIG) -> Evaluation:
+    evaluation = await score(dataset, config)
     assert evaluation is not None
     return evaluation
 
@@ -79,7 +78,7 @@ async def test_both_ways_together_play_as_many_episodes_as_they_may() -> None:
         nonlocal alive, most
         alive += 1
         most = max(most, alive)
-        await client.chat.completions.create(messages=[{"role": "user", "content": f"{task}"}])
+        await ask(client, str(task))
         alive -= 1
         return 0.0
 
@@ -101,8 +100,7 @@ async def test_no_held_out_tasks_have_no_score_and_those_that_are_no_agents_are_
 def failing_agent(client: Any, task: int) -> float:
     if task == 1001:
         raise ValueError("no such number")
-    client.chat.completions.create(messages=[{"role": "user", "content": "?"}])
-    return 1.0
+    return asks_blocking(client)
 
 
 @pytest.mark.usefixtures("engine")

@@ -7,10 +7,8 @@ terminal's table only the columns that say something.
 
 import csv
 import io
-import json
 import math
 import random
-from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
@@ -165,18 +163,8 @@ def test_groups_are_by_model_split_and_category() -> None:
     assert [(r.category, r.episodes, r.success) for r in scores(PLAYED, "category")][:2] == [
         ("animal", 2, 1.0), ("food", 4, 0.5),
     ]  # fmt: skip
-
-
-def test_tasks_of_two_splits_are_not_taken_for_one() -> None:
-    (row,) = scores([episode(0, True, split="train"), episode(0, False)])
-
-    assert (row.low, row.high) == pytest.approx(interval([[True], [False]]))
-
-
-def test_a_score_reads_back_from_json() -> None:
-    (row, *_) = scores(PLAYED, "split")
-
-    assert Score(**json.loads(json.dumps(asdict(row)))) == row
+    both = score([episode(0, True, split="train"), episode(0, False)])  # two tasks
+    assert (both.low, both.high) == pytest.approx(interval([[True], [False]]))
 
 
 # -- tables -----------------------------------------------------------------------------------
@@ -199,26 +187,16 @@ def test_the_csv_reads_back() -> None:
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
 
     assert [(row["model"], row["split"], row["success"]) for row in read] == [
-        ("a", "train", "0.6667"), ("a", "test", "0.6667"),
-        ("b", "train", "0.6667"), ("b", "test", "0.6667"),
-    ]  # fmt: skip
+        (model, split, "0.6667") for model in "ab" for split in ("train", "test")
+    ]
     assert read[0]["category"] == ""
     assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,\n")
 
 
 def shown(rows: list[Any], **options: Any) -> str:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(as_table(rows, **options))
-    written: Any = console.file
-    return str(written.getvalue())
-
-
-def test_the_table_shows_every_model_with_its_interval() -> None:
-    text = shown(scores(PLAYED, "split"))
-
-    assert text.count("66.7%") == 4
-    assert "train" in text
-    assert "%-" in text
+    written = io.StringIO()
+    Console(file=written, width=80).print(as_table(rows, **options))
+    return written.getvalue()
 
 
 def test_how_a_game_is_played_is_shown_where_it_says() -> None:
@@ -244,23 +222,15 @@ def test_a_metric_of_ones_own_game_is_averaged_and_has_a_column() -> None:
     assert as_play_table(rows) is not None
 
 
-def test_turns_are_headed_as_turns_where_no_questions_are_counted() -> None:
+def test_the_table_has_every_model_and_the_columns_that_say_something() -> None:
     asked, called = episode(metrics={"questions": 4}), episode(turns=7)
     assert (counted([called, asked]), counted([called])) == ("questions", "turns")
-
-    text = shown([score([called])], questions=counted([called]))
-
-    assert "turns" in text
-    assert "questions" not in text
-
-
-def test_columns_that_would_say_nothing_are_left_out() -> None:
-    plain = shown(scores(PLAYED))
+    plain = shown(scores(PLAYED, "split"), questions=counted([called]))
     calls = shown([score([episode(metrics={"searches": 1})])])
     failed = shown([score([episode(success=False, reward=None, error="x")])])
 
-    assert not {"reward", "tool calls", "failed"} & set(plain.split())
+    assert (plain.count("66.7%"), plain.count("%-")) == (4, 4)
+    assert {"train", "turns"} <= {*plain.split()}
+    assert not {"reward", "calls", "failed", "questions"} & {*plain.split()}
     assert "tool calls" in calls
-    assert "failed" in failed
-    assert "1 (100%)" in failed
-    assert "reward" in failed
+    assert all(word in failed for word in ("failed", "1 (100%)", "reward"))

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import pickle
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
+import tinker
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -24,15 +23,9 @@ from evert.trainers.serving.service import PolicyService
 @pytest.fixture
 def policy(client: Any, service: PolicyService) -> ServedPolicy:
     """Of the shipped base."""
-    served = service.offer(client)
-    return ServedPolicy(
-        service.url,
-        served.model,
-        api_key=service.key,
-        max_tokens=12,
-        seed=5,
-        tokenizer=base_tokenizer(),
-    )
+    named = service.url, service.offer(client).model
+    tokenizer, key = base_tokenizer(), service.key
+    return ServedPolicy(*named, api_key=key, max_tokens=12, seed=5, tokenizer=tokenizer)
 
 
 async def test_it_plays_an_agent_with_the_tokens_that_were_sampled(policy: ServedPolicy) -> None:
@@ -59,48 +52,14 @@ async def test_it_pickles_and_asks_the_server_about_itself_once(
 async def test_each_reply_has_the_seed_after_that_of_the_one_before(
     policy: ServedPolicy, client: Any
 ) -> None:
-    import tinker
-
     replies = [await policy(prompt(), []) for _ in range(3)]
-    own = [
-        await client.sample_async(
-            prompt(), 1, tinker.SamplingParams(max_tokens=12, seed=seed, stop=[])
-        )
-        for seed in (5, 6, 7)
-    ]
+    ways = [tinker.SamplingParams(max_tokens=12, seed=seed, stop=[]) for seed in (5, 6, 7)]
+    own = [await client.sample_async(prompt(), 1, way) for way in ways]
 
     assert [reply.tokens for reply in replies] == [each.sequences[0].tokens for each in own]
 
 
 Change = Callable[[dict[str, Any]], None]
-
-
-@asynccontextmanager
-async def behind(
-    service: PolicyService, change: Callable[[dict[str, Any]], None]
-) -> AsyncIterator[str]:
-    """A server that answers as the service does, but for a change; yields its address."""
-
-    async def pass_on(request: web.Request) -> web.Response:
-        headers = {"Authorization": f"Bearer {service.key}"}
-        url = service.url + request.path.removeprefix("/v1")
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.request(request.method, url, data=await request.read()) as answer,
-        ):
-            body = await answer.json()
-        change(body)
-        return web.Response(text=json.dumps(body), content_type="application/json")
-
-    application = web.Application()
-    application.router.add_route("*", "/v1/{rest}", pass_on)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    [address] = runner.addresses
-    yield f"http://127.0.0.1:{address[1]}/v1"
-    await runner.cleanup()
 
 
 def without(field: str) -> Change:
@@ -120,23 +79,31 @@ def tempered(body: dict[str, Any]) -> None:
 
 
 UNFIT: list[tuple[Change, str]] = [
-    (without("token_ids"), "returned no token ids"),
-    (without("logprobs"), "returned 0 log-probabilities"),
     (without("prompt_token_ids"), "returned no ids of the prompt's tokens"),
     (without("prompt_logprobs"), "no log-probabilities of the prompt"),
     (tempered, "start vLLM without --logprobs-mode"),
 ]
 
 
+@pytest.mark.parametrize(("change", "said"), UNFIT)
 async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
-    client: Any, service: PolicyService
+    policy: ServedPolicy,
+    service: PolicyService,
+    change: Change,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = service.offer(client)
-    for change, said in UNFIT:
-        async with behind(service, change) as url:
-            policy = ServedPolicy(url, served.model, tokenizer=base_tokenizer())
-            with pytest.raises(UnfitServerError, match=said):
-                await policy(prompt(), [])
+    answer = service._answer
+
+    async def changed(request: Any) -> Any:
+        answered = await answer(request)
+        body = json.loads(answered.content)
+        change(body)
+        return replace(answered, content=json.dumps(body).encode())
+
+    monkeypatch.setattr(service, "_answer", changed)
+    with pytest.raises(UnfitServerError, match=said):
+        await policy(prompt(), [])
 
 
 async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) -> None:

@@ -41,30 +41,21 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 LONG = how(0, stop=[], max_tokens=900)
-WAYS = [
-    how(0),
-    how(1, stop=["<|im_end|>"]),
-    how(2, stop=[3]),
-    how(3, stop=[]),
-    how(4, temperature=0),
-    how(5, temperature=0.5),
-    how(6, top_k=3),
-    how(7, top_p=0.5),
-    how(8, max_tokens=1),
-]
+WAYS: list[dict[str, Any]] = [
+    {}, {"stop": ["<|im_end|>"]}, {"stop": [3]}, {"stop": []}, {"temperature": 0},
+    {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"max_tokens": 1}, *({} for _ in range(50)),
+]  # fmt: skip
 
 
 async def test_served_samples_are_those_in_process_token_by_token(
     client: Any, service: PolicyService
 ) -> None:
-    ways = [*WAYS, *map(how, range(10, 60))]
-
+    ways = [how(index, **way) for index, way in enumerate(WAYS)]
     there = await sampled(service.offer(client), ways)
     here = await sampled(client, ways)
 
-    assert [tokens for tokens, _, _ in there] == [tokens for tokens, _, _ in here]
-    assert [reason for _, _, reason in there] == [reason for _, _, reason in here]
-    for (_, served, _), (_, own, _) in zip(there, here, strict=True):
+    for (tokens, served, reason), (own_tokens, own, own_reason) in zip(there, here, strict=True):
+        assert (tokens, reason) == (own_tokens, own_reason)
         assert served == pytest.approx(own, abs=1e-5)  # other rows beside them: the last bit
 
 
@@ -121,10 +112,8 @@ async def test_what_the_engine_refuses_is_refused_with_its_own_words(
     client: Any, service: PolicyService, engine: Engine
 ) -> None:
     served = service.offer(client)
-    wrong: list[dict[str, Any]] = [
-        {"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}
-    ]  # fmt: skip
-    for options in wrong:
+    options: dict[str, Any]
+    for options in ({"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}):
         said = []
         for each in (served, client):
             with pytest.raises(SamplingRequestError) as caught:
@@ -136,9 +125,7 @@ async def test_what_the_engine_refuses_is_refused_with_its_own_words(
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_service_that_closes_lets_its_callers_go(
-    client: Any,
-) -> None:
+async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
         asked = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]

@@ -12,13 +12,7 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.serving.wire import (
-    Asked,
-    Dialect,
-    read_answer,
-    read_request,
-    write_request,
-)
+from evert.trainers.serving.wire import Asked, Dialect, read_answer, read_request, write_request
 
 PARAMS = [
     tinker.SamplingParams(max_tokens=5),
