@@ -17,14 +17,16 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import chz
 import pytest
 import tinker
 from tests.trainers.conftest import chat_endpoint
 
-from evert.trainers.commands import evaluate, sweep, train
+from evert.trainers.commands import evaluate, train
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.sweeping.study import choices, read_plan
 
 AGENTS = '''
 """Agents as others write them."""
@@ -78,7 +80,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (path / "whole_agents.py").write_text(AGENTS)
     with chdir(path), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path)
-        patch.setenv("PYTHONPATH", f"{path}:{':'.join(sys.path)}")  # of a sweep's runs
         yield path
     sys.modules.pop("whole_agents", None)
 
@@ -170,15 +171,14 @@ def test_who_plays_without_weights_meets_the_frozen_models_too(
 
 
 def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path) -> None:
-    searched = ["models.simulator=evert-tiny,evert-tiny-20q", "steps=1", "parallel=2", "out=sweep"]
-    kept = [each for each in (*SMALL, *NAMED) if each.partition("=")[0] not in
-            {"models.simulator", "steps"}]  # fmt: skip
+    words = dict(each.split("=", 1) for each in (*SMALL, *NAMED))
+    searched = read_plan({**words, "models.simulator": "evert-tiny,evert-tiny-20q"})
 
-    assert sweep.main([*kept, *searched, "samples=0"]) == 0
-
-    found = rows("sweep/results.csv")
-    assert {row["models.simulator"] for row in found} == {"evert-tiny", "evert-tiny-20q"}
-    assert all(row["status"] == "completed" for row in found)
+    assert ([*searched.space], searched.trials) == (["models.simulator"], 2)
+    [*names] = choices(searched.space["models.simulator"])
+    chosen = train.parse(searched.arguments({"models.simulator": names[1]}))
+    other = {"models": {"simulator": "evert-tiny-20q", "simulator.max_tokens": "6"}}
+    assert chosen == chz.replace(train.parse([*SMALL, *NAMED]), **other)
 
 
 # -- 4. seats, and runs as frozen models ---------------------------------------------------------

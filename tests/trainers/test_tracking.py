@@ -33,7 +33,10 @@ from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import RESULT
 from evert.trainers.training.tracking import run_name, run_tags, tracking
 
-SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]
+SMALL = [
+    "env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1",
+    "test_group_size=1",
+]  # fmt: skip
 QUIET = Console(quiet=True)
 
 

@@ -34,26 +34,23 @@ def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
 
 LATE = AsyncConfig(max_steps_off_policy=2, groups_per_batch=4)
 CLIPPED = {"clip_low_threshold": 0.9}
+RETRY = RetryOnFailure(max_retries=5)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name", "value"),
+    ("name", "given", "value"),
     [
-        ("temperature=0.8", "temperature", 0.8),
-        ("ttl_seconds=None", "ttl_seconds", None),
-        ("loss_fn_config.clip_low_threshold=0.9", "loss_fn_config", CLIPPED),
-        ("async_config.max_steps_off_policy=2 async_config.groups_per_batch=4", "async_config", LATE),
-        (
-            "rollout_error_tolerance=RetryOnFailure rollout_error_tolerance.max_retries=5",
-            "rollout_error_tolerance",
-            RetryOnFailure(max_retries=5),
-        ),
-        ("rollout_error_tolerance=True", "rollout_error_tolerance", True),
-        ("dataset_builder.shuffle=False", "dataset_builder.shuffle", False),
+        ("temperature", "=0.8", 0.8),
+        ("ttl_seconds", "=None", None),
+        ("loss_fn_config", ".clip_low_threshold=0.9", CLIPPED),
+        ("async_config", ".max_steps_off_policy=2 .groups_per_batch=4", LATE),
+        ("rollout_error_tolerance", "=RetryOnFailure .max_retries=5", RETRY),
+        ("rollout_error_tolerance", "=True", True),
+        ("dataset_builder.shuffle", "=False", False),
     ],
 )
-def test_a_field_is_set_by_its_path(arguments: str, name: str, value: object) -> None:
-    made = config("loss_fn=ppo", *(f"cookbook.{each}" for each in arguments.split()))
+def test_a_field_is_set_by_its_path(name: str, given: str, value: object) -> None:
+    made = config("loss_fn=ppo", *(f"cookbook.{name}{each}" for each in given.split()))
     assert attrgetter(name)(made) == value
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-
 from tests.kit import ask
 
 import evert

@@ -158,8 +158,8 @@ def test_what_else_decides_what_is_said_is_in_the_digest(run: Path, other: dict[
 
 
 def test_everybody_has_a_digest_of_their_own() -> None:
-    names = "evert-tiny", "evert-tiny-20q", "openai:a", "openai:b", "oracle", "random"
-    names = *names, "org/model", "org/other", "tinker://a/b", "tinker://a/c"
+    names = ["evert-tiny", "evert-tiny-20q", "openai:a", "openai:b", "oracle", "random"]
+    names += ["org/model", "org/other", "tinker://a/b", "tinker://a/c"]
     asked = {**QUESTIONS, "renderer_name": "qwen3"}
     digests = [found(name, asked, model_name="evert-tiny").digest for name in names]
     digests.append(found("openai:a", asked, base_url="http://there/v1").digest)

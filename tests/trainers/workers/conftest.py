@@ -51,10 +51,19 @@ def yes_client() -> Any:
     return YesClient()
 
 
-async def ask(client: Any) -> str:
-    """One call of the model."""
-    reply = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
-    return reply.choices[0].message.content or ""
+def after_a_call(then: Callable[[Any], Any]) -> Callable[..., Any]:
+    """An agent that calls the model, and then does that with its task."""
+
+    async def agent(client: Any, task: Any = None) -> Any:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return then(task)
+
+    return agent
+
+
+def says_task() -> Callable[..., Any]:
+    """An agent that is a closure, and earns its task."""
+    return after_a_call(lambda task: float(task))
 
 
 def lengths(dying: Path | None = None) -> Callable[..., Any]:
@@ -74,36 +83,6 @@ def lengths(dying: Path | None = None) -> Callable[..., Any]:
         )
         die_once(task)
         return float(len(said.choices[0].message.content) % 7)
-
-    return agent
-
-
-def says_task() -> Callable[..., Any]:
-    """An agent that is a closure, and earns its task."""
-
-    async def agent(client: Any, task: float) -> float:
-        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
-        return float(task)
-
-    return agent
-
-
-def dies_once(flag: Path) -> Callable[..., Any]:
-    """An agent whose process is killed on task 0, if the file ``flag`` is not there yet."""
-
-    def die_once() -> None:
-        import os
-        import signal
-
-        if not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def agent(client: Any, task: float) -> float:
-        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
-        if task == 0:
-            die_once()
-        return float(task)
 
     return agent
 
