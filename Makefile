@@ -41,11 +41,11 @@ train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
 
 # It comes from the package index, as a package that holds nothing else.
-SMOLLM2 := $(CURDIR)/.models/smollm2
-REAL := model_name=$(SMOLLM2) group_size=8 learning_rate=3e-4 eval_every=0
+SMOLLM2 := .models/smollm2
+REAL := group_size=8 learning_rate=3e-4 eval_every=0
 real: $(SMOLLM2)
-	$(BIN)/evert train env=identity $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
-	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_steps=5 warm_up_batch=8 warm_up_learning_rate=5e-4 $(REAL) steps=8 batch_size=6 max_tokens=48 $(SETTINGS)
+	$(BIN)/evert train env=identity model_name=$(SMOLLM2) $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_steps=5 warm_up_batch=8 warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2) $(REAL) steps=8 batch_size=6 max_tokens=48 $(SETTINGS)
 
 $(SMOLLM2): | .venv/installed
 	$(INSTALL) --editable ".[gguf]"

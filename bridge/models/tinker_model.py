@@ -129,13 +129,22 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
 
 
 def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
-    """Have a model, unless it is open here, sampled by a client that another process opened."""
+    """Have a model sampled by a client that another process opened, and no longer by an older one.
+
+    A worker outlives engines, and a client of an engine that is closed samples nothing.
+    """
     opened: Future[OpenWeights] = Future()
-    base = model.base_model or client.get_base_model()
-    renderer = prompt_renderer(model_renderer(base, model.renderer_name))
+    with _lock:
+        known = _open.setdefault(tinker.ServiceClient, {})
+        before = known.get(_key(model))
+    if before is not None and before.done() and before.exception() is None:
+        renderer = before.result().renderer
+    else:
+        base = model.base_model or client.get_base_model()
+        renderer = prompt_renderer(model_renderer(base, model.renderer_name))
     opened.set_result(OpenWeights(client, renderer, context_length))
     with _lock:
-        _open.setdefault(tinker.ServiceClient, {}).setdefault(_key(model), opened)
+        known[_key(model)] = opened
 
 
 def _key(model: TinkerModel) -> tuple[str | None, ...]:

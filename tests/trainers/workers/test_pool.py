@@ -365,15 +365,16 @@ async def test_groups_sample_from_the_engine_here_and_draw_what_they_would_here(
     assert [each.tokens for each in there] == [each.tokens for each in here]
 
 
-async def test_frozen_weights_are_sampled_from_the_engine_here(
-    pool: PoolRollouts, engine: Engine
-) -> None:
+async def test_frozen_weights_are_sampled_from_the_engine_that_runs(tmp_path: Path) -> None:
     models = {"judge": TinkerModel("evert-tiny", seed=3, max_tokens=20)}
-    options: dict[str, Any] = {"client": base_client(), "models": models, "size": 1}
-    there = await play(pool, greeted(), "Say something long.", **options)
-    here = await play(None, greeted(), "Say something long.", **options)
+    with PoolRollouts(1, 2) as executor:  # its worker outlives the first engine
+        for name in ("first", "second"):
+            with embedded_engine(tmp_path / name, device="cpu"):
+                options: dict[str, Any] = {"client": base_client(), "models": models, "size": 1}
+                there = await play(executor, greeted(), "Say something long.", **options)
+                here = await play(None, greeted(), "Say something long.", **options)
 
-    assert rewards(there) == rewards(here)
+            assert rewards(there) == rewards(here)
 
 
 async def test_weights_are_offered_while_they_are_the_newest_or_in_use(engine: Engine) -> None:
