@@ -107,33 +107,6 @@ def test_on_cuda_the_base_is_planned_in_bfloat16(
     assert found.cache == (80 * 10**9 - found.held) // 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "evert engine got 'nothing'; it takes plan"),
-        (["plans"], "evert engine got 'plans'"),
-        (["plan", "modle=x"], "Did you mean 'model'?"),
-        (["plan", "lora_rank=0"], "lora_rank must be at least 1"),
-        (["plan", "dtype=int8"], "dtype is 'int8'; expected auto, float32"),
-        (["plan", "model=./none"], "No folder './none' exists"),
-    ],
-)
-def test_what_was_typed_wrong_is_a_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["engine", *arguments]) == 1
-    assert said in capsys.readouterr().err
-
-
-def test_help_has_a_line_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["engine", "plan", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "evert engine plan model=NAME" in shown
-    assert "  lora_rank=32" in shown
-
-
-@pytest.mark.parametrize(
-    ("count", "said"), [(5, "5 B"), (1500, "1.5 kB"), (3.4e6, "3.4 MB"), (8.04e9, "8.0 GB")]
-)
-def test_bytes_are_said_for_people(count: float, said: str) -> None:
-    assert in_bytes(int(count)) == said
+def test_bytes_are_said_for_people() -> None:
+    said = [in_bytes(count) for count in (5, 1500, 3_400_000, 8_040_000_000)]
+    assert said == ["5 B", "1.5 kB", "3.4 MB", "8.0 GB"]

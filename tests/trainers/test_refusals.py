@@ -3,6 +3,7 @@
 A mistyped name is answered before torch is imported: the import takes longer than the answer.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,15 @@ from tinker_cookbook.rl.train import Config
 import evert
 from evert.bridge.errors import InvalidDatasetError
 from evert.trainers import cli
+from evert.trainers.commands.export import ExportSettings
+from evert.trainers.commands.plan import PlanSettings
+from evert.trainers.commands.report import ReportSettings
+from evert.trainers.commands.rescore import RescoreSettings
+from evert.trainers.commands.serve import ServeSettings
 from evert.trainers.config import names
+from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.train import TrainSettings
+from evert.trainers.sweeping.study import SweepSettings
 
 LIGHT = {
     "train agent=missing:x": "train_tasks= is missing: got agent=missing:x alone.",
@@ -53,8 +62,15 @@ LIGHT = {
 OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
 TINY = "evaluate env=identity models=evert-tiny"
 OTHERS = {
-    "train env=identity stepz=3": "Did you mean 'steps'?",
+    "train env=identity stepz=3": "no setting 'stepz' (got 'stepz=3'). Did you mean 'steps'?",
+    "train xyz=5": "There is no setting 'xyz' (got 'xyz=5'). There are: policy_names, ",
+    "train =5": "There is no setting ''",
+    "train --steps": "Got '--steps'; settings are given as key=value. Did you mean steps=...?",
+    "train --steps=5": "Did you mean steps=5?",
+    "train --what": "There are: policy_names, ",
     "train env=identity steps=many": "steps takes a whole number, got 'many'",
+    "train env=identity threads=x": "threads takes a whole number or None, got 'x'.",
+    "train env=identity limits.max_turns=x": "limits.max_turns takes a whole number",
     "train env=identity seed=9999999999999": "seed must be between -2**32 and 2**32",
     "train env=identity renderer_name=nope": "renderer_name=nope is none of the Cookbook's",
     "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
@@ -69,6 +85,9 @@ OTHERS = {
     "train env=identity model_name=./nowhere": "./nowhere",
     "train env=identity log_path=x model_name=runs/nope": "the model 'runs/nope', and it is",
     "train log_path=x": "No agent to train. log_path=x holds no run to go on with.",
+    "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
+    "train env=identity agent=a:b": "Got both env=identity and agent=a:b; expected one of them.",
+    "train env=identity log_path=.": "is not empty, and no run of evert's: it has no run.json.",
     "train env=identity engine=service": "TINKER_API_KEY is not set",
     "train env=identity warm_up_steps=3": "warm_up_steps=3 has nothing to warm up on",
     "train env=identity warm_up_steps=3 demonstrations=a.b:c": "No demonstrations at 'a.b:c'",
@@ -119,6 +138,13 @@ OTHERS = {
     "sweep env=identity seed=0,1 trails=3": "Did you mean 'trials'",
     "sweep env=identity seed=0,1 log_path=x": "There is no setting 'log_path'",
     "sweep identity seed=0,1": "Did you mean env=identity",
+    "report": "No run to report.",
+    "report out=x": "No run to report.",
+    "report smoth=1": "Did you mean 'smooth'?",
+    "report smooth=1": "smooth must be a number from 0 and below 1, got 1.",
+    "report smooth=nan": "smooth takes a finite number, got nan.",
+    "report sample_price=cheap": "sample_price takes a number or None, got 'cheap'.",
+    "report train_price=-1": "train_price must be at least 0, got -1.0.",
     "serve": "model must be given, too",
     "serve model=openai:gpt-5": "is not on this machine, and whoever has it serves it",
     "serve evert-tiny": "Did you mean model=evert-tiny?",
@@ -243,18 +269,23 @@ def test_the_command_lists_its_words_and_suggests_one(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("line", "shown"),
+    ("line", "kind", "shown"),
     [
-        ("train env=identity", "from recipe identity"),
-        ("evaluate", "who plays"),
-        ("sweep", "learning_rate=1e-4..1e-2"),
-        ("sweep", "objective"),
-        ("serve", "  device="),
-        ("rescore", "run="),
-        ("export", "run="),
-        ("engine plan", "  lora_rank=32"),
+        ("train env=identity", TrainSettings, "from recipe identity"),
+        ("evaluate", EvaluateSettings, "models.KEY="),
+        ("sweep", SweepSettings, "learning_rate=1e-4..1e-2"),
+        ("serve", ServeSettings, "evert serve model="),
+        ("report", ReportSettings, "Usage: evert report RUN [RUN ...] [key=value ...]"),
+        ("rescore", RescoreSettings, "evert rescore run="),
+        ("export", ExportSettings, "evert export run="),
+        ("engine plan", PlanSettings, "evert engine plan model=NAME"),
     ],
 )
-def test_help_lists_the_settings(line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_setting(
+    line: str, kind: Any, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([*line.split(), "--help"]) == 0
-    assert shown in capsys.readouterr().out
+    out, errors = capsys.readouterr()
+    assert (shown in out, "frozen.KEY" in out, errors) == (True, False, "")
+    for name in chz.chz_fields(kind).keys() - {"frozen"}:  # which are given as models.KEY
+        assert re.search(rf"^  {name}(\.KEY)?=", out, re.MULTILINE), name

@@ -159,7 +159,7 @@ def test_the_command_goes_on_or_names_the_file(
         ("metrics.jsonl", "other types", 0),
         ("config.json", "a folder", 1),
         ("metrics.jsonl", "a folder", 1),
-        ("run.json", "half", 1),
+        *(("run.json", how, 1) for how in ("half", "a list", "an empty object", "other types")),
     ):
         with damaged(finished, name, how) as path:
             assert train.main(["steps=4", f"log_path={path}"]) == status, name

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.results import (
     ObjectiveError,
@@ -163,9 +162,3 @@ def test_a_row_has_the_history_of_its_run_and_the_mean_of_its_values() -> None:
     assert rows[3]["objective"] is rows[3]["low"] is None
     alone = [run(0, 0.25, loss_fn="ppo")]
     assert not {"mean", "low", "high"} & set(as_rows(alone, rank(alone))[0])
-
-
-def test_values_are_shown_with_four_digits() -> None:
-    assert [show(value) for value in (0.000123456, 3, "ppo", None)] == [
-        "0.0001235", "3", "ppo", "None",
-    ]  # fmt: skip
