@@ -35,10 +35,15 @@ TASKS = list(range(4))
 TEST = [100, 101]
 
 
-async def call(client):
-    messages = [{"role": "user", "content": "Say e."}]
-    reply = await client.chat.completions.create(messages=messages)
+ASKED = [{"role": "user", "content": "Say e."}]
+
+
+def reward(reply):
     return float("e" in (reply.choices[0].message.content or ""))
+
+
+async def call(client):
+    return reward(await client.chat.completions.create(messages=ASKED))
 
 
 def look_up(name):
@@ -58,48 +63,36 @@ async def raises_at_first(client, task):
 
 
 async def some_raise(client, task):
-    reward = await call(client)
+    said = await call(client)
     if task == 0:
         look_up(task)
-    return reward
+    return said
 
 
 async def one_hangs(client, task):
-    reward = await call(client)
+    said = await call(client)
     if task == 3 and not Path("hung").exists():
         Path("hung").touch()
         await asyncio.sleep(3600)
-    return reward
-
-
-async def hangs(client, task):
-    await call(client)
-    await asyncio.sleep(3600)
+    return said
 
 
 async def no_call(client, task):
     return task / 4
 
 
-async def calls_from_the_second_batch_on(client, task):
+def calls_from_the_second_batch_on(client, task):
+    """Blocking, as most agents are."""
     with Path("episodes").open("a") as file:
         file.write("x")
     if len(Path("episodes").read_text()) <= 4:
         return task / 4
-    return await call(client)
-
-
-async def rambles(client, task):
-    messages = [{"role": "user", "content": "word " * 5000}]
-    await client.chat.completions.create(messages=messages)
-    return 1.0
+    return reward(client.chat.completions.create(messages=ASKED))
 
 
 async def other_model(task):
     client = openai.AsyncOpenAI(api_key="none", max_retries=0)
-    await client.chat.completions.create(
-        model="gpt-5.2", messages=[{"role": "user", "content": "Hi"}]
-    )
+    await client.chat.completions.create(model="gpt-5.2", messages=ASKED)
     return 1.0
 '''
 SMALL = [
@@ -251,23 +244,12 @@ def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(
     assert run("raises", "steps=5", "failed_steps=0", tests) == 0  # a resumed run may change it
 
 
-@pytest.mark.parametrize(
-    ("agent", "kind", "says"),
-    [
-        ("no_call", "4 episodes without a model call", "No model call came here."),
-        ("hangs", "4 timeouts", "neither called the model nor ended within agent_timeout=2"),
-        ("rambles", "4 context overflows", "prompt is too long"),
-        ("other_model", "4 wrong model names", "The agent asked for 'gpt-5.2'; the policy is "),
-    ],
-)
-def test_each_kind_of_failure_is_told_from_the_others(
-    agent: str, kind: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(agent, "steps=1") == 1
+def test_calls_to_another_model_are_told_from_no_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("other_model", "steps=1") == 1
 
     shown = capsys.readouterr().out
-    assert re.search(rf"step 1( is skipped)?: 4 of 4 episodes failed \({kind}", shown)
-    assert says in shown
+    assert "step 1 is skipped: 4 of 4 episodes failed (4 wrong model names)" in shown
+    assert "The agent asked for 'gpt-5.2'; the policy is " in shown
 
 
 def test_where_few_fail_the_step_is_silent_and_the_end_says_it(
@@ -277,11 +259,11 @@ def test_where_few_fail_the_step_is_silent_and_the_end_says_it(
 
     shown = capsys.readouterr().out
     assert "Traceback" not in shown
-    assert (
-        "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
-        in (shown)
-    )
+    said = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
+    assert said in shown
     assert "failed 50%" in shown
+    assert "held-out" not in shown
+    assert (result()["name"], result()["held_out"]["after"]) == ("some_raise", None)
     ((failure, times),) = result()["failures"]["found"]
     assert (failure["kind"], times) == ("agent_error", 2)
     assert failure["traceback"].startswith("Traceback")

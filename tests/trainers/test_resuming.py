@@ -5,7 +5,6 @@ in the metrics, no checkpoint without a use stays on the disk, and checkpoints t
 deleted are gone back behind. The curve is always that of a run that nobody stopped.
 """
 
-import importlib.util
 import json
 import shlex
 import shutil
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks import kill9
 from tests.nightly import IS_NIGHT
 from tests.trainers.conftest import FINISHED, environment
 
@@ -74,16 +74,10 @@ def forget(folder: RunFolder, name: str) -> None:
 def test_a_killed_run_goes_on_to_the_same_figures_and_leaves_nothing_behind(
     finished: RunFolder, tmp_path: Path
 ) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "kill9.py"
-    found = importlib.util.spec_from_file_location("kill9", script)
-    assert found is not None
-    assert found.loader is not None
-    driver = sys.modules["kill9"] = importlib.util.module_from_spec(found)
-    found.loader.exec_module(driver)
     names = ["settings", "first checkpoint", "scores after"] if IS_NIGHT else ["first checkpoint"]
-    stops = [driver.Moment(name, 0.0, driver.APPEARS[name]) for name in names]
-    wanted = driver.state(finished.path)
-    run = driver.stop_and_go_on(tmp_path / "run", stops, signal.SIGKILL, wanted, FINISHED)
+    stops = [kill9.Moment(name, 0.0, kill9.APPEARS[name]) for name in names]
+    wanted = kill9.state(finished.path)
+    run = kill9.stop_and_go_on(tmp_path / "run", stops, signal.SIGKILL, wanted, FINISHED)
 
     assert run.problems == ()
     assert (run.commands, len(run.moments)) == (len(names) + 1, len(names))
@@ -94,7 +88,7 @@ def test_sigterm_does_what_ctrl_c_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
-    command = [sys.executable, "-m", "evert.trainers.commands.train", *tiny, "steps=25"]
+    command = [sys.executable, "-m", "evert.trainers.commands.train", *tiny, "steps=200"]
     folder = RunFolder(tmp_path / "run", resumed=True)
     with subprocess.Popen(
         [*command, "log_path=run"], cwd=tmp_path, env=environment(), text=True,
@@ -108,15 +102,15 @@ def test_sigterm_does_what_ctrl_c_does(
         shown, errors = process.communicate(timeout=280)
     assert (process.returncode, errors) == (INTERRUPTED, "")
     done = folder.steps_done()
-    assert 2 <= done < 25
+    assert 2 <= done < 200
     assert f"Interrupted after {done} steps; they are saved in run. To go on:" in shown
 
     printed = shlex.split(shown.strip().splitlines()[-1])
     assert printed[:3] == list(train.PROGRAM)
     monkeypatch.chdir(tmp_path)
-    assert train.main(printed[3:]) == 0
-    assert f"resuming after step {done} of 25" in capsys.readouterr().out
-    assert steps_written(folder) == list(range(25))
+    assert train.main([*printed[3:], f"steps={done + 1}"]) == 0
+    assert f"resuming after step {done} of {done + 1}" in capsys.readouterr().out
+    assert steps_written(folder) == list(range(done + 1))
 
 
 # -- what was done and what was kept -------------------------------------------------------------

@@ -72,10 +72,6 @@ async def hangs(client: Any) -> float:
     return 0.0
 
 
-async def no_reward(client: Any) -> None:
-    await kit.ask(client)
-
-
 async def no_call(client: Any) -> float:
     return 0.0
 
@@ -86,9 +82,40 @@ async def rambles(client: Any) -> float:
     return 1.0
 
 
-async def other_model(client: Any) -> float:
-    await kit.ask(client, model="gpt-5.2")
-    return 1.0
+async def other_model(client: Any) -> str:
+    return await kit.ask(client, model="gpt-5.2")
+
+
+async def no_key(client: Any) -> None:
+    openai.OpenAI()
+
+
+async def no_anthropic_key(client: Any) -> None:
+    messages: list[Any] = [kit.user("Hi")]
+    anthropic.Anthropic().messages.create(model="policy", max_tokens=8, messages=messages)
+
+
+async def no_gemini_key(client: Any) -> None:
+    genai.Client()
+
+
+async def reads_a_number(client: Any) -> float:
+    return float(await kit.ask(client))
+
+
+async def reads_a_cut_reply(client: Any) -> float:
+    return float(json.loads(await kit.ask(client, max_tokens=1))["reward"])
+
+
+async def loses_its_server(client: Any) -> None:
+    """As an MCP client does whose server dies: a task group in a task group."""
+
+    async def server() -> None:
+        raise ConnectionError("the server died")
+
+    async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
+        tasks.create_task(server())
+        await asyncio.sleep(3600)
 
 
 async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory:
@@ -109,25 +136,45 @@ async def failures_of(agent: Any, **options: Any) -> list[Failure]:
 # -- one failure ----------------------------------------------------------------------------------
 
 
+ERROR, CORRECT = "agent_error", "Correct the agent where the traceback points."
+UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPLY}"
+
+
 @pytest.mark.parametrize(
-    ("agent", "kind", "error"),
+    ("agent", "kind", "error", "remedy"),
     [
-        (raises, "agent_error", "LookupError: no such table"),
-        (exits, "agent_error", "SystemExit: 2"),
-        (hangs, "agent_timeout", "neither called the model nor ended"),
-        (no_call, "no_llm_call", "No model call came here."),
-        (rambles, "context_overflow", "prompt is too long"),
-        (other_model, "wrong_model_name", "The agent asked for 'gpt-5.2'; the policy is called "),
+        (hangs, "agent_timeout", "neither called the model nor ended", "waits for"),
+        (no_call, "no_llm_call", "No model call came here.", "call the model through its client"),
+        (rambles, "context_overflow", "prompt is too long", "send shorter prompts"),
+        (other_model, "wrong_model_name", "for 'gpt-5.2'; the policy is called ", "policy_names="),
+        (exits, ERROR, "SystemExit: 2", f"{CORRECT} {{what_else}}"),
+        (raises, ERROR, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
+        (loses_its_server, ERROR, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
+        (reads_a_number, ERROR, "ValueError: ", "cannot read what the model said. {what_else}"),
+        (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
+        (no_key, ERROR, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
+        (no_anthropic_key, ERROR, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
+        (no_gemini_key, ERROR, "ValueError: ", "GEMINI_API_KEY=unused"),
+        (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "Run the agent's command by"),
     ],
 )
-async def test_what_is_raised_and_what_is_scored_is_a_failure_of_its_kind(
-    agent: Callable[..., Any], kind: str, error: str
+async def test_what_is_scored_and_what_is_left_out_is_a_failure_of_its_kind_with_its_remedy(
+    agent: Any, kind: str, error: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     models: Any = {"models": {"judge": POLICY}} if agent is other_model else {}
-    for found in await failures_of(agent, limits=LIMITS, **models):
+    limits = LIMITS if agent is rambles else None
+
+    scored, *left_out = await failures_of(agent, limits=limits, **models)
+
+    assert len(left_out) == (kind in (ERROR, "agent_timeout", "wrong_model_name"))
+    for found, what_else in zip([scored, *left_out], (SCORED, NOT_SCORED), strict=False):
         assert found.kind == kind
+        assert found.error.startswith(error) or kind != ERROR
         assert error in found.error
-        assert kind != "agent_error" or f"in {agent.__name__}" in found.traceback
+        assert remedy.format(what_else=what_else) in found.remedy
+        assert agent not in (exits, raises) or f"in {agent.__name__}" in found.traceback
 
 
 async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
@@ -135,84 +182,17 @@ async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
         assert failure_of(error) is None
     assert failure_in(await trajectory_of(kit.asks)) is None
     with pytest.raises(Exception, match="reward") as raised:
-        await trajectory_of(no_reward)
+        await trajectory_of(lambda client: None)
     assert (failure_of(raised.value) or TABLE).kind == "no_reward"
 
 
 async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
-    async def agent(client: Any) -> float:
+    def agent(client: Any) -> float:
         raise ValueError("at https://me:s3cret-word@h \ud800")
 
     for found in await failures_of(agent):
         for text in (found.error, found.traceback):
             assert "https://me:[PASSWORD]@h \ufffd" in text
-
-
-async def no_key(client: Any) -> float:
-    openai.OpenAI()
-    return 1.0
-
-
-async def no_anthropic_key(client: Any) -> float:
-    messages: list[Any] = [kit.user("Hi")]
-    anthropic.Anthropic().messages.create(model="policy", max_tokens=8, messages=messages)
-    return 1.0
-
-
-async def no_gemini_key(client: Any) -> float:
-    genai.Client()
-    return 1.0
-
-
-async def reads_a_number(client: Any) -> float:
-    return float(await kit.ask(client))
-
-
-async def reads_a_cut_reply(client: Any) -> float:
-    return float(json.loads(await kit.ask(client, max_tokens=1))["reward"])
-
-
-async def loses_its_server(client: Any) -> float:
-    """As an MCP client does whose server dies: a task group in a task group."""
-
-    async def server() -> None:
-        raise ConnectionError("the server died")
-
-    async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
-        tasks.create_task(server())
-        await asyncio.sleep(3600)
-    return 1.0
-
-
-CORRECT = "Correct the agent where the traceback points."
-UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPLY}"
-
-
-@pytest.mark.parametrize(
-    ("agent", "error", "remedy"),
-    [
-        (no_key, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
-        (no_anthropic_key, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
-        (no_gemini_key, "ValueError: ", "GEMINI_API_KEY=unused"),
-        (reads_a_cut_reply, UNREAD, "needs the whole reply, raise max_tokens."),
-        (reads_a_number, "ValueError: ", "cannot read what the model said. {what_else}"),
-        (loses_its_server, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
-        (raises, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
-        (ProcessAgent(["no-such-program"]), "CommandError: ", "Run the agent's command by hand"),
-    ],
-)
-async def test_each_cause_has_a_remedy_of_its_own(
-    agent: Callable[..., Any], error: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-    scored, left_out = await failures_of(agent)
-
-    assert left_out.error == scored.error
-    assert left_out.error.startswith(error)
-    assert remedy.format(what_else=NOT_SCORED) in left_out.remedy
-    assert remedy.format(what_else=SCORED) in scored.remedy
 
 
 # -- several --------------------------------------------------------------------------------------
@@ -312,11 +292,6 @@ async def test_an_episode_that_fails_is_left_out_of_its_group_and_no_other_error
         await do_group_rollout(builder(kit.asks), Broken([]), LeaveOut())
 
 
-async def gathers(client: Any) -> float:
-    await asyncio.gather(*(kit.ask(client, f"{number}?") for number in range(8)))
-    return 1.0
-
-
 class Counting(ScriptedPolicy):
     """Knows how many calls were sampled at a time."""
 
@@ -331,6 +306,10 @@ class Counting(ScriptedPolicy):
 
 
 async def test_a_run_samples_calls_together_that_an_agent_makes_at_once() -> None:
+    async def gathers(client: Any) -> float:
+        await asyncio.gather(*(kit.ask(client, f"{number}?") for number in range(8)))
+        return 1.0
+
     for asked in (None, FailFast(), RetryOnFailure(max_retries=1)):
         config: Any = SimpleNamespace(
             rollout_error_tolerance=asked, effective_rollout_strategy=lambda asked=asked: asked
@@ -432,26 +411,28 @@ async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path:
 
 
 async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_path: Path) -> None:
-    told, good = Told(tmp_path), await trajectory_of(kit.asks)
-    for batch in ([TABLE], [TABLE], [], [TABLE], [TABLE]):
-        told.batch(batch, [] if batch else [good])
-    assert told.tally.error is None
-    told.batch([TABLE])
-    assert isinstance(told.tally.error, EpisodesFailedError)
-    assert str(told.tally.error).startswith(
-        "In 3 steps in a row nearly all episodes failed: 3 of 3"
-    )
-    for played, ends in ((1, True), (2, False)):  # nineteen of twenty
-        told = Told(tmp_path / str(played), failed_steps=1)
-        told.batch([TABLE] * (20 - played), [good] * played)
-        assert (told.tally.error is not None) is ends
-    told = Told(tmp_path / "last", start=8, steps=9)
-    told.batch([TABLE])
-    assert str(told.tally.error).startswith("In one step nearly all episodes failed")
-    assert "the worst reward there is: on_agent_error=-1.0." in str(told.tally.error)
-    told = Told(tmp_path / "scored", failed_steps=1)
-    told.batch([], [await trajectory_of(raises, on_agent_error=0.0)])
-    assert "Equal rewards teach nothing: take a model that succeeds" in str(told.tally.error)
+    good = [await trajectory_of(kit.asks)]
+    scored = [await trajectory_of(raises, on_agent_error=0.0)]
+    bad: Any = ([TABLE], [])
+    spared: Any = ([], good)
+    table: list[tuple[dict[str, Any], list[Any], str]] = [
+        ({}, [bad, bad, spared, bad, bad], ""),
+        (
+            {},
+            [bad, bad, spared, bad, bad, bad],
+            "In 3 steps in a row nearly all episodes failed",
+        ),
+        ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step nearly all episodes failed"),
+        ({"failed_steps": 1}, [([TABLE] * 18, good * 2)], ""),
+        ({"start": 8}, [bad], "the worst reward there is: on_agent_error=-1.0."),  # its last step
+        ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: take a model that"),
+    ]
+    for number, (options, batches, said) in enumerate(table):
+        told = Told(tmp_path / str(number), **options)
+        for failures, trajectories in batches:
+            told.batch(failures, trajectories)
+        assert isinstance(told.tally.error, EpisodesFailedError) is bool(said)
+        assert said in str(told.tally.error)
     assert "on_agent_error" not in str(told.tally.error)
 
 
@@ -479,21 +460,18 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
 async def test_a_group_that_is_given_up_is_counted_as_failed_unless_it_ends_the_run(
     tmp_path: Path,
 ) -> None:
-    given_up: list[tuple[Any, type[Exception]]] = [
+    for inner, error in (
         (RetryOnFailure(max_retries=0), AgentError),
         (MinViableGroup(max_retries=0), AllTrajectoriesFailedError),
         (LeaveOut(), GroupFailedError),
         (FailFast(), AgentError),
-    ]
-    for inner, error in given_up:
+    ):
         told = Told(tmp_path / type(inner).__name__)
         with pytest.raises(error):
             await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
-        if isinstance(inner, FailFast):
-            assert told.records == []
-            assert isinstance(told.tally.error, AgentError)
-        else:
-            assert told.records[0]["metrics"][FAILED] == 1.0
+        ends = isinstance(inner, FailFast)
+        assert [row["metrics"][FAILED] for row in told.records] == [1.0] * (not ends)
+        assert isinstance(told.tally.error, AgentError) is ends
 
 
 # -- the end --------------------------------------------------------------------------------------

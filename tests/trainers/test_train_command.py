@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import struct
-import sys
 import warnings
 from collections.abc import Coroutine
 from pathlib import Path
@@ -21,12 +20,10 @@ import pytest
 from tests.trainers.conftest import FINISHED, SMALL
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
-from evert.envs.games import games
 from evert.trainers.commands import train
 from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.store.checkpoints import CheckpointStore
-from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system import files
@@ -111,46 +108,18 @@ def test_held_out_tasks_are_scored_on_the_way_and_shown_before_and_after(
 
 
 def test_more_steps_are_those_of_the_whole_run_with_this_seed_and_no_other(
-    copied: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(f"log_path={copied.path}", "steps=4") == 0
+    resumed, other = (RunFolder(tmp_path / name, resumed=True) for name in ("resumed", "other"))
+    assert run(*FINISHED, "steps=1", f"log_path={resumed.path}") == 0
+    assert run(f"log_path={resumed.path}", "steps=3") == 0
     shown = capsys.readouterr().out
-    assert "resuming after step 3 of 4" in shown
+    assert "resuming after step 1 of 3" in shown
     assert "damaged" not in shown
-    folders = [copied]
-    for seed, steps in ((0, 4), (1, 1)):
-        path = tmp_path / str(seed)
-        arguments = [*FINISHED, f"seed={seed}", f"steps={steps}", f"log_path={path}"]
-        assert run(*arguments) == 0
-        folders.append(RunFolder(path, resumed=True))
-    resumed, whole, other = folders
-    assert len(resumed.steps()) == 4
-    assert rewards(resumed) == rewards(whole)
-    assert resumed.after == whole.after
-    assert rewards(other) != rewards(whole)[:1]
-
-
-def test_a_folder_in_which_another_process_trains_is_refused(
-    copied: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {file.name: file.stat().st_mtime_ns for file in copied.path.iterdir()}
-    with run_folder.alone_in(copied.path, "training", "log_path"):
-        assert run(f"log_path={copied.path}", "steps=4") == 1
-    assert "Another process is training in" in capsys.readouterr().err
-    after = {file.name: file.stat().st_mtime_ns for file in copied.path.iterdir()}
-    assert before.items() <= after.items()
-
-
-def test_another_configuration_is_refused_and_nothing_changed(
-    finished: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(finished.path.rglob("*"))
-    assert run(*SMALL, f"log_path={finished.path}", "learning_rate=0.5", "batch_size=8") == 1
-    message = capsys.readouterr().err
-    assert "batch_size: 4 -> 8" in message
-    assert f"learning_rate: {games()['identity'].recipe['learning_rate']} -> 0.5" in message
-    assert "choose another log_path" in message
-    assert sorted(finished.path.rglob("*")) == before
+    assert rewards(resumed) == rewards(finished)
+    assert resumed.after == finished.after
+    assert run(*FINISHED, "seed=1", "steps=1", "test_tasks=", f"log_path={other.path}") == 0
+    assert rewards(other) != rewards(finished)[:1]
 
 
 def test_a_rollout_that_had_not_begun_when_a_run_was_interrupted_is_no_warning() -> None:
@@ -203,39 +172,6 @@ def test_what_cannot_be_written_is_a_clear_error_and_the_run_goes_on_later(
     assert copied.steps_done() == 4
 
 
-# -- agents of one's own -------------------------------------------------------------------------
-
-OWN_AGENT = '''
-"""Say a word with an e in it."""
-
-TASKS = ["tree", "river", "sea"]
-
-
-def agent(client, task):
-    """Blocking, as most agents are."""
-    answer = client.chat.completions.create(messages=[{"role": "user", "content": task}])
-    return "e" in (answer.choices[0].message.content or "")
-'''
-
-
-def test_an_agent_of_ones_own_is_trained_by_its_import_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "words_game.py").write_text(OWN_AGENT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "words_game", raising=False)
-    sizes = ["device=cpu", "steps=2", "batch_size=2", "group_size=2", "max_tokens=8"]
-    own = ["agent=words_game:agent", "train_tasks=words_game:TASKS", "log_path=run"]
-    assert run(*own, *sizes) == 0
-    folder = RunFolder(Path("run"), resumed=True)
-    assert len(folder.steps()) == 2
-    result = folder.read_json(files.RESULT) or {}
-    assert result["name"] == "agent"
-    assert result["held_out"] == {"before": None, "after": None}
-    assert "held-out" not in capsys.readouterr().out
-
-
 def test_a_service_is_trained_on_in_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,7 +179,7 @@ def test_a_service_is_trained_on_in_the_same_way(
     # The embedded engine stands in for the service: it is already in place of the SDK's clients.
     service = ["engine=service", "base_url=http://service.invalid", f"log_path={tmp_path / 'run'}"]
     with embedded_engine(tmp_path / "store", device="cpu"):
-        assert run(*SMALL, *service, "steps=1") == 0
+        assert run(*SMALL, *service, "steps=1", "test_tasks=") == 0
     assert "engine: http://service.invalid (TINKER_API_KEY is set)" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"]["engine"] == "service"
     assert not (tmp_path / "run" / "checkpoints").exists()

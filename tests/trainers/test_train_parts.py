@@ -3,8 +3,8 @@
 import io
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
-from evert.trainers.commands.train import parse, usage
+from evert.trainers.commands.train import parse
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.backend import (
     EngineChoice,
@@ -27,19 +27,11 @@ from evert.trainers.config.backend import (
     threads_of,
 )
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings, differing, recorded, renderer_of
 from evert.trainers.episodes.playing import Episode
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
-from evert.trainers.system.files import (
-    BATCHES,
-    BEFORE,
-    METRICS,
-    RUN,
-    RunFolderError,
-    slug,
-)
+from evert.trainers.system.files import BATCHES, BEFORE, METRICS, RUN, RunFolderError, slug
 from evert.trainers.training.held_out import sample_records, samples_markdown
 from evert.trainers.training.preflight import prepare as check_settings
 from evert.trainers.training.progress import display, follow
@@ -72,13 +64,6 @@ def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
     assert parse(["env=guess-number"]).env == "guess_number"  # as it may be written
 
 
-def test_a_game_and_an_agent_at_once_or_neither_are_refused() -> None:
-    with pytest.raises(RecipeError, match="expected one of them"):
-        choose_recipe({"env": "identity", "agent": "a:b"})
-    with pytest.raises(RecipeError, match=r"env= with one of .*identity.*agent=package\.module"):
-        parse([])
-
-
 def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> None:
     for name in ("steps", "batch_size", "group_size", "max_tokens", "threads"):
         with pytest.raises(RecipeError, match=f"{name} must be at least 1, got 0"):
@@ -90,14 +75,6 @@ def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> N
     for device in ("gpu", "cuda:", "CPU", ""):
         with pytest.raises(RecipeError, match=f"device takes auto, cpu, .*got '{device}'"):
             settings(device=device)
-
-
-def test_help_shows_what_the_recipe_chose() -> None:
-    shown = usage(["env=identity", "steps=7"])
-    words = " ".join(shown.split())
-    assert "batch_size=32 groups (tasks) a step (from recipe identity)" in words
-    assert "steps=7 training steps, one batch each (from given)" in words
-    assert max(map(len, shown.splitlines())) <= 120
 
 
 def test_an_unknown_model_needs_a_renderer() -> None:
@@ -119,11 +96,6 @@ def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> N
     del older["league"], older["test_opponent"]  # which it did not have yet
     assert not differing(older, settings())
     assert differing(older, settings(test_opponent="perfect")) == ["test_opponent: '' -> 'perfect'"]
-
-
-def test_names_of_files_are_plain() -> None:
-    assert slug("Qwen/Qwen3 8B?") == "Qwen-Qwen3-8B"
-    assert slug("///") == "run"
 
 
 # -- the engine ----------------------------------------------------------------------------------
@@ -150,11 +122,20 @@ def test_the_engine_follows_from_the_key_and_the_model(
         assert choose_engine(settings(**values)) == EngineChoice("service", is_set)
     with pytest.raises(RecipeError, match="ships with evert and is on no service"):
         choose_engine(settings(engine="service"))
+    tiny = settings().model_name  # which gets one thread by itself
+    assert (threads_of(None, tiny), threads_of(4, tiny), threads_of(None, "Q")) == (1, 4, None)
 
 
-def test_the_engine_describes_itself_in_one_line(tiny_model: str, tmp_path: Path) -> None:
-    chosen = settings(model_name=tiny_model, device="cpu", threads=1, full_parameter=False)
+def test_the_engine_describes_itself_in_one_line_and_a_run_chooses_the_type_of_its_weights(
+    tiny_model: str, tmp_path: Path
+) -> None:
+    chosen = settings(
+        model_name=tiny_model, device="cpu", threads=1, full_parameter=False, dtype="bfloat16"
+    )
     with running_engine(EngineChoice("embedded", "a reason"), chosen, tmp_path) as facts:
+        client: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        weights = client._run.trainer.model.named_parameters()
+        assert {w.dtype for name, w in weights if "lora" not in name} == {torch.bfloat16}
         line = say(facts)
     assert line.startswith("engine: embedded on cpu, 1 thread (a reason); ")
     assert line.endswith(" M parameters, training LoRA of rank 32")
@@ -162,14 +143,6 @@ def test_the_engine_describes_itself_in_one_line(tiny_model: str, tmp_path: Path
         EngineChoice("service", "a key"), settings(base_url="u"), tmp_path
     ) as facts:
         assert say(facts) == f"engine: u (a key); {BASE_MODEL}, LoRA of rank 32"
-
-
-def test_a_run_chooses_the_type_of_its_weights(tiny_model: str, tmp_path: Path) -> None:
-    chosen = settings(model_name=tiny_model, device="cpu", threads=1, dtype="bfloat16")
-    with running_engine(EngineChoice("embedded", "a reason"), chosen, tmp_path):
-        client: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
-        trainer = client._run.trainer
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:9"])
@@ -183,12 +156,6 @@ def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_o
         assert named == [base_url]
 
 
-def test_only_the_tiny_base_gets_one_thread_by_itself() -> None:
-    assert threads_of(None, settings().model_name) == 1
-    assert threads_of(4, settings().model_name) == 4
-    assert threads_of(None, "Qwen/Qwen3-8B") is None
-
-
 # -- the folder ----------------------------------------------------------------------------------
 
 
@@ -200,7 +167,7 @@ def open_and_leave(made: TrainSettings) -> RunFolder:
     return folder
 
 
-def test_a_new_run_gets_a_folder_with_a_name_of_its_own(
+def test_a_new_run_gets_a_folder_with_a_plain_name_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -208,13 +175,7 @@ def test_a_new_run_gets_a_folder_with_a_name_of_its_own(
     assert first.path != second.path
     assert first.path.name.startswith("my_agent-evert-tiny-2")
     assert not first.resumed
-
-
-def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunFolderError, match="no run of evert's"):
-        open_and_leave(settings(log_path=str(tmp_path)))
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+    assert [slug("Qwen/Qwen3 8B?"), slug("///")] == ["Qwen-Qwen3-8B", "run"]
 
 
 def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> None:
@@ -224,28 +185,26 @@ def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> 
     with open_run(mine, str) as again:
         assert again.resumed
     assert recorded(parse([f"log_path={tmp_path}"])) == recorded(mine)
-    with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo resume it, leave these out"):
+    before = sorted(tmp_path.rglob("*"))
+    said = r"seed: 0 -> 1\nTo resume it, leave these out.*choose another log_path"
+    with pytest.raises(RunFolderError, match=said):
         open_and_leave(chz.replace(mine, seed=1))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_that_reached_nothing_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_run_that_reached_nothing_leaves_no_folder_and_a_killed_one_makes_room_for_another(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run"
-
-    def fail() -> None:
-        with open_run(settings(log_path=str(path)), str) as folder:
-            folder.write_json(RUN, {})
-            (path / "checkpoints" / "run-1").mkdir(parents=True)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
+    with suppress(KeyError), open_run(settings(log_path=str(path)), str) as folder:
+        folder.write_json(RUN, {})
+        (path / "checkpoints" / "run-1").mkdir(parents=True)
+        raise KeyError
     assert not path.exists()
-
-
-def test_a_killed_run_that_reached_nothing_makes_room_for_another(tmp_path: Path) -> None:
-    RunFolder(tmp_path, resumed=False).write_json(RUN, {"settings": recorded(settings())})
-    (tmp_path / "logs.log").write_text("begun, and killed")
-    with open_run(settings(log_path=str(tmp_path), seed=1), str) as folder:
+    path.mkdir()
+    RunFolder(path, resumed=False).write_json(RUN, {"settings": recorded(settings())})
+    (path / "logs.log").write_text("begun, and killed")
+    with open_run(settings(log_path=str(path), seed=1), str) as folder:
         assert not folder.resumed
 
 
@@ -258,17 +217,6 @@ def test_a_process_that_comes_second_changes_nothing(tmp_path: Path) -> None:
         assert (tmp_path / "logs.log").read_text() == "at work"
         folder.write_json(RUN, {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["logs.log", RUN]
-
-
-def test_a_run_whose_record_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    mine = settings(log_path=str(tmp_path))
-    open_and_leave(mine)
-    for content in ("{", "[]", '{"settings": [1]}', '{"settings": {}}', "{}"):
-        (tmp_path / RUN).write_text(content)
-        with pytest.raises(
-            RunFolderError, match=r"run\.json cannot be read, so that nothing can go on"
-        ):
-            open_and_leave(mine)
 
 
 def test_a_record_with_odd_values_is_refused_with_the_value(tmp_path: Path) -> None:
@@ -354,6 +302,7 @@ def test_a_long_run_prints_a_line_now_and_then_with_each_held_out_score_once(
             show(step_row(step))
     shown = written.getvalue().splitlines()
     assert len(shown) == 10
+    assert "\x1b" not in written.getvalue()
     assert shown[-1].startswith("training: step 100/100  reward 0.50  ")
     written = io.StringIO()
     with display(Console(file=written), tmp_path, 4) as show:
@@ -373,17 +322,9 @@ def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
     assert [row[HELD_OUT_REWARD] for row in steps_of(tmp_path, rows)] == [-0.17, 0.1]
 
 
-def test_a_terminal_gets_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:
-    terminal, pipe = io.StringIO(), io.StringIO()
-    for stream, is_terminal in ((terminal, True), (pipe, False)):
-        with display(Console(file=stream, force_terminal=is_terminal), tmp_path, 2) as show:
-            show(step_row(1, held_out=0.25))
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    with display(Console(file=terminal, force_terminal=True), tmp_path, 2) as show:
+        show(step_row(1, held_out=0.25))
     assert "\x1b[" in terminal.getvalue()
     assert "held-out 0.25" in terminal.getvalue()
-    assert "\x1b" not in pipe.getvalue()
-
-
-def test_settings_survive_chz_without_a_warning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert chz.asdict(settings())["steps"] == 20

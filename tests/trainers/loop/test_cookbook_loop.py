@@ -19,7 +19,7 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 GATHERED = 4
-TURNS, DECIDES = 4, 2
+TURNS, DECIDES = 3, 1
 
 
 async def gathers(client: Any, task: int) -> float:
