@@ -9,7 +9,6 @@ Weights & Biases: ``test_tracking.py``.
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,19 @@ from evert.trainers.loop import logs
 
 
 class Kept(ml_log.Logger):
-    """A logger of a user's own."""
+    """A logger of a user's own, which keeps what it is told."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int | None, dict[str, Any]]] = []
-        self.config: Any = None
-        self.closed = False
+        self.told: list[Any] = []
 
     def log_hparams(self, config: Any) -> None:
-        self.config = config
+        self.told.append(config)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self.rows.append((step, metrics))
+        self.told.append((step, metrics))
 
     def close(self) -> None:
-        self.closed = True
+        self.told.append("closed")
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -57,11 +54,9 @@ def test_the_numbers_of_two_models_stay_apart_wherever_they_go(tmp_path: Path) -
         for step in range(2):
             evert.log(step, compressor={"reward": step}, reconstructor={"reward": -step})
 
-    assert rows_of(tmp_path / "run")[1] == {
-        "step": 1, "compressor/reward": 1, "reconstructor/reward": -1
-    }  # fmt: skip
-    assert kept.rows[1] == (1, {"compressor/reward": 1, "reconstructor/reward": -1})
-    assert (kept.config, kept.closed) == ({"rank": 4}, True)
+    rows = [{"compressor/reward": step, "reconstructor/reward": -step} for step in range(2)]
+    assert rows_of(tmp_path / "run") == [{"step": step, **row} for step, row in enumerate(rows)]
+    assert kept.told == [{"rank": 4}, *enumerate(rows), "closed"]
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [e.value for e in events.Scalars("reconstructor/reward")] == [0, -1]
     assert [e.step for e in events.Scalars("compressor/reward")] == [0, 1]
@@ -113,18 +108,13 @@ def test_threads_log_whole_rows(tmp_path: Path) -> None:
 # -- 3. errors -------------------------------------------------------------------------------------
 
 
-def test_without_a_log_there_is_an_error_that_says_how_to_open_one(tmp_path: Path) -> None:
+def test_no_log_and_no_number_are_errors_that_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"and no log is open\. Put the loop into `with evert\.open"):
         evert.log(0, model={"reward": 1})
-
-
-@pytest.mark.parametrize("value", ["high", None, np.zeros(2), [1.0]])
-def test_what_is_no_number_is_named(tmp_path: Path, value: Any) -> None:
-    with (
-        evert.open_log(tmp_path),
-        pytest.raises(LogError, match="evert.log got model/reward=.*; expected one number"),
-    ):
-        evert.log(0, model={"reward": value})
+    with evert.open_log(tmp_path):
+        for value in ("high", None, np.zeros(2), [1.0]):
+            with pytest.raises(LogError, match="got model/reward=.*; expected one number"):
+                evert.log(0, model={"reward": value})
 
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -133,8 +123,7 @@ def test_what_is_no_number_is_named(tmp_path: Path, value: Any) -> None:
 def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: Any
 ) -> None:
-    missing: Callable[[str], None] = lambda package: None  # noqa: E731
-    monkeypatch.setattr(logs, "find_spec", missing)
+    monkeypatch.setattr(logs, "find_spec", lambda package: None)
 
     with pytest.raises(MissingPackageError, match="which is not installed. Install it with pip"):
         evert.open_log(tmp_path, **tracker)

@@ -49,20 +49,20 @@ def room(path: Path, steps: int = 1, **engine: Any) -> int:
     return room_for(RunFolder(path, resumed=True), os.getpid())
 
 
-def test_nobody_knows_before_the_first_step(tmp_path: Path) -> None:
-    assert room(tmp_path, steps=0) == 0
-    assert room(tmp_path, steps=1) > 0
-
-
-@pytest.mark.parametrize(("threads", "fit"), [(1, 8), (3, 2), (16, 1)])
-def test_there_are_as_many_as_the_cores_are_enough_for(
-    tmp_path: Path, threads: int, fit: int
+@pytest.mark.parametrize(
+    ("engine", "fit"),
+    [
+        ({}, 8),
+        ({"threads": 3}, 2),
+        ({"threads": 16}, 1),
+        ({"device": "cuda:0"}, 1),
+        ({"steps": 0}, 0),
+    ],
+)
+def test_there_are_as_many_as_the_cores_are_enough_for_and_nobody_knows_before_the_first_step(
+    tmp_path: Path, engine: Any, fit: int
 ) -> None:
-    assert room(tmp_path, threads=threads) == fit
-
-
-def test_a_gpu_is_for_one_run_at_a_time(tmp_path: Path) -> None:
-    assert room(tmp_path, device="cuda:0") == 1
+    assert room(tmp_path, **engine) == fit
 
 
 @pytest.mark.parametrize(("beside", "fit"), [(3.5, 4), (0.5, 1)])
@@ -76,47 +76,32 @@ def test_each_has_to_fit_into_the_free_memory_with_some_to_spare(
 def test_a_run_that_is_over_meanwhile_takes_nothing(tmp_path: Path) -> None:
     room(tmp_path)
     assert room_for(RunFolder(tmp_path, resumed=True), 2**22 + 1) == 8
-
-
-def test_free_memory_is_some_and_no_more_than_the_machine_has() -> None:
     assert 0 < free_memory() <= psutil.virtual_memory().total
 
 
 # -- how it ended --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "error"),
-    [
-        (0, "completed", ""),
-        (INTERRUPTED, "interrupted", ""),
-        (-signal.SIGKILL, "failed", "killed by SIGKILL (out of memory?)"),
-        (-signal.SIGSEGV, "failed", "killed by SIGSEGV"),
-    ],
-)
-def test_an_exit_code_says_how_it_ended(tmp_path: Path, code: int, status: str, error: str) -> None:
-    (tmp_path / "output").write_text("error: of another time\n")
-    assert ending(code, tmp_path / "output", stopped=False) == (status, error)
+MANY = "\n".join(f"line {n}" for n in range(9))
 
 
 @pytest.mark.parametrize(
-    ("printed", "error"),
+    ("code", "printed", "stopped", "status", "error"),
     [
-        ("error: old\nstep 1\nerror: no luck\n\nTry again.\n", "error: no luck\n\nTry again."),
-        ("\n".join(f"line {n}" for n in range(9)), "\n".join(f"line {n}" for n in range(3, 9))),
-        ("", "exit status 1"),
+        (0, "error: of another time\n", False, "completed", ""),
+        (INTERRUPTED, "error: of another time\n", False, "interrupted", ""),
+        (-signal.SIGKILL, "error: old\n", False, "failed", "killed by SIGKILL (out of memory?)"),
+        (-signal.SIGSEGV, "error: old\n", False, "failed", "killed by SIGSEGV"),
+        (1, "error: old\n1\nerror: no luck\n\nTry.\n", False, "failed", "error: no luck\n\nTry."),
+        (1, MANY, False, "failed", MANY.partition("2\n")[2]),
+        (1, "", False, "failed", "exit status 1"),
+        (0, "KeyboardInterrupt\n", True, "completed", ""),
+        (1, "KeyboardInterrupt\n", True, "interrupted", ""),
+        (-signal.SIGKILL, "KeyboardInterrupt\n", True, "interrupted", ""),
     ],
 )
-def test_what_went_wrong_is_its_last_error_or_its_last_lines(
-    tmp_path: Path, printed: str, error: str
+def test_its_exit_code_and_its_last_error_or_last_lines_say_how_it_ended(
+    tmp_path: Path, code: int, printed: str, stopped: bool, status: str, error: str
 ) -> None:
     (tmp_path / "output").write_text(printed)
-    assert ending(1, tmp_path / "output", stopped=False) == ("failed", error)
-
-
-@pytest.mark.parametrize(
-    ("code", "status"), [(0, "completed"), (1, "interrupted"), (-signal.SIGKILL, "interrupted")]
-)
-def test_a_run_that_was_told_to_stop_did_not_fail(tmp_path: Path, code: int, status: str) -> None:
-    (tmp_path / "output").write_text("KeyboardInterrupt\n")
-    assert ending(code, tmp_path / "output", stopped=True) == (status, "")
+    assert ending(code, tmp_path / "output", stopped=stopped) == (status, error)

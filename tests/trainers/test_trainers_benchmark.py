@@ -1,28 +1,16 @@
 """``benchmarks/trainers.py``: one table of several trainers, and a run that fails fails it."""
 
-import importlib.util
 import json
-import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
+import psutil
 import pytest
+from benchmarks import trainers
 
 from evert.trainers.reporting.figures.metrics import Curve
-
-
-@pytest.fixture
-def trainers() -> ModuleType:
-    """The script, as a module."""
-    script = Path(__file__).parents[2] / "benchmarks" / "trainers.py"
-    found = importlib.util.spec_from_file_location("trainers", script)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 def curve(*scores: float) -> Curve:
@@ -30,7 +18,7 @@ def curve(*scores: float) -> Curve:
 
 
 def test_a_quick_benchmark_saves_its_figures(
-    trainers: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / "docs.png"
     options = ["--quick", "--only", "cookbook", "--out", str(tmp_path), "--figure", str(figure)]
@@ -46,7 +34,6 @@ def test_a_quick_benchmark_saves_its_figures(
 
 
 def test_each_trainer_has_a_line_and_one_that_ends_too_low_fails(
-    trainers: ModuleType,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -71,7 +58,7 @@ def test_each_trainer_has_a_line_and_one_that_ends_too_low_fails(
     ]
 
 
-def test_a_log_becomes_a_curve(trainers: ModuleType) -> None:
+def test_a_log_becomes_a_curve() -> None:
     trl = [
         {"reward": 0.5, "step_time": 2.0, "loss": 1.0},
         {"reward": 0.75, "step_time": 3.0},
@@ -83,25 +70,19 @@ def test_a_log_becomes_a_curve(trainers: ModuleType) -> None:
     assert trainers.curve_of(verl, *trainers.VERL) == Curve([1], [6.0], [0.25])
 
 
-def test_a_process_that_fails_is_an_error_with_its_last_lines(
-    trainers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_fails_or_has_no_environment_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainers, "PYTHON", Path(sys.executable))
     with pytest.raises(trainers.RunError, match=r"(?s)ended with code 1.*ValueError: no GPU"):
         trainers.run(tmp_path, sys.executable, "-c", "raise ValueError('no GPU')")
-
-
-def test_without_the_environment_it_says_how_to_make_it(
-    trainers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(trainers, "PYTHON", trainers.ROOT / "nowhere" / "python")
-
     with pytest.raises(trainers.RunError, match="make_environment.py trainers"):
         trainers.run(tmp_path, sys.executable, "-c", "")
 
 
 def test_nothing_of_a_process_that_takes_too_long_is_left(
-    trainers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainers, "PYTHON", Path(sys.executable))
     monkeypatch.setattr(trainers, "LONGEST", 3.0)
@@ -115,17 +96,9 @@ def test_nothing_of_a_process_that_takes_too_long_is_left(
     with pytest.raises(trainers.RunError, match="It took over 3 s"):
         trainers.run(tmp_path, sys.executable, "-c", code)
 
-    pid = int((tmp_path / "output.log").read_text())
-    deadline = time.monotonic() + 30
-    while is_running(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        os.kill(pid, 0)
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+    pid, deadline = int((tmp_path / "output.log").read_text()), time.monotonic() + 30
+    with suppress(psutil.NoSuchProcess):
+        child_of_it = psutil.Process(pid)
+        while child_of_it.status() != psutil.STATUS_ZOMBIE:  # one that nobody waits for may stay
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -4,7 +4,6 @@
 rows. ``write_files`` makes what recipes read from disk.
 """
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -49,42 +48,26 @@ def _math(*splits: str) -> Callable[[], DatasetDict]:
 
 
 def _helpsteer() -> DatasetDict:
-    rows = [
-        {
-            "context": _talk(i)[:1],
-            "response1": f"I am {i}.",
-            "response2": "No.",
-            "overall_preference": -1,
-        }
-        for i in range(ROWS)
-    ]
+    told = {"response2": "No.", "overall_preference": -1}
+    rows = [{"context": _talk(i)[:1], "response1": f"I am {i}.", **told} for i in range(ROWS)]
     return _splits(rows, "train", "validation")
 
 
 def _questions() -> DatasetDict:
+    about = {"type": "mcq-4-choices", "domain": "Chemistry", "details": {"level": "L3"}}
+    choices = [{"label": ["A", "B"], "text": [str(i), "none"]} for i in range(ROWS)]
     rows = [
-        {
-            "question": f"Which is {i}?",
-            "choices": {"label": ["A", "B"], "text": [str(i), "none"]},
-            "answerKey": "A",
-            "type": "mcq-4-choices",
-            "domain": "Chemistry",
-            "details": {"level": "L3"},
-        }
-        for i in range(ROWS)
+        {"question": f"Which is {i}?", "choices": each, "answerKey": "A", **about}
+        for i, each in enumerate(choices)
     ]
     return _splits(rows, "test")
 
 
 def _feedback() -> DatasetDict:
     scores = {f"orig_score{i}_description": f"as good as {i}" for i in range(1, 6)}
+    asked = {"orig_criteria": "Is it said?", **scores}
     rows = [
-        {
-            "orig_instruction": f"Say {i}.",
-            "orig_criteria": "Is it said?",
-            "orig_reference_answer": f"{i}",
-            **scores,
-        }
+        {"orig_instruction": f"Say {i}.", "orig_reference_answer": f"{i}", **asked}
         for i in range(ROWS)
     ]
     return _splits(rows, "train")
@@ -155,6 +138,11 @@ def write_files(folder: Path) -> None:
 
 
 def _write_forecasts(file: Path) -> None:
+    asked = {
+        "category": "c",
+        "markets": json.dumps(["yes it is"]),
+        "sources": json.dumps([{"title": "t", "summary": "s", "ranking": 1}]),
+    }
     rows = [
         {
             "submission_id": f"s{i}",
@@ -163,30 +151,24 @@ def _write_forecasts(file: Path) -> None:
             "snapshot_time": f"2025-{month:02}-01T00:00:00Z",
             "close_time": f"2025-{month:02}-10T00:00:00Z",
             "market_outcome": json.dumps({"yes it is": i % 2}),
-            "category": "c",
-            "markets": json.dumps(["yes it is"]),
-            "sources": json.dumps([{"title": "t", "summary": "s", "ranking": 1}]),
+            **asked,
         }
         for i, month in enumerate([1, 2, 3, 4, 11, 11, 12, 12])  # trained on, and after the split
     ]
-    with file.open("w", newline="") as target:
-        writer = csv.DictWriter(target, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    Dataset.from_list(rows).to_csv(str(file))
 
 
 def _write_arrow(folder: Path) -> None:
     asked = [{"role": "system", "content": "Pick."}, {"role": "user", "content": "A or B?"}]
-    science = [{"messages": asked, "output_text": "<answer>A</answer>"}] * ROWS
     tool = {"prompt": "Call t.", "golden_response": ["Action: t", "Action Input: {}"]}
+    called = {**tool, "golden_answer": [{"Action": "t", "Action_Input": "{}"}]}
     data = {
-        "science_data/train_data": science,
+        "science_data/train_data": [
+            {"messages": asked, "output_text": "<answer>A</answer>"}
+        ] * ROWS,
         "science_data/eval_data": [{"prompt": asked, "answer": "A"}] * TESTED,
         "tooluse_data/train_data": [tool] * ROWS,
-        "tooluse_data/eval_data": [
-            {**tool, "golden_answer": [{"Action": "t", "Action_Input": "{}"}]}
-        ]
-        * TESTED,
-    }
+        "tooluse_data/eval_data": [called] * TESTED,
+    }  # fmt: skip
     for path, rows in data.items():
         Dataset.from_list(rows).save_to_disk(str(folder / path))

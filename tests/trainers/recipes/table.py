@@ -48,10 +48,8 @@ def trains(module: str, settings: str, steps: int = 1) -> Recipe:
     return Recipe(module, settings, {"log": steps})
 
 
-MADE = Recipe(
-    "rubric.generate_data",
-    writes=("tinker_cookbook/example_data/example_rubric_train.jsonl",),
-)
+RUBRIC = "tinker_cookbook/example_data/example_rubric_train.jsonl"
+MADE = Recipe("rubric.generate_data", writes=(RUBRIC,))
 PLAYED = trains(
     "multiplayer_rl.text_arena.train",
     "batch_size=2 num_train_datapoints=2 num_test_datapoints=2 max_tokens=4 max_steps=1 "
@@ -157,33 +155,24 @@ RUNS: tuple[Recipe, ...] = (
     ),
 )
 
-SANDBOX = "sandbox"
-IMAGES = "download: images, and a model that sees"
-SOUND = "download: recordings, and a model that hears"
-
-NEEDS = (
-    Recipe("audio.asr.rl_train", needs=SOUND),
-    Recipe("audio.asr.sl_train", needs=SOUND),
-    Recipe("audio.emotion.evaluate", needs=SOUND),
-    Recipe("audio.emotion.prepare_data", needs=SOUND),
-    Recipe("audio.emotion.rl_train", needs=SOUND),
-    Recipe("audio.emotion.sl_train", needs=SOUND),
-    Recipe("audio.medical_asr.train", needs=SOUND),
-    Recipe("chat_sl.sweep.analyze", needs="runs of Weights & Biases"),
-    Recipe("chat_sl.sweep.launch_all", needs="the service: a process for each model"),
-    Recipe("code_rl.train", needs=SANDBOX),
-    Recipe("distillation.on_policy_distillation_harbor_multi_turn", needs=SANDBOX),
-    Recipe("forecasting.data", needs="download: the data set is what it gets"),
-    Recipe("harbor_rl.scripts.eval_harbor_rl", needs=SANDBOX),
-    Recipe("harbor_rl.scripts.train_terminal_bench", needs=SANDBOX),
-    Recipe("search_tool.offline_eval", needs="a Chroma server and Gemini's embeddings"),
-    Recipe("search_tool.train", needs="a Chroma server and Gemini's embeddings"),
-    Recipe("verifiers_rl.evaluate", needs="package verifiers"),
-    Recipe("verifiers_rl.train", needs="package verifiers"),
-    Recipe("vlm_classifier.eval", needs=IMAGES),
-    Recipe("vlm_classifier.eval_sweep", needs=IMAGES),
-    Recipe("vlm_classifier.sweep", needs=IMAGES),
-    Recipe("vlm_classifier.train", needs=IMAGES),
+NEEDED = {
+    "download: recordings, and a model that hears":
+        "audio.asr.rl_train audio.asr.sl_train audio.emotion.evaluate audio.emotion.prepare_data "
+        "audio.emotion.rl_train audio.emotion.sl_train audio.medical_asr.train",
+    "download: images, and a model that sees":
+        "vlm_classifier.eval vlm_classifier.eval_sweep vlm_classifier.sweep vlm_classifier.train",
+    "download: the data set is what it gets": "forecasting.data",
+    "runs of Weights & Biases": "chat_sl.sweep.analyze",
+    "the service: a process for each model": "chat_sl.sweep.launch_all",
+    "sandbox":
+        "code_rl.train distillation.on_policy_distillation_harbor_multi_turn "
+        "harbor_rl.scripts.eval_harbor_rl harbor_rl.scripts.train_terminal_bench",
+    "a Chroma server and Gemini's embeddings": "search_tool.offline_eval search_tool.train",
+    "package verifiers": "verifiers_rl.evaluate verifiers_rl.train",
+}  # fmt: skip
+NEEDS = tuple(
+    Recipe(module, needs=need)
+    for module, need in sorted((one, need) for need, of in NEEDED.items() for one in of.split())
 )
 
 RECIPES = (*RUNS, *NEEDS)
