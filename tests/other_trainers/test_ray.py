@@ -120,6 +120,7 @@ async def test_an_agents_error_is_its_own(rollouts: RayRollouts) -> None:
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+@pytest.mark.nightly  # a minute, most of it waiting
 async def test_a_stopped_actor_is_told_from_a_slow_one(tmp_path: Path) -> None:
     flag = tmp_path / "stopped"
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 NODE_DIES = """
 import asyncio, psutil, sys, types
 tests = types.ModuleType("tests"); tests.__path__ = [sys.argv[1]]; sys.modules["tests"] = tests
@@ -26,6 +28,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.nightly  # a minute, most of it waiting
 def test_a_run_ends_with_a_sentence_when_rays_node_dies() -> None:
     tests = str(Path(__file__).parent.parent)
     run = subprocess.run(
