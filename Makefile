@@ -2,7 +2,7 @@
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
 #   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
-#                (about 12 minutes on two idle cores); figures and plots
+#                (about 13 minutes on two cores); figures and plots
 #   make test    the tests of each change
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
@@ -45,7 +45,7 @@ SMOLLM2 := .models/smollm2
 REAL := group_size=8 learning_rate=3e-4 eval_every=0
 real: $(SMOLLM2)
 	$(BIN)/evert train env=identity model_name=$(SMOLLM2) $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
-	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_steps=5 warm_up_batch=8 warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2) $(REAL) steps=8 batch_size=6 max_tokens=48 $(SETTINGS)
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_steps=8 warm_up_batch=8 warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2) $(REAL) steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
 
 $(SMOLLM2): | .venv/installed
 	$(INSTALL) --editable ".[gguf]"

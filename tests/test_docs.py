@@ -17,6 +17,7 @@ import logging
 import pkgutil
 import re
 import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -159,6 +160,15 @@ def test_every_evert_line_is_one_that_its_command_reads() -> None:
     assert len(lines) > 30
     assert [shlex.join(words) for words in lines if not is_read(words)] == []
     assert not is_read(["evert", "train", "env=identity", "stpes=1"])
+
+
+def test_what_make_real_trains_is_read() -> None:
+    printed = subprocess.run(["make", "-n", "real"], cwd=ROOT, capture_output=True, text=True)
+    lines = [line.partition("evert train ")[2] for line in printed.stdout.splitlines()]
+    trained = [shlex.split(line) for line in lines if line]
+
+    assert [arguments[0] for arguments in trained] == ["env=identity", "agent=calculator:agent"]
+    assert all(is_read(["evert", "train", *arguments]) for arguments in trained)
 
 
 def test_every_make_line_names_a_target_that_there_is() -> None:
