@@ -14,12 +14,13 @@ import chz
 import tinker
 from rich.console import Console
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.renderers.base import get_text_content
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
 from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import hear
 from evert.bridge.import_paths import resolve
-from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.config.fields import DemonstrationsError as DemonstrationsError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, renderer_of
@@ -89,8 +90,8 @@ def messages_of(conversation: Conversation, renderer: "Renderer") -> list[Any]:
     tools = conversation.get("tools")
     if not tools:
         return messages
-    system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
-    return [*PromptRenderer(renderer).tool_prefix(read_tools(tools), system), *messages]
+    system = get_text_content(messages.pop(0)) if messages[0]["role"] == "system" else ""
+    return [*prompt_renderer(renderer).tool_prefix(read_tools(tools), system), *messages]
 
 
 @chz.chz
