@@ -16,6 +16,8 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
+_AT_ONCE = 2**20  # Logits drawn from at once on a CPU: what is computed of them stays in its cache
+
 
 def stream_key(*parts: bytes | int) -> int:
     """Mix seeds, counters and content into the 64-bit key of a random stream."""
@@ -44,6 +46,11 @@ class Temper:
     top_p: Tensor | None  # [B] float32, 1 for no limit; None where no row has a limit
     plain: bool  # All temperatures are 1 and nothing is truncated
 
+    def of(self, rows: slice) -> "Temper":
+        """How some of the rows are shaped."""
+        cut = (None if each is None else each[rows] for each in (self.top_k, self.top_p))
+        return Temper(self.temperature[rows], *cut, plain=self.plain)
+
 
 def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """One token a row for [B, V] logits and [B] numbers in [0, 1), by inverting the distribution.
@@ -51,10 +58,20 @@ def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tenso
     Returns [B] token ids, and [B] their log-probabilities under the model itself, at temperature 1
     and untruncated, whatever ``temper`` says: what a trainer computes for the same token.
     """
+    few = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    if len(logits) <= few:
+        return _draw(logits, temper, uniform)
+    cuts = [slice(row, row + few) for row in range(0, len(logits), few)]
+    drawn = [_draw(logits[rows], temper.of(rows), uniform[rows]) for rows in cuts]
+    tokens, logprobs = zip(*drawn, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax(logits, dim=-1)
-    shaped = logprobs if temper.plain else _shape(logprobs, temper)
+    weights = logprobs.exp() if temper.plain else _shape(logprobs, temper).exp()
     # float64: a float32 running sum over a large vocabulary loses the rare tokens.
-    cumulative = torch.softmax(shaped.double(), dim=-1).cumsum(dim=-1)
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     target = uniform[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
     if not temper.plain:

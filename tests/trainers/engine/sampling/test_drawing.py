@@ -17,9 +17,9 @@ def temper(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Temper:
     return Temper(
-        torch.tensor([temperature]),
-        None if top_k is None else torch.tensor([top_k]),
-        None if top_p is None else torch.tensor([top_p]),
+        torch.tensor([temperature]).expand(4000),
+        None if top_k is None else torch.tensor([top_k]).expand(4000),
+        None if top_p is None else torch.tensor([top_p]).expand(4000),
         plain=temperature == 1.0 and top_k is None and top_p is None,
     )
 
@@ -27,7 +27,7 @@ def temper(
 def shares(how: Temper, count: int = 2000) -> list[float]:
     """How often each token is drawn when the uniform numbers cover [0, 1) evenly."""
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn, _ = draw(LOGITS.expand(count, -1), how, grid)
+    drawn, _ = draw(LOGITS.expand(count, -1), how.of(slice(count)), grid)
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]
 
 
@@ -66,14 +66,26 @@ def test_truncation_keeps_the_likeliest_tokens_in_their_proportions() -> None:
 def test_logprobs_are_the_models_whatever_shapes_the_draw() -> None:
     half = torch.tensor([0.7], dtype=torch.float64)
     for how in (temper(), temper(0.5), temper(0.0), temper(top_k=2), temper(top_p=0.9)):
-        token, logprob = draw(LOGITS, how, half)
+        token, logprob = draw(LOGITS, how.of(slice(1)), half)
         assert float(logprob) == pytest.approx(float(LOGITS[0, int(token)]), abs=1e-6)
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     for u in (0.0, 0.5, 1 - 2**-53):
-        assert int(draw(logits, temper(), torch.tensor([u], dtype=torch.float64))[0]) == 1
+        number = torch.tensor([u], dtype=torch.float64)
+        assert int(draw(logits, temper().of(slice(1)), number)[0]) == 1
+
+
+def test_many_rows_are_drawn_as_each_alone() -> None:
+    logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
+    numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for how in (temper(), temper(0.5, top_k=40), temper(top_p=0.9)):
+        rows = [slice(row, row + 1) for row in range(300)]
+        alone = [draw(logits[row], how.of(row), numbers[row]) for row in rows]
+        tokens, logprobs = draw(logits, how.of(slice(300)), numbers)
+        assert tokens.tolist() == [int(token) for token, _ in alone]
+        assert logprobs.tolist() == [float(logprob) for _, logprob in alone]
 
 
 def test_streams_are_uniform_and_do_not_repeat() -> None:
