@@ -9,7 +9,7 @@ an agent, a reward and metrics in one file. It needs the extra ``reasoning``.
 
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
@@ -61,6 +61,7 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
             "max_tokens": 64,
             "eval_every": 10,
             "save_every": 10,
+            "demonstrations": f"{path}.demonstrations",
         },
         metrics=metrics,
     )
@@ -145,14 +146,10 @@ class Reasoning:
 
     async def __call__(self, client: "AgentClient", task: int) -> float:
         """Ask a question, and score the answer."""
-        from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
+        from reasoning_gym.utils import extract_answer
 
         dataset, item = self.item(task)
-        prompt = SYSTEM_PROMPTS.get(self._prompt, self._prompt)
-        system = [{"role": "system", "content": prompt}] if prompt else []
-        completion = await client.chat.completions.create(
-            messages=[*system, {"role": "user", "content": item["question"]}]
-        )
+        completion = await client.chat.completions.create(messages=self._asked(item))
         reply = completion.choices[0].message.content or ""
         answer = extract_answer(reply)
         score = float(dataset.score_answer(reply.strip() if answer is None else answer, item))
@@ -160,6 +157,30 @@ class Reasoning:
         if len(self._names) > 1:
             client.metric(_metric(self._names[task % len(self._names)]), score)
         return score
+
+    def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
+        """Questions with the generator's own answers, for a warm-up: without end, by a seed.
+
+        Raises:
+            GameError: The generator gives no answer that it scores in full.
+        """
+        draw, lost = random.Random(seed), 0
+        while lost < _TRIES:
+            dataset, item = self.item(self.train_tasks[draw.randrange(SIZE)])
+            answer = str(item["answer"])
+            if dataset.score_answer(answer, item) < 1:
+                lost += 1
+                continue
+            said = f"<answer>{answer}</answer>" if self._prompt else answer
+            yield [*self._asked(item), {"role": "assistant", "content": said}]
+        raise GameError(f"{self} has no answers to show. Leave warm_up_steps out.")
+
+    def _asked(self, item: dict[str, Any]) -> list[dict[str, str]]:
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+
+        prompt = SYSTEM_PROMPTS.get(self._prompt, self._prompt)
+        system = [{"role": "system", "content": prompt}] if prompt else []
+        return [*system, {"role": "user", "content": item["question"]}]
 
 
 class _Split(Sequence[int]):

@@ -8,6 +8,7 @@
 
 import runpy
 from importlib.metadata import EntryPoint
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,22 @@ async def test_the_score_is_the_generators_own(reply: str, score: float) -> None
     assert earned == pytest.approx(score, abs=0.19)
     assert metrics["solved"] == (score == 1)
     assert metrics["score_chain_sum"] == earned
+
+
+async def test_a_demonstration_gives_the_agents_question_and_an_answer_that_is_scored_in_full() -> (
+    None
+):
+    for agent in (Reasoning("chain_sum"), Reasoning("leg_counting", prompt="default")):
+        shown = list(islice(agent.demonstrations(3), 20))
+        asked = {agent.item(task)[1]["question"]: task for task in agent.train_tasks[:2000]}
+        first = next(one for one in shown if one[-2]["content"] in asked)
+        task = asked[first[-2]["content"]]
+        trajectory = await play(agent, first[-1]["content"], task=task)
+
+        assert reward(trajectory) == 1
+        assert shown == list(islice(agent.demonstrations(3), 20))
+    with pytest.raises(GameError, match="has no answers to show"):
+        next(Reasoning("rush_hour", size=50).demonstrations(0))
 
 
 @pytest.mark.parametrize(

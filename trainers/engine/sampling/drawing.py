@@ -48,8 +48,9 @@ class Temper:
 
     def of(self, rows: slice) -> "Temper":
         """How some of the rows are shaped."""
-        cut = (None if each is None else each[rows] for each in (self.top_k, self.top_p))
-        return Temper(self.temperature[rows], *cut, plain=self.plain)
+        top_k = None if self.top_k is None else self.top_k[rows]
+        top_p = None if self.top_p is None else self.top_p[rows]
+        return Temper(self.temperature[rows], top_k, top_p, self.plain)
 
 
 def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
