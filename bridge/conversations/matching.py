@@ -25,7 +25,7 @@ Wherever a reply comes back, it is rendered as the policy gave it, with its thin
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -148,13 +148,10 @@ class ConversationBook:
         sent, own = request.messages, self._latest.get(caller)
         for conversation in chain([own] if own is not None else (), reversed(self._recent)):
             if _offers(request, conversation) and conversation.is_continued_by(sent):
-                start = len(conversation.sent)
-                check_text(sent[start:], most)
-                heard = hear(sent, start, conversation.tool_names)
+                heard = _heard(request, len(conversation.sent), conversation.tool_names, most)
                 if (match := self._next_turn(conversation, heard)) is not None:
                     return match
-        check_text([*sent, request.tools], most)
-        heard = hear(sent, 0, {})
+        heard = _heard(request, 0, {}, most)
         return self._from_a_reply(request, heard, caller, renderer, most)
 
     def _next_turn(self, conversation: Conversation, heard: Sequence[Heard]) -> "Match | None":
@@ -188,17 +185,16 @@ class ConversationBook:
         )
         last, point = self._last_replies(request, heard, caller, places)
         start = 0 if point is None else point.sent + 1
+        left_out = self._asked_instead(places, heard)
         rendered, others = self._as_given(heard, places, start, last)
         speaker = Speaker.of(heard, request.tools)
-        left_out = self._asked_instead(places, heard)
         before = last.conversation.speaker if last is not None and last.sent >= start else None
         goes_on = point is not None and point.is_open
         cause = cause_of(speaker, others, left_out, before, goes_on=goes_on)
         if completed == len(places) or (goes_on and completed == start - 1):
             cause = Drift.COMPLETED_ARGUMENTS
         if point is None:
-            tools = _kept_tools(request.tools)
-            conversation = Conversation(self._index, caller, speaker, tools)
+            conversation = Conversation(self._index, caller, speaker)
         elif point.is_open:
             conversation = point.conversation
         else:
@@ -267,8 +263,10 @@ class ConversationBook:
         where = "" if match.cause is None else self._where(match, request, caller)
         escaped = (renderer.escape(message) for message in match.rendered)
         messages = [self._images.shown(message, most) for message in escaped]
-        if not conversation.messages and request.tools:
-            _offer_tools(request.tools, messages, renderer)
+        if not conversation.messages:
+            conversation.tools = _kept_tools(request.tools)
+            if request.tools:
+                _offer_tools(request.tools, messages, renderer)
         if request.format is not None and request.format != conversation.format:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
@@ -331,6 +329,13 @@ class Match(NamedTuple):
     rendered: list[Message]  # the new ones, replies of the policy as it gave them
     cause: Drift | None  # None: no drift
     is_handed: bool = False  # whether an agent begins with another's history
+
+
+def _heard(
+    request: ChatRequest, start: int, tool_names: Mapping[str, str], most: int | None
+) -> list[Heard]:
+    check_text([*request.messages[start:], None if start else request.tools], most)
+    return hear(request.messages, start, tool_names)
 
 
 def _offers(request: ChatRequest, conversation: Conversation) -> bool:
