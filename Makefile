@@ -2,7 +2,7 @@
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
 #   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
-#                (about 13 minutes on two cores); figures and plots
+#                (about 13 minutes on two cores); figures and plots; `make real-short`: a step of it
 #   make test    the tests of each change
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
@@ -35,7 +35,7 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
@@ -43,9 +43,14 @@ train: .venv/installed
 # It comes from the package index, as a package that holds nothing else.
 SMOLLM2 := .models/smollm2
 REAL := group_size=8 learning_rate=3e-4 eval_every=0
+CALCULATOR := agent=calculator:agent train_tasks=calculator:TRAIN policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_batch=8 warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2)
 real: $(SMOLLM2)
 	$(BIN)/evert train env=identity model_name=$(SMOLLM2) $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
-	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train agent=calculator:agent train_tasks=calculator:TRAIN test_tasks=calculator:TEST policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_steps=8 warm_up_batch=8 warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2) $(REAL) steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) test_tasks=calculator:TEST $(REAL) warm_up_steps=8 steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
+
+# One step of either kind, to see that it runs.
+real-short: $(SMOLLM2)
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) warm_up_steps=1 steps=1 batch_size=1 group_size=2 max_tokens=36 log_path=$$(mktemp -d)/run
 
 $(SMOLLM2): | .venv/installed
 	$(INSTALL) --editable ".[gguf]"
