@@ -82,7 +82,7 @@ HEAVY = (
     "tinker_cookbook.rl.train", "tinker_cookbook.renderers", "tinker_cookbook.recipes.math_rl",
     "openai", "anthropic", "google.genai", "lm15", "matplotlib.pyplot", "wandb", "textarena",
     "nltk", "aiohttp.web", "re2", "jsonschema", "PIL.Image", "pytest_asyncio.plugin",
-    "pytest_timeout", "xdist.plugin", "opentelemetry.sdk.trace", "setuptools",
+    "pytest_timeout", "xdist.plugin", "setuptools",
 )  # fmt: skip
 """Imported once, for all processes."""
 PATIENCE, MEMORY = 40, 8 << 30

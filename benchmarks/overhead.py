@@ -6,8 +6,6 @@ policy for every row, measured in one run:
     nothing       an Env whose methods return at once: the runner's own cost
     switch        an agent suspended and resumed, nothing rendered
     evert         ChatAgentEnv
-    traces        the same with spans, which are sent to a collector after the measurement
-    traces sent   the same, sent meanwhile, at whatever rate the turns are: a thread encodes them
     message env   the Cookbook's EnvFromMessageEnv over a hand-written MessageEnv
     cookbook      the Cookbook's hand-written GuessNumberEnv
 
@@ -26,13 +24,9 @@ Every row is the median of its repeats; the spread is (max - min) / median.
 
 import argparse
 import asyncio
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -52,7 +46,6 @@ from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import ParkedCall
-from evert.bridge.episode.tracers import flush, tracing_to
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.guess_number import SYSTEM_PROMPT, judge
@@ -166,61 +159,10 @@ def cookbook_env(turns: int) -> Env:
     return cookbook.GuessNumberEnv(TARGET, default_renderer())
 
 
-COLLECTOR = """
-import http.server
-class Collector(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-    def log_message(self, *_):
-        pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-print(server.server_address[1], flush=True)
-server.serve_forever()
-"""
-"""A collector of another process, which keeps nothing."""
-
-LATER = {
-    "OTEL_BSP_SCHEDULE_DELAY": "1000000000",
-    "OTEL_BSP_MAX_QUEUE_SIZE": "10000000",
-    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "10000000",
-}
-"""What keeps OpenTelemetry's thread from sending before it is told to."""
-
-collectors: dict[str, str] = {}
-"""URLs of it, by the rows whose spans go there."""
-
-
-@contextmanager
-def collecting() -> Iterator[None]:
-    """Spans have where to go inside the block."""
-    with subprocess.Popen(
-        [sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        collectors["traces sent"] = f"http://127.0.0.1:{port}"
-        collectors["traces"] = f"http://localhost:{port}"
-        os.environ.update(LATER)
-        tracing_to(collectors["traces"])
-        for name in LATER:
-            del os.environ[name]
-        try:
-            yield
-        finally:
-            flush()
-            process.kill()
-
-
 ROWS: dict[str, Callable[[int], Env]] = {
     "nothing": Nothing,
     "switch": SwitchOnly,
     "evert": lambda turns: ChatAgentEnv(guesser(turns)),
-    "traces": lambda turns: ChatAgentEnv(guesser(turns), traces=collectors["traces"]),
-    "traces sent": lambda turns: ChatAgentEnv(guesser(turns), traces=collectors["traces sent"]),
     "message env": lambda turns: EnvFromMessageEnv(default_renderer(), GuessMessages(turns)),
     "cookbook": cookbook_env,
 }
@@ -315,8 +257,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two repeats, nothing slow at 1000")
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
-    with collecting():
-        results = asyncio.run(run(options.turns, repeats, options.quick))
+    results = asyncio.run(run(options.turns, repeats, options.quick))
     table = Table(title="Microseconds a turn (median, spread), and times evert's")
     table.add_column("row")
     for turns in options.turns:

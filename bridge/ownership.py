@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Owner(Protocol):
@@ -18,9 +18,6 @@ class Owner(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether its agent is done."""
-
-    def carried(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function for another thread, within the span that is current here."""
 
 
 @dataclass(frozen=True, slots=True)

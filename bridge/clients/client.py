@@ -49,7 +49,6 @@ class _Handle:
         """
         value = reward_of(reward, "The reward given to client.reward")
         self._endpoint.inbox.notes.add("reward", "", value)
-        self._endpoint.episode.observer.rewarded(self.model, value)
 
     def log(self, **values: str | int | float) -> None:
         """Note values for people: they go to the transition's logs."""

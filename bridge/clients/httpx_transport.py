@@ -50,8 +50,8 @@ class Transport:
         return response_for(request, self._endpoint.answer_blocking(sent, send))
 
     def _sent(self, request: Any, content: bytes) -> Sent | Answer:
-        url, headers = request.url, request.headers
-        return self._endpoint.sent(request.method, url.path, content, headers, str(url))
+        url = request.url
+        return self._endpoint.sent(request.method, url.path, content, str(url))
 
     def stream(self, request: Any) -> Exchange:
         """Answer a request of an ``lm15`` client, blocking or async, as it is entered."""

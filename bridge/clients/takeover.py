@@ -25,7 +25,7 @@ import importlib
 import multiprocessing.pool
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -168,10 +168,7 @@ async def _request(
     content = content.encode() if isinstance(content, str) else content
     if not isinstance(content, bytes):
         return await send()
-    headers = options.get("headers")
-    carrier = headers if isinstance(headers, Mapping) else None
-    whole = str(url) if url.absolute else path
-    sent = endpoint.sent(method, path, content, carrier, whole)
+    sent = endpoint.sent(method, path, content, str(url) if url.absolute else path)
     answer = await endpoint.answer(sent, send)
     if not isinstance(answer, Answer):
         return answer
@@ -218,9 +215,9 @@ def _start(original: Function, thread: threading.Thread) -> Any:
 
     def run() -> None:
         _put_back(thread, own)  # a thread that runs looks like any
-        _run_in(lent, work)
+        _run_in(lent, thread.run)
 
-    lent, work = claim.lent(), _traced(claim, lambda: thread.run())
+    lent = claim.lent()
     thread.run = run  # type: ignore[method-assign]
     try:
         return original(thread)
@@ -269,12 +266,7 @@ def _claimed(function: Function) -> Function:
     claim = _claim_here()
     if claim is None:
         return function
-    return functools.partial(_run_in, claim, _traced(claim, function))
-
-
-def _traced(claim: Claim, function: Function) -> Function:
-    owner = claim.owner()
-    return function if owner is None else owner.carried(function)
+    return functools.partial(_run_in, claim, function)
 
 
 def _run_in(claim: Claim, function: Function, *args: Any, **kwargs: Any) -> Any:

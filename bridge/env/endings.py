@@ -102,7 +102,6 @@ class Account:
         stop_reason: Why the episode is to stop before the next turn; None: it goes on.
         overflow: The latest refusal, while the agent has not coped with it; None: none.
         was_cut: Whether the latest reply was cut at its cap.
-        scored: Is told the reward of each ending and its reason; None: nobody is.
         turns, sampled: Number of actions taken so far, and of the tokens in them.
     """
 
@@ -117,7 +116,6 @@ class Account:
     overflow: openai.BadRequestError | None = None
     turns: int = 0
     was_cut: bool = False
-    scored: Callable[[float, str], None] | None = None
     sampled: int = 0
 
     def report(self) -> Metrics:
@@ -137,8 +135,6 @@ class Account:
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """An ending for ``reason`` with all notes of the agent and the report."""
-        if self.scored is not None:
-            self.scored(reward, reason)
         ending = Ending(reward)
         ending.reward += self.take_notes(ending.metrics, ending.logs)
         ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0

@@ -43,7 +43,6 @@ from evert.bridge.env.turns import Turns
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
-from evert.bridge.episode.observer import NOBODY, Observer
 from evert.bridge.errors import EnvStateError
 from evert.bridge.models.frozen import frozen_models
 from evert.bridge.off_loop import give_threads
@@ -300,14 +299,8 @@ class ChatAgentEnv(Env):
 
     def _start(self, roles: Sequence[Sequence[str]], seed: int | None) -> Episode:
         form = self._form
-        observer: Observer = NOBODY
-        if self._settings.traces:  # OpenTelemetry is imported where it is asked for
-            from evert.bridge.episode.tracers import tracing_to
-            from evert.bridge.episode.traces import Trace
-
-            observer = Trace(tracing_to(self._settings.traces), form.name, roles[0][0])
         loop = asyncio.get_running_loop()
-        episode = Episode(form, loop, roles, self._frozen, seed, observer)
+        episode = Episode(form, loop, roles, self._frozen, seed)
         model = episode.routes.names[0]
         endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
         client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)

@@ -6,12 +6,9 @@ checked.
 """
 
 import difflib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from typing import Any, Literal, TypedDict
-from urllib.parse import urlsplit
 
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
@@ -19,7 +16,7 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from evert.bridge.env.limits import MIN_CONTEXT
 from evert.bridge.episode.agent import Agent, agent_name, unwrapped
 from evert.bridge.episode.routes import DEFAULT_POLICY_NAME, read_policy_names
-from evert.bridge.errors import InvalidAgentError, MissingPackageError
+from evert.bridge.errors import InvalidAgentError
 from evert.bridge.models.frozen import MODEL_TIMEOUT, FrozenModel
 
 
@@ -40,7 +37,6 @@ class EnvOptions(TypedDict, total=False):
     model_timeout: float | None
     format_retries: int
     keep_completed_arguments: bool
-    traces: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +71,6 @@ class EnvSettings:
             counted either way (``drift/completed_arguments``). False: the policy is shown what the
             agent sent, in a new token sequence, since only the agent's author knows that what was
             added changes nothing.
-        traces: Where OpenTelemetry's spans of the episode go: the URL of a collector that takes
-            OTLP over HTTP ("http://127.0.0.1:4318"), or "otel", as OpenTelemetry is set up in this
-            process or by its variables (``traces.py``). Empty: there are none.
     """
 
     renderer: Renderer | None = None
@@ -94,7 +87,6 @@ class EnvSettings:
     model_timeout: float | None = MODEL_TIMEOUT
     format_retries: int = 2
     keep_completed_arguments: bool = False
-    traces: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,9 +117,8 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     Raises:
         TypeError: There is no such option.
         ValueError: ``on_truncation`` is neither "deliver" nor "end", or no prompt has room in
-            ``context_length``, or ``traces`` is no URL.
+            ``context_length``.
         InvalidModelError: ``policy_names`` are none.
-        MissingPackageError: Traces are asked for, and OpenTelemetry is not installed.
     """
     known = [field.name for field in fields(EnvSettings)]
     for name in options:
@@ -153,33 +144,4 @@ def settings_of(options: EnvOptions) -> EnvSettings:
             f"context holds, at least {MIN_CONTEXT}, or None where it is not known."
         )
     read_policy_names(settings.policy_names)
-    check_traces(settings.traces)
     return settings
-
-
-def check_traces(traces: object) -> None:
-    """Check where spans are to go, without OpenTelemetry where they go nowhere.
-
-    Raises:
-        ValueError: It is neither empty, nor "otel", nor a URL.
-        MissingPackageError: OpenTelemetry is not installed.
-    """
-    if traces == "":
-        return
-    if traces != "otel" and not str(traces).startswith(("http://", "https://")):
-        raise ValueError(
-            f"traces={traces!r}; expected the URL of a collector that takes OTLP over HTTP, like "
-            "'http://127.0.0.1:4318', or 'otel', for OpenTelemetry as it is set up."
-        )
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        raise MissingPackageError(
-            f"traces={traces!r} needs OpenTelemetry, which is not installed. Install it: pip "
-            "install opentelemetry-exporter-otlp-proto-http."
-        )
-
-
-def collector_hosts(traces: str) -> tuple[str, ...]:
-    """The hosts that spans go to, as far as ``traces`` or OpenTelemetry's variables say."""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    urls = [os.environ.get(name, "") for name in names] if traces == "otel" else [traces]
-    return tuple(host for url in urls if (host := urlsplit(url).hostname))

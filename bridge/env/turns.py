@@ -89,7 +89,6 @@ class Turns:
         if self.overlap.ahead is not None:
             inbox.watch(self._look)
         self.account.hints = episode.hints
-        self.account.scored = partial(episode.observer.rewarded, self._settings.names[0])
         return await self._advance()
 
     # -- the observation -------------------------------------------------------------------------

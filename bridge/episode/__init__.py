@@ -8,8 +8,5 @@ In reading order:
     refusals.py  an agent whose calls are refused again and again
     routes.py    which inbox or frozen model a model name leads to
     seeds.py     seeds of episodes
-    observer.py  what watches it; nothing does, or ``traces.py``
     episode.py   one run of an agent: its life, and what is released with it
-    traces.py    an episode as OpenTelemetry's spans
-    tracers.py   where spans go
 """

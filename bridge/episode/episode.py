@@ -25,7 +25,6 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.episode.agent import AgentForm
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.episode.observer import NOBODY, Observer
 from evert.bridge.episode.refusals import Refusals
 from evert.bridge.episode.routes import Routes
 from evert.bridge.episode.seeds import Draws
@@ -79,9 +78,7 @@ class Episode:
         roles: Sequence[Sequence[str]],
         frozen: Mapping[str, FrozenAnswer] | None = None,
         seed: int | None = None,
-        observer: Observer = NOBODY,
     ) -> None:
-        self.observer = observer
         self.draws = Draws(seed)
         self.form = form
         self.loop = loop
@@ -116,7 +113,6 @@ class Episode:
         It sees the variables of ``context``; None: a copy of the present ones.
         """
         context = contextvars.copy_context() if context is None else context
-        self.observer.begins(context)
         name = f"evert agent {self.form.name}"
         if self.form.is_async:
             running = self._run_in_task(agent)
@@ -169,7 +165,6 @@ class Episode:
         )
         for inbox in self.inboxes:
             inbox.end(end, ended)
-        self.observer.ends("closed" if self.life is Life.CLOSED else "ended", end.error)
 
     @property
     def is_over(self) -> bool:
@@ -225,7 +220,6 @@ class Episode:
             await self.release()
         if self._task is not None and self._late_calls > REFUSALS_BEFORE_ABORT:
             _leave_behind(self._task)
-        self.observer.ends("left behind")
         return self.is_over
 
     def abandon(self) -> None:
@@ -260,10 +254,8 @@ class Episode:
 
     # -- the agent's calls -----------------------------------------------------------------------
 
-    async def call(self, request: ChatRequest, carrier: Mapping[str, str] | None = None) -> Reply:
+    async def call(self, request: ChatRequest) -> Reply:
         """Park a request from a task, on any event loop, and wait for its reply.
-
-        ``carrier`` are the headers that it came with, which may name a span.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
@@ -272,7 +264,6 @@ class Episode:
         """
         if self.life is not Life.RUNNING:  # first of all: here an agent that is collected stops
             await asyncio.sleep(0)
-        over = self.observer.asked(request, self.routes.shown, carrier)
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
@@ -285,17 +276,12 @@ class Episode:
             self._arrive_from_outside(ParkedCall(request, caller, speaker, future, loop))
         try:
             reply: Reply = await future
-        except BaseException as error:
-            over(error)
-            if isinstance(error, (Exception, AgentAborted)):
-                await self.refusals.hold_back(error)
+        except (Exception, AgentAborted) as error:
+            await self.refusals.hold_back(error)
             raise
-        over(reply)
         return reply
 
-    def call_blocking(
-        self, request: ChatRequest, carrier: Mapping[str, str] | None = None
-    ) -> Reply:
+    def call_blocking(self, request: ChatRequest) -> Reply:
         """Park a request from a thread and block until its reply; see ``call``.
 
         Raises:
@@ -308,19 +294,14 @@ class Episode:
                 "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
                 "call in a thread (asyncio.to_thread)."
             )
-        over = self.observer.asked(request, self.routes.shown, carrier)
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         thread = threading.current_thread()
         self._arrive_from_outside(ParkedCall(request, thread.name, thread, future, None))
         try:
-            reply = future.result()
-        except BaseException as error:
-            over(error)
-            if isinstance(error, (Exception, AgentAborted)):
-                self.refusals.hold_back_blocking(error)
+            return future.result()
+        except (Exception, AgentAborted) as error:
+            self.refusals.hold_back_blocking(error)
             raise
-        over(reply)
-        return reply
 
     def _arrive_from_outside(self, call: ParkedCall) -> None:
         try:

@@ -29,9 +29,6 @@ ANY = "*"
 SEAT_PREFIX = "evert/"
 """What a seat's model name begins with."""
 
-UNKNOWN = "unknown"
-"""Stands for a name that nobody here gave."""
-
 
 class Routes:
     """Who answers the calls to each model name.
@@ -78,13 +75,6 @@ class Routes:
     def knows(self, model: object) -> bool:
         """Whether a name is one of those answered here."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
-
-    def shown(self, model: str) -> str:
-        """A name as the user gave it, for what others read: an agent may ask for any text."""
-        if model in self._targets:
-            return model
-        pattern = next((name for name in self._patterns if fnmatchcase(model, name)), UNKNOWN)
-        return pattern if self._only is None else self._policies[0]
 
     def _match(self, model: str) -> Inbox[Any] | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)

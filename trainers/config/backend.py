@@ -108,12 +108,10 @@ def running_engine(
             "model": settings.model_name, "trains": f"LoRA of rank {settings.lora_rank}",
         }  # fmt: skip
         return
-    from evert.bridge.env.options import collector_hosts
     from evert.trainers.config.frozen_models import frozen_models, hosts_of
     from evert.trainers.engine.embedded import embedded_engine
 
-    frozen = frozen_models(settings.models)
-    hosts = (*wandb_hosts(settings), *hosts_of(frozen), *collector_hosts(settings.traces))
+    hosts = (*wandb_hosts(settings), *hosts_of(frozen_models(settings.models)))
     with embedded_engine(
         checkpoints,
         device=settings.device,

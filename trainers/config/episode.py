@@ -62,11 +62,6 @@ class EpisodeSettings:
         "what follows a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
     )
-    traces: str = setting(
-        "",
-        "where OpenTelemetry's spans of episodes go: a collector, http://127.0.0.1:4318, or "
-        "otel, as it is set up by its variables; none: there are none",
-    )
     close_timeout: float = size(
         5.0, "seconds that an agent has to end when it is given up", 0, or_more=False
     )

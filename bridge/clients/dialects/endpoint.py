@@ -53,7 +53,6 @@ from evert.bridge.tokens.renderer import PromptRenderer
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
 """What a call may meet that is an answer: a 400, a frozen model's own refusal, the end."""
 
-Headers = Mapping[str, str]
 Made = TypeVar("Made")
 
 JSON = "application/json"
@@ -83,7 +82,6 @@ class Call:
     dialect: Dialect
     body: Mapping[str, Any]
     number: str
-    headers: Headers | None
 
     @property
     def stream(self) -> bool:
@@ -120,7 +118,6 @@ class Sent:
     dialect: Dialect
     path: str  # without a slash at its end
     content: bytes
-    headers: Headers | None = None
     url: str = ""
 
     @cached_property
@@ -188,10 +185,6 @@ class Endpoint:
         """Whether the agent is done."""
         return self.episode.is_over
 
-    def carried(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function for another thread, within the span that is current here."""
-        return self.episode.observer.carried(function)
-
     def asked(self, request: ChatRequest) -> ChatRequest:
         """A request as it is made here."""
         return request if self.trains else replace(request, train=False)
@@ -234,7 +227,7 @@ class Endpoint:
         call = await self.read_soon(sent)
         if isinstance(call, Answer):
             return call
-        return await call.wait(self.episode.call(call.request, call.headers))
+        return await call.wait(self.episode.call(call.request))
 
     def answer_blocking(self, sent: Sent | Answer, send: Callable[[], Any] | None = None) -> Any:
         """The same for a thread."""
@@ -249,17 +242,15 @@ class Endpoint:
                 self.episode.refusals.hold_back_blocking(call.content.decode())
             return call
         try:
-            return call.answered(self.episode.call_blocking(call.request, call.headers))
+            return call.answered(self.episode.call_blocking(call.request))
         except REFUSALS as error:
             return call.refused(error)
 
-    def sent(
-        self, method: str, path: str, content: bytes, headers: Headers | None = None, url: str = ""
-    ) -> Sent | Answer:
+    def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
         """A request to one of the APIs, or the answer to any other."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
-            return Sent(dialect, path, content, headers, url)
+            return Sent(dialect, path, content, url)
         if method == "GET" and "/models" in path:
             return _models(self.episode.routes, path)
         return _not_found(method, path)
@@ -281,7 +272,7 @@ class Endpoint:
             return _refusal(sent.dialect, error)
         if sent.path.endswith(COUNTS):
             return _counted(self.renderer, request, sent)
-        return Call(request, sent.dialect, sent.body, self.new_id(), sent.headers)
+        return Call(request, sent.dialect, sent.body, self.new_id())
 
     def _serves(self, sent: Sent, model: object) -> bool:
         """Whether a model is answered here; the name of one that is not is noted."""

@@ -76,7 +76,7 @@ class Calls:
         content = await body_of(request)
         if isinstance(content, Answer):
             return await send(request, whole(content, last=True))
-        sent = self._endpoint.sent(request.method, request.path, content, request.headers)
+        sent = self._endpoint.sent(request.method, request.path, content)
         call = await self._endpoint.read_soon(sent)
         if isinstance(call, Answer):
             return await send(request, whole(call))
@@ -84,7 +84,7 @@ class Calls:
             identity = _identity(request.path, content)
         else:
             identity = await off_loop(_identity, request.path, content)
-        pending = self._find(call, identity)
+        pending = self._find(call, identity, _is_retry(request.headers))
         pending.clients += 1
         try:
             if call.stream:
@@ -96,13 +96,11 @@ class Calls:
                 loop = asyncio.get_running_loop()
                 loop.call_later(RETRY_PATIENCE, _give_up, pending)
 
-    def _find(self, call: Call, identity: bytes) -> _Pending:
+    def _find(self, call: Call, identity: bytes, is_retry: bool) -> _Pending:
         known = self._pending.get(identity)
-        if _is_retry(call.headers or {}) and known is not None and not known.reply.cancelled():
+        if is_retry and known is not None and not known.reply.cancelled():
             return known
-        reply = asyncio.create_task(
-            self._endpoint.episode.call(call.request, call.headers), name="http"
-        )
+        reply = asyncio.create_task(self._endpoint.episode.call(call.request), name="http")
         reply.add_done_callback(_retrieve)
         pending = self._pending[identity] = _Pending(reply)
         self._pending.move_to_end(identity)

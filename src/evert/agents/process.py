@@ -184,7 +184,6 @@ class ProcessAgent:
             **_of_task(task, scratch / "task"),
             **({"EVERT_REWARD_FILE": str(scratch / "reward")} if self.reward == "file" else {}),
             MARK: str(scratch),
-            **client._endpoint.episode.observer.variables(),
             **own,
         }
         place.env = {name: text for name, text in env.items() if text is not None}
