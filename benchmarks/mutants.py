@@ -81,7 +81,7 @@ HEAVY = (
     "torch", "transformers.models.qwen3.modeling_qwen3", "peft", "scipy.stats", "gymnasium",
     "tinker_cookbook.rl.train", "tinker_cookbook.renderers", "tinker_cookbook.recipes.math_rl",
     "openai", "anthropic", "google.genai", "lm15", "matplotlib.pyplot", "wandb", "textarena",
-    "nltk", "aiohttp.web", "re2", "jsonschema", "PIL.Image", "pytest_asyncio.plugin",
+    "nltk", "aiohttp.web", "jsonschema_rs", "PIL.Image", "pytest_asyncio.plugin",
     "pytest_timeout", "xdist.plugin", "setuptools",
 )  # fmt: skip
 """Imported once, for all processes."""

@@ -7,7 +7,7 @@ In reading order:
     keys.py          messages as keys
     messages.py      messages of agents, as renderers take them
     reply.py         what is replied to it
-    schemas.py       the JSON schema of a reply, checked within limits
+    schemas.py       JSON schemas, held against replies
     formats.py       what a reply has to look like: response_format, forced tools
     request.py       a model call, whatever API it came by
 """

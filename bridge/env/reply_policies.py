@@ -72,7 +72,7 @@ class FormatRetries:
     limit: int
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
-    async def judge(
+    def judge(
         self, reply: Reply, wanted: ReplyFormat, turn: Turn, row: object
     ) -> tuple[Reply, Message | None]:
         """The reply as the agent is to get it, and the message that asks again (None: deliver).
@@ -82,7 +82,7 @@ class FormatRetries:
         if reply.finish_reason == "length":
             return reply, None
         reply = wanted.cleaned(reply)
-        problem = await wanted.complaint(reply)
+        problem = wanted.problem(reply)
         if problem is None:
             del self._in_a_row[row]
             return reply, None

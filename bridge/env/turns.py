@@ -144,7 +144,7 @@ class Turns:
             correction = self.parse_errors.correction(problem)
             return await self._ask_again(outstanding, turn, reply, correction)
         if call.request.format is not None:
-            reply, complaint = await self._formats.judge(reply, call.request.format, turn, row)
+            reply, complaint = self._formats.judge(reply, call.request.format, turn, row)
             if complaint is not None and call.is_waiting:
                 return await self._ask_again(outstanding, turn, reply, complaint)
         reply, cut = self.tool_budget.allow(reply)
