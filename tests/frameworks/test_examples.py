@@ -34,8 +34,8 @@ ROOT = Path(__file__).parent.parent.parent
 GUESSES = 5
 """Until a bisection of 1..100 finds the number of ``game.TASK``."""
 
-WITHOUT_A_FRAMEWORK = {"game", "twenty_questions", "colours", "compression"}
-"""What the examples share, and two that tests/trainers plays, since they need the engine alone."""
+WITHOUT_A_FRAMEWORK = {"calculator", "colours", "compression", "game", "twenty_questions"}
+"""What the examples share, and three that tests/trainers plays: they need the engine alone."""
 
 CALLS = {
     "openai_sdk": GUESSES,  # ends with the right guess; the others say a last word
