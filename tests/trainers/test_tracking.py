@@ -1,6 +1,6 @@
 """Runs in Weights & Biases and TensorBoard, read back from what the real packages wrote.
 
-1. A W&B run has a name, tags, settings, engine and versions; the Cookbook's metrics are in it.
+1. A W&B run has a name, tags, settings, engine and versions; the metrics are in it.
 2. TensorBoard has every number of ``metrics.jsonl``, the settings, and the final score.
 3. A resumed run goes on in both, with no step missing and none twice.
 4. A missing package, or a W&B that will not start, is an error before there is a run.
@@ -29,7 +29,7 @@ from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import RESULT
 from evert.trainers.training.tracking import run_name, run_tags, tracking
 
@@ -142,12 +142,13 @@ def test_its_configuration_says_what_it_is_and_what_it_ran_on(tracked: RunFolder
     assert config["max_steps"] == 3
 
 
-def test_the_cookbooks_metrics_are_in_it(first: RunFolder) -> None:
+def test_the_metrics_of_each_step_are_in_it(first: RunFolder) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
     for row, logged in zip(rows, history[:2], strict=True):  # 0.6 adds what is of no step
         assert logged[TRAIN_REWARD] == row[TRAIN_REWARD]
         assert logged["_step"] == row["step"]
+        assert logged[FAILED] == row[FAILED] == 0  # and evert's own beside them
 
 
 def test_a_resumed_run_is_the_same_run_and_goes_on(tracked: RunFolder) -> None:

@@ -32,13 +32,13 @@ PREFIX, DATASET, KL = "cookbook.", "dataset_builder.", "kl_reference_config."
 ENV_OPTIONS = f"{DATASET}env_options"
 COPIED = {
     "": "model_name base_url lora_rank learning_rate loss_fn num_substeps max_tokens eval_every "
-    "save_every wandb_project wandb_name",
+    "save_every wandb_name",
     DATASET: "agent seats train_tasks sampler model_name batch_size group_size "
     "test_group_size seed",
 }
 """Where in the Config -> settings that are filled in there as they are, by their own names."""
 MADE = {
-    "": "log_path renderer_name",
+    "": "log_path renderer_name wandb_project",
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }

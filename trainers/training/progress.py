@@ -1,7 +1,8 @@
 """What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
 
 The Cookbook's loop has no hook and makes its own loggers. ``follow`` reads ``metrics.jsonl``, its
-public record, as it grows; ``quietly`` sends what it prints to the run's ``logs.log``.
+public record, as it grows, for the display and for trackers (``tracking.py``); ``quietly`` sends
+what it prints to the run's ``logs.log``.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
 
 
 @asynccontextmanager
-async def follow(folder: Path, *takers: Take) -> AsyncIterator[None]:
+async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
     """Hand over each line that ``metrics.jsonl`` grows by inside the block, in order."""
     from tinker_cookbook.stores.storage import storage_from_uri
     from tinker_cookbook.stores.training_store import TrainingRunStore
@@ -78,8 +79,7 @@ async def follow(folder: Path, *takers: Take) -> AsyncIterator[None]:
 
     def catch_up() -> None:
         for row in store.read_new_metrics():
-            for take in takers:
-                take(row)
+            take(row)
 
     async def poll() -> None:
         while True:

@@ -3,9 +3,8 @@
     wandb_project=NAME   a run of that project; its id is kept in the folder, in ``wandb.json``
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
 
-The Cookbook logs its steps to W&B itself, but gives a run no tags, no identity to resume, no word
-of what it ran on. So ours is started first, and ``wandb.init`` hands it out; the Cookbook ends it
-before the final scores, for which it is taken up once more. W&B's own variables apply.
+The Cookbook's own W&B logger gives a run no tags, no identity to resume and no final scores, so it
+is left off: both trackers are told what ``progress.follow`` reads. W&B's own variables apply.
 """
 
 import os
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from tinker_cookbook.utils import ml_log
@@ -26,9 +25,6 @@ from evert.trainers.loop.logs import EVENTS, EventsLogger, numbers
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system.files import WANDB, slug
-
-if TYPE_CHECKING:
-    import wandb
 
 
 class TrackingError(EvertError, RuntimeError):
@@ -83,29 +79,23 @@ def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WandbLogger(ml_log.Logger):
-    """What the Cookbook's own logger leaves out; it finds the run that is started here."""
+    """A run of W&B's; a resumed run goes on in the one that its folder names."""
 
     def __init__(
         self, settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any]
     ) -> None:
-        self._settings = settings
-        self._folder = folder
-        self._run = self._start()
-        _update(self._run, {"evert": dict(about)})
-
-    def _start(self) -> "wandb.Run":
         import wandb
 
-        project = self._settings.wandb_project
-        recorded = self._folder.read_json(WANDB) or {}
+        project = settings.wandb_project
+        recorded = folder.read_json(WANDB) or {}
         try:
             run = wandb.init(
                 project=project,
-                name=run_name(self._settings, self._folder.path),
+                name=run_name(settings, folder.path),
                 id=recorded.get("id") if recorded.get("project") == project else None,
                 resume="allow",
-                tags=run_tags(self._settings),
-                dir=str(self._folder.path),
+                tags=run_tags(settings),
+                dir=str(folder.path),
                 # What is printed is for people at this terminal; a run has its own logs.log.
                 settings=wandb.Settings(
                     console="off",
@@ -121,32 +111,26 @@ class WandbLogger(ml_log.Logger):
                 "WANDB_MODE=offline keeps the run on disk, to be sent later with `wandb sync`; or "
                 "leave wandb_project out."
             ) from error
-        self._folder.write_json(WANDB, {"project": project, "id": run.id, "url": run.url})
-        return run
+        folder.write_json(WANDB, {"project": project, "id": run.id, "url": run.url})
+        self._run = run
+        self.log_hparams({"evert": dict(about)})
 
     def log_hparams(self, config: Any) -> None:
-        """Write the Cookbook's configuration over that of before a resumption.
-
-        The Cookbook's own update would be refused where a value has changed, such as ``steps``.
-        """
-        _update(self._run, ml_log.dump_config(config))
+        """Write a configuration over that of before a resumption."""
+        self._run.config.update(ml_log.dump_config(config), allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Add the final scores to the run's summary; the Cookbook logs its steps."""
-        if step is None and metrics:
-            with self._start() as run:
-                run.summary.update(metrics)
+        """Log a step, or at last add the final scores to the run's summary."""
+        if step is None:
+            self._run.summary.update(metrics)
+        else:
+            self._run.log({k: v for k, v in metrics.items() if k != "step"}, step)
 
     def get_logger_url(self) -> str:
         """Where the run can be seen: its address, or how to send it there."""
         # A resumed run has several folders, and all of them go to the same run.
         kept = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
         return f"wandb: {self._run.url or f'kept on this machine; to send it: wandb sync {kept}'}"
-
-
-def _update(run: "wandb.Run", values: Mapping[str, Any]) -> None:
-    config: Any = run.config
-    config.update(values, allow_val_change=True)
 
 
 def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
