@@ -21,6 +21,8 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+from tinker_cookbook.utils.ml_log import JsonLogger
+
 import evert
 from evert.trainers.reporting.figures import style
 from evert.trainers.system.files import read_jsonl
@@ -39,12 +41,12 @@ FIRST, LAST = 2, 5
 
 def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:
     """Run the example; the rows of its ``metrics.jsonl``, a step each."""
+    main: Any = run_path(str(EXAMPLE))["main"]
     with (
         tempfile.TemporaryDirectory() as store,
         evert.embedded_engine(store, full_parameter=False, threads=1, seed=seed),
-        evert.open_log(folder),
     ):
-        asyncio.run(run_path(str(EXAMPLE))["main"](seed, steps))
+        asyncio.run(main(JsonLogger(folder), seed, steps))
     return read_jsonl(folder / "metrics.jsonl")
 
 

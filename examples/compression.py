@@ -3,10 +3,12 @@
 import asyncio
 import random
 
+from tinker_cookbook.utils.ml_log import JsonLogger
+
 import evert
 
 
-async def main(seed=0, steps=40):
+async def main(log, seed=0, steps=40):
     comp, rec = await evert.models("evert-tiny", ("compressor", "reconstructor"), rank=32)
     comp.learning_rate, rec.learning_rate = 1e-3, 3e-3
     rng = random.Random(seed)
@@ -29,10 +31,10 @@ async def main(seed=0, steps=40):
         lessons, gains = [("Code: ", text) for text in texts(16)], []
         batch = await comp.rollout(compress, texts(8), group_size=8, max_tokens=48, seed=step)
         await asyncio.gather(comp.step(batch, loss="ppo"), rec.sft(lessons))
-        gain = sum(gains) / len(gains)
-        evert.log(step, compressor={"reward": batch.rewards.mean()}, reconstructor={"gain": gain})
+        reward, gain = float(batch.rewards.mean()), sum(gains) / len(gains)
+        log.log_metrics({"compressor/reward": reward, "reconstructor/gain": gain}, step)
 
 
 if __name__ == "__main__":
-    with evert.embedded_engine(full_parameter=False, threads=1), evert.open_log("runs/compression"):
-        asyncio.run(main())
+    with evert.embedded_engine(full_parameter=False, threads=1):
+        asyncio.run(main(JsonLogger("runs/compression")))

@@ -10,7 +10,7 @@ The rooms; each imports only those above it:
     workers/         rollouts in other processes and on other machines
     episodes/        who plays, episodes played, and how they went
     reporting/       the page and every figure
-    loop/            a loop of one's own, with models and curves
+    loop/            a loop of one's own, with models
     training/        one training run
     sweeping/        a search over settings
     integrations/    TRL, verl, verifiers

@@ -62,10 +62,6 @@ from evert.trainers.commands.train import train as train
 from evert.trainers.engine.embedded import embedded_engine as embedded_engine
 from evert.trainers.loop.batch import Batch as Batch
 from evert.trainers.loop.errors import ModelInputError as ModelInputError
-from evert.trainers.loop.logs import Log as Log
-from evert.trainers.loop.logs import LogError as LogError
-from evert.trainers.loop.logs import log as log
-from evert.trainers.loop.logs import open_log as open_log
 from evert.trainers.loop.models import Model as Model
 from evert.trainers.loop.models import models as models
 from evert.trainers.loop.rollout import rollout as rollout

@@ -4,7 +4,6 @@
 2. TensorBoard has every number of ``metrics.jsonl``, the settings, and the final score.
 3. A resumed run goes on in both, with no step missing and none twice.
 4. A missing package, or a W&B that will not start, is an error before there is a run.
-5. What a loop of one's own logs by name goes to W&B under these names.
 
 W&B is offline: it keeps what it would send in ``.wandb`` files, in LevelDB's log format.
 """
@@ -24,7 +23,6 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
-import evert
 from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
 from evert.trainers.config.train import TrainSettings
@@ -333,25 +331,3 @@ def test_a_missing_package_is_an_error_that_says_what_to_install(
         assert f"error: {asked} needs the package {package}" in said
         assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
         assert not (tmp_path / "run").exists()
-
-
-# -- a loop of one's own -------------------------------------------------------------------------
-
-
-def test_a_loop_of_ones_own_keeps_the_names_of_its_models_apart(tmp_path: Path) -> None:
-    import wandb
-
-    with (
-        redirect_stderr(io.StringIO()),
-        evert.open_log(tmp_path, wandb_project="games", wandb_name="codec"),
-    ):
-        for step in range(2):
-            evert.log(step, compressor={"reward": 1.0 + step}, reconstructor={"reward": -1.0})
-    wandb.teardown()  # its process has written all when it is gone
-
-    folder = RunFolder(tmp_path, resumed=False)
-    assert {(run.project, run.display_name) for run in wandb_runs(folder)} == {("games", "codec")}
-    logged = [row for row in wandb_history(folder) if "compressor/reward" in row]
-    assert [row["compressor/reward"] for row in logged] == [1.0, 2.0]
-    assert [row["reconstructor/reward"] for row in logged] == [-1.0, -1.0]
-    assert [row["_step"] for row in logged] == [0, 1]

@@ -21,10 +21,11 @@ from tinker_cookbook.utils import ml_log
 from evert.bridge.errors import EvertError, MissingPackageError
 from evert.bridge.redaction import redacted_arguments
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.loop.logs import EVENTS, EventsLogger, numbers
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system.files import WANDB, slug
+
+EVENTS = "tensorboard"
 
 
 class TrackingError(EvertError, RuntimeError):
@@ -157,7 +158,7 @@ def run_tags(settings: TrainSettings) -> list[str]:
     return list(dict.fromkeys(tag.strip()[:64] for tag in wanted if tag.strip()))
 
 
-class TensorboardLogger(EventsLogger):
+class TensorboardLogger(ml_log.Logger):
     """Writes a run's event files: what ``metrics.jsonl`` says, a scalar a metric and step.
 
     The settings are there as text from the start, and as hyperparameters with the final scores. A
@@ -165,25 +166,37 @@ class TensorboardLogger(EventsLogger):
     """
 
     def __init__(self, folder: RunFolder, about: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self._path, self._settings = folder.path / EVENTS, about["settings"]
         self._steps = folder.steps_done()
-        super().__init__(self._path, purge_step=0 if self._path.is_dir() else None)
+        make: Any = SummaryWriter
+        self._writer = make(str(self._path), purge_step=0 if self._path.is_dir() else None)
         for name in ("settings", "engine", "versions"):
             rows = [f"| {key} | {value} |" for key, value in about[name].items()]
             self._writer.add_text(name, "\n".join(["| | |", "|---|---|", *rows]), 0)
         for row in [row for row in folder.steps() if row["step"] < self._steps]:
             self.log_metrics(row, row["step"])
 
+    def log_hparams(self, config: Any) -> None:
+        """Nothing to do: the settings are there from the start."""
+
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Write a step's numbers, or at last the final scores beside the settings."""
+        """Write a step's numbers at once, or at last the final scores beside the settings."""
+        scores = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
         if step is None:
             plain = (bool, int, float, str)
             given = {k: v if isinstance(v, plain) else str(v) for k, v in self._settings.items()}
-            scores = numbers(metrics)
             self._writer.add_hparams(given, scores, run_name=".", global_step=self._steps)
             return
         self._steps = step + 1
-        super().log_metrics(metrics, step)
+        for name, value in scores.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # the process may be killed any time
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
 
     def get_logger_url(self) -> str:
         """What shows all the runs beside this one."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
+from tinker_cookbook.utils.ml_log import JsonLogger
 
-import evert
 from evert.trainers.engine.embedded import embedded_engine
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "compression.py"
@@ -25,11 +25,8 @@ def test_it_has_at_most_thirty_lines() -> None:
 
 @pytest.mark.nightly
 async def test_both_models_get_better(tmp_path: Path) -> None:
-    with (
-        embedded_engine(tmp_path / "store", device="cpu", full_parameter=False, threads=1),
-        evert.open_log(tmp_path),
-    ):
-        await run_path(str(EXAMPLE))["main"](seed=0, steps=3)
+    with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False, threads=1):
+        await run_path(str(EXAMPLE))["main"](JsonLogger(tmp_path), seed=0, steps=3)
 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first, last = rows[0], rows[-1]
