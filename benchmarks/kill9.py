@@ -126,7 +126,7 @@ def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
 
 def command(folder: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
     """The command line of a run."""
-    return [sys.executable, "-m", "evert.trainers.commands.train", *settings, f"log_path={folder}"]
+    return [sys.executable, "-m", "evert.trainers.cli", "train", *settings, f"log_path={folder}"]
 
 
 def start(folder: Path, settings: Sequence[str] = SETTINGS) -> "subprocess.Popen[str]":

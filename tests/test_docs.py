@@ -132,8 +132,8 @@ READERS = {
     "rescore": rescore.parse,
     "export": export.parse,
     "serve": serve.parse,
-    "engine": plan.parse,
-    "model": model.parse,
+    "engine": plan.COMMAND.parse,
+    "model": model.COMMAND.parse,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
 """What a line may leave out because the folder it goes on with knows; and any value for it."""

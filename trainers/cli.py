@@ -1,6 +1,6 @@
 """The ``evert`` command: ``evert train env=identity``, ``evert report runs/A``.
 
-Each word is a module that also runs on its own; it is imported when it is asked for.
+Each word is a module, which is imported when it is asked for.
 """
 
 import difflib
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
     module = importlib.import_module(f"evert.trainers.commands.{PAGES.get(command, command)}")
-    return int(module.main(arguments, program=("evert", command)))
+    return int(module.main(arguments))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_identity_trains_two_steps_and_goes_on_to_a_third(
     ]  # fmt: skip
 
     def steps_of_training(steps: int) -> list[int]:
-        command = [sys.executable, "-m", "evert.trainers.commands.train", f"log_path={run}"]
+        command = [sys.executable, "-m", "evert.trainers.cli", "train", f"log_path={run}"]
         subprocess.run([*command, *settings, f"steps={steps}"], check=True)  # its session ends
         rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
         return [row["step"] for row in rows if "env/all/reward/total" in row]

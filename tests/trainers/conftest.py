@@ -32,8 +32,8 @@ def refuse(self, address, *rest):
     raise SystemExit(f"a socket was opened to {address}")
 
 socket.socket.connect = socket.socket.connect_ex = refuse
-sys.argv = ["train", *sys.argv[1:]]
-runpy.run_module("evert.trainers.commands.train", run_name="__main__", alter_sys=True)
+sys.argv = ["evert", "train", *sys.argv[1:]]
+runpy.run_module("evert.trainers.cli", run_name="__main__", alter_sys=True)
 """
 
 

@@ -37,7 +37,7 @@ def episodes(folder: Path) -> list[Episode]:
 
 
 def run(*arguments: str) -> int:
-    return evaluate.main(arguments, program=("evert", "evaluate"))
+    return evaluate.main(arguments)
 
 
 # -- what it leaves behind -----------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(
 
 def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     arguments = [*IDENTITY, "split=test", "parallel=1", "max_tasks=24", "seeds=8"]
-    command = [sys.executable, "-m", "evert.trainers.commands.evaluate", *arguments]
+    command = [sys.executable, "-m", "evert.trainers.cli", "evaluate", *arguments]
     part, whole = tmp_path / "part", tmp_path / "whole"
 
     process = subprocess.Popen(
@@ -121,8 +121,8 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     assert process.returncode == INTERRUPTED, errors
     assert 20 <= len(kept) < 192
     resume = shlex.split(shown.rpartition("to go on: ")[2])
-    assert resume == ["python", "-m", "evert.trainers.commands.evaluate", f"out={part}"]
-    assert run(*resume[3:], "parallel=64") == 0
+    assert resume == ["evert", "evaluate", f"out={part}"]
+    assert run(*resume[2:], "parallel=64") == 0
     assert run(*arguments, "parallel=64", f"out={whole}") == 0
     assert episodes(part)[: len(kept)] == kept
     assert rows(part) == rows(whole)

@@ -174,7 +174,7 @@ def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
     ]
     Path("fixed").touch()
 
-    assert train.main(shlex.split(again.partition("evert.trainers.commands.train ")[2])) == 0
+    assert train.main(shlex.split(again.partition("evert train ")[2])) == 0
 
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
     assert [row[FAILED] for row in folder().steps()] == [0.0, 0.0, 0.0]

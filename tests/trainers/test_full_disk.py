@@ -18,7 +18,7 @@ SETTINGS = (
 SCRIPT = """
 mount -t tmpfs -o size=$1 none $2 || exit 99
 unset TINKER_API_KEY
-train="$3 -m evert.trainers.commands.train $4 log_path=$2/run"
+train="$3 -m evert.trainers.cli train $4 log_path=$2/run"
 $train > /dev/null 2> $5/first
 echo $? >> $5/first
 mount -o remount,size=400m $2

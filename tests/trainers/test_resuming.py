@@ -88,7 +88,7 @@ def test_sigterm_does_what_ctrl_c_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
-    command = [sys.executable, "-m", "evert.trainers.commands.train", *tiny, "steps=200"]
+    command = [sys.executable, "-m", "evert.trainers.cli", "train", *tiny, "steps=200"]
     folder = RunFolder(tmp_path / "run", resumed=True)
     with subprocess.Popen(
         [*command, "log_path=run"], cwd=tmp_path, env=environment(), text=True,
@@ -106,9 +106,9 @@ def test_sigterm_does_what_ctrl_c_does(
     assert f"Interrupted after {done} steps; they are saved in run. To go on:" in shown
 
     printed = shlex.split(shown.strip().splitlines()[-1])
-    assert printed[:3] == list(train.PROGRAM)
+    assert printed[:2] == ["evert", "train"]
     monkeypatch.chdir(tmp_path)
-    assert train.main([*printed[3:], f"steps={done + 1}"]) == 0
+    assert train.main([*printed[2:], f"steps={done + 1}"]) == 0
     assert f"resuming after step {done} of {done + 1}" in capsys.readouterr().out
     assert steps_written(folder) == list(range(done + 1))
 

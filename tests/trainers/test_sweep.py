@@ -58,7 +58,7 @@ def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """The command in a process of its own; killed, with its runs, if the block leaves it."""
     (home / "few.py").write_text(TASKS)
     with subprocess.Popen(
-        [sys.executable, "-m", "evert.trainers.commands.sweep", *arguments],
+        [sys.executable, "-m", "evert.trainers.cli", "sweep", *arguments],
         cwd=home, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
@@ -135,12 +135,12 @@ def resumed(swept: Swept) -> Swept:
     """The same sweep, by the command that it printed."""
     assert swept.status == 1
     printed = shlex.split(swept.shown.strip().splitlines()[-1])
-    assert printed[:3] == list(sweep.PROGRAM)
+    assert printed[:2] == ["evert", "sweep"]
     shown, errors = io.StringIO(), io.StringIO()
     with chdir(swept.folder.parent), redirect_stdout(shown), redirect_stderr(errors):
         sys.path.insert(0, "")
         try:
-            status = sweep.main(printed[3:])
+            status = sweep.main(printed[2:])
         finally:
             sys.path.remove("")
             sys.modules.pop("few", None)
@@ -171,7 +171,7 @@ def test_each_run_has_other_values_and_a_line_on_the_screen_with_the_table_and_t
     assert "\x1b" not in swept.shown
     assert f"run {KILLED[0]} failed in " in swept.shown
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃" in swept.shown
-    assert swept.shown.strip().endswith("python -m evert.trainers.commands.sweep out=s")
+    assert swept.shown.strip().endswith("evert sweep out=s")
 
 
 def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
@@ -206,7 +206,7 @@ def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     assert best["mean"] == pytest.approx(sum(scores) / 2)
     result = folder_of(best["runs"][0], resumed.folder).read_json(RESULT) or {}
     assert result["held_out"]["after"]["temperature_1"]["reward"] == scores[0]
-    chosen = train.parse(shlex.split(best["command"])[len(train.PROGRAM) :])
+    chosen = train.parse(shlex.split(best["command"])[2:])
     assert (chosen.learning_rate, chosen.steps) == (float(first["learning_rate"]), 2)
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in resumed.shown
     assert "over 2 seeds, by its lower end" in resumed.shown
@@ -260,7 +260,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     shown, errors = capfd.readouterr()
     assert errors == ""
     assert "Interrupted after 0 of 2 runs. To go on:" in shown
-    assert shown.strip().endswith("python -m evert.trainers.commands.sweep out=s")
+    assert shown.strip().endswith("evert sweep out=s")
     row = rows_of(tmp_path / "s")[0]
     assert (row["status"], row["history"]) == ("interrupted", "interrupted > interrupted")
     assert float(row["seconds"]) > 0

@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_a_clear_error_and_the_run_goes_on_later(
         gc.collect()
         message = capfd.readouterr().err
         assert said in message
-        assert "To resume: python -m evert.trainers.commands.train" in message
+        assert "To resume: evert train" in message
         assert "Traceback" not in message
         assert len(copied.steps()) == 3
     assert run(f"log_path={copied.path}", "steps=4") == 0

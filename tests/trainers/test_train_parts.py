@@ -264,7 +264,12 @@ async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
     ]
     taken: list[Mapping[str, Any]] = []
     with display(Console(file=written), tmp_path, 1) as show:
-        async with follow(tmp_path, show, taken.append):
+
+        def take(row: Mapping[str, Any]) -> None:
+            taken.append(row)
+            show(row)
+
+        async with follow(tmp_path, take):
             (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert written.getvalue().startswith("training: step 1/1  reward 0.50  ")
     assert len(written.getvalue().splitlines()) == 1

@@ -11,7 +11,6 @@ One that was interrupted goes on (``out=FOLDER``): each episode has a seed of it
 """
 
 import shlex
-import sys
 import textwrap
 import time
 from asyncio import Semaphore
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from evert.trainers.episodes.players import Contestant
     from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
 
-PROGRAM = ("python", "-m", "evert.trainers.commands.evaluate")
 SCORES = "scores.csv"
 SHOWN = 3
 """Tasks whose answers are shown below the table."""
@@ -73,9 +71,9 @@ class EvaluationError(EvertError, RuntimeError):
     """An evaluation stopped on the way; what was played is kept."""
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(partial(_run, program), argv, _usage)
+    return run_command(_run, argv, _usage)
 
 
 def _usage(arguments: Sequence[str]) -> str:
@@ -83,16 +81,16 @@ def _usage(arguments: Sequence[str]) -> str:
     return USAGE + settings_help(EvaluateSettings, given).replace("frozen.KEY", "models.KEY")
 
 
-def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str]) -> None:
     given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
     settings = read_evaluate_settings(given, recorded)
     _check_names(settings)
     with trusting_code(settings.trust_remote_code):
-        _run_with(program, settings)
+        _run_with(settings)
 
 
-def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
+def _run_with(settings: EvaluateSettings) -> None:
     from evert.trainers.episodes.players import find
 
     contestants = [find(name, settings) for name in settings.models]
@@ -105,7 +103,7 @@ def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
         _evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
-        again = shlex.join([*program, f"out={folder}"])
+        again = shlex.join(["evert", "evaluate", f"out={folder}"])
         stopped.add_note(f"{said}What was played is kept; to go on: {again}")
         raise
 
@@ -257,7 +255,3 @@ def _show_answers(played: Sequence["Episode"], console: Console) -> None:
         texts = episode.target, episode.dialogue[-1]["said"]
         task, answer = (textwrap.shorten(text, 100, placeholder=" ...") for text in texts)
         console.print(f'{episode.model}, task {task}: "{answer}" ({reward})', soft_wrap=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,6 @@ calls included, as the Cookbook's ``chat_sl`` recipe reads them; tools are in th
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +96,3 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
 
 COMMAND = Command(ExportSettings, USAGE, export, "run")
 main, parse = COMMAND.main, COMMAND.parse
-
-if __name__ == "__main__":
-    sys.exit(main())

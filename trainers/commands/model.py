@@ -1,7 +1,5 @@
 """A model from elsewhere, made ready to train: ``evert model import SOURCE out=FOLDER``."""
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,16 +7,10 @@ import chz
 
 from evert.bridge.tokens.bases import HERMES
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import setting
-from evert.trainers.system.command import run_command
 
 if TYPE_CHECKING:
     from evert.trainers.engine.models.importing import Imported
-
-WORD = "import"
-"""What follows ``evert model``."""
 
 USAGE = """\
 Usage: evert model import SOURCE out=FOLDER
@@ -37,29 +29,8 @@ Settings:
 class ImportSettings:
     """What is imported, and where to."""
 
-    source: str = setting("", "a GGUF file, a folder, or package:NAME")
-    out: str = setting("", "the folder to write, which must not be there yet")
-
-
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = ()) -> int:
-    """Run the command; see ``run_command``."""
-    return run_command(lambda arguments: _run(parse(arguments)), argv, lambda _: COMMAND.help([]))
-
-
-def parse(arguments: Sequence[str]) -> ImportSettings:
-    """The settings that the arguments give, after the word ``import``."""
-    word, *rest = [*arguments] or ["nothing"]
-    if word != WORD:
-        raise UsageError(
-            f"evert model got {word!r}; it takes import: evert model import SOURCE out=FOLDER"
-        )
-    if rest and "=" not in rest[0]:
-        rest[0] = f"source={rest[0]}"
-    settings = COMMAND.parse(rest)
-    if not settings.source or not settings.out:
-        missing = "out=FOLDER" if settings.source else "SOURCE"
-        raise UsageError(f"There is no {missing}. Use: evert model import SOURCE out=FOLDER")
-    return settings
+    source: str = chz.field(doc="a GGUF file, a folder, or package:NAME")
+    out: str = chz.field(doc="the folder to write, which must not be there yet")
 
 
 def _run(settings: ImportSettings) -> int:
@@ -74,7 +45,8 @@ def _run(settings: ImportSettings) -> int:
     return 0 if found.changed is None else 1
 
 
-COMMAND = Command(ImportSettings, USAGE, _run, "source")
+COMMAND = Command(ImportSettings, USAGE, _run, "source", "model import")
+main = COMMAND.main
 
 
 def said(found: "Imported", out: Path) -> str:
@@ -100,7 +72,3 @@ def said(found: "Imported", out: Path) -> str:
             f"Train it: evert train env=identity model_name={out}",
         ]
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,23 +1,16 @@
 """What a model takes in memory, from its configuration alone: ``evert engine plan model=NAME``."""
 
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
 
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting, size, trust
-from evert.trainers.system.command import run_command
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
-
-WORD = "plan"
-"""What follows ``evert engine``."""
 
 USAGE = """\
 Usage: evert engine plan model=NAME [key=value ...]
@@ -48,30 +41,14 @@ class PlanSettings:
     )
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = ()) -> int:
-    """Run the command; see ``run_command``."""
-    return run_command(lambda arguments: _run(parse(arguments)), argv, _usage)
-
-
-def _usage(arguments: Sequence[str]) -> str:
-    return COMMAND.help([each for each in arguments if each != WORD])
-
-
-def parse(arguments: Sequence[str]) -> PlanSettings:
-    """The settings that the arguments give, after the word ``plan``."""
-    if not arguments or arguments[0] != WORD:
-        given = arguments[0] if arguments else "nothing"
-        raise UsageError(f"evert engine got {given!r}; it takes plan: evert engine plan model=NAME")
-    return COMMAND.parse(arguments[1:])
-
-
 def _run(settings: PlanSettings) -> int:
     found = make_plan(settings)
     print(said(found))
     return 0 if found.fits else 1
 
 
-COMMAND = Command(PlanSettings, USAGE, _run, "model")
+COMMAND = Command(PlanSettings, USAGE, _run, "model", "engine plan")
+main = COMMAND.main
 
 
 def make_plan(settings: PlanSettings) -> "Plan":
@@ -129,7 +106,3 @@ def in_bytes(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} B"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,5 @@
 """``evert report RUN [RUN ...]``: one HTML page of runs, and its figures (``reporting/``)."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,18 +10,16 @@ from evert.trainers.config.fields import setting, size
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 
-PROGRAM = ("python", "-m", "evert.trainers.commands.report")
 PAGE = "index.html"
 USAGE = """\
-Usage: {program} RUN [RUN ...] [key=value ...]
+Usage: evert report RUN [RUN ...] [key=value ...]
 
 Makes one HTML page of one or several run folders of `evert train`, finished or not, with its
 figures as PNG files beside it. The page needs nothing else and can be sent to somebody.
 
-{settings}
+  evert report runs/NAME
+  evert report runs/* out=comparison sample_price=1.5
 
-  {program} runs/NAME
-  {program} runs/* out=comparison sample_price=1.5
 """
 
 
@@ -51,19 +48,15 @@ class ReportSettings:
         return {name: price for name, price in named.items() if price is not None}
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
+    return run_command(_run, argv, lambda given: USAGE + settings_help(ReportSettings, {}))
 
-    def usage(given: Sequence[str]) -> str:
-        return USAGE.format(program=" ".join(program), settings=settings_help(ReportSettings, {}))
 
-    def body(arguments: Sequence[str]) -> None:
-        paths, settings = parse(arguments)
-        page = write_report(paths, settings)
-        print(f"report: {page}")
-        print(f"figures: {len(list(page.parent.glob('*.png')))} PNG files beside it")
-
-    return run_command(body, argv, usage)
+def _run(arguments: Sequence[str]) -> None:
+    page = write_report(*parse(arguments))
+    print(f"report: {page}")
+    print(f"figures: {len(list(page.parent.glob('*.png')))} PNG files beside it")
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
@@ -109,7 +102,3 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
         ) from error
     write_whole(out / PAGE, render(report, title))
     return out / PAGE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,6 @@ import asyncio
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -141,6 +140,3 @@ def _write(found: Sequence[Rescored], settings: RescoreSettings) -> Path:
 
 COMMAND = Command(RescoreSettings, USAGE, rescore_and_show, "run")
 main, parse = COMMAND.main, COMMAND.parse
-
-if __name__ == "__main__":
-    sys.exit(main())

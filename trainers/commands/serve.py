@@ -1,7 +1,6 @@
 """Serve weights until Ctrl-C: ``evert serve model=runs/NAME`` (``serving/service.py``)."""
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +124,3 @@ key: {shown}
 COMMAND = Command(ServeSettings, USAGE, _run, "model")
 main, parse = COMMAND.main, COMMAND.parse
 KEYS = chz.chz_fields(ServeSettings).keys()
-
-if __name__ == "__main__":
-    sys.exit(main())

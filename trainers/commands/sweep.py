@@ -39,7 +39,6 @@ from evert.trainers.training.progress import quiet_progress_bars
 if TYPE_CHECKING:  # without Optuna, importing these says what to install
     from evert.trainers.sweeping.study import Plan, Run
 
-PROGRAM = ("python", "-m", "evert.trainers.commands.sweep")
 JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
 """Characters of a run folder's name, and of a table where there is no terminal."""
@@ -62,9 +61,9 @@ one with a list or a range is searched, the others are the same in all runs:
 """
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(lambda arguments: sweep(arguments, program), argv, _usage)
+    return run_command(sweep, argv, _usage)
 
 
 def _usage(arguments: Sequence[str]) -> str:
@@ -73,14 +72,14 @@ def _usage(arguments: Sequence[str]) -> str:
     return HELP + settings_help(SweepSettings, {})
 
 
-def sweep(arguments: Sequence[str], program: Sequence[str]) -> int:
+def sweep(arguments: Sequence[str]) -> int:
     """Do all the runs that have not completed, and report; 1 if one failed."""
     from evert.trainers.sweeping.study import SweepSettings
 
     quiet_progress_bars()
     known = {*chz.chz_fields(SweepSettings), *chz.chz_fields(TrainSettings)} - {"log_path"}
-    folder, plan = open_sweep(read_pairs(arguments, known, "env"), [*program, *arguments])
-    go_on = f":\n  {shlex.join([*program, f'out={folder.path}'])}"
+    folder, plan = open_sweep(read_pairs(arguments, known, "env"), ["evert", "sweep", *arguments])
+    go_on = f":\n  {shlex.join(['evert', 'sweep', f'out={folder.path}'])}"
     with run_folder.alone_in(folder.path, "sweeping", "out"):
         doing = Sweep(folder, plan)
         doing.say(f"sweep folder: {folder.path}")
@@ -92,7 +91,7 @@ def sweep(arguments: Sequence[str], program: Sequence[str]) -> int:
             )
             raise
         finally:
-            doing.report([word.replace("sweep", "train") for word in program])
+            doing.report()
     if doing.done < plan.trials:
         doing.say(f"To try the others again{go_on}")
     return int(doing.done < plan.trials)
@@ -197,13 +196,14 @@ class Sweep:
         self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")
         self._progress.update(self._bar, completed=self.done)
 
-    def report(self, program: Sequence[str]) -> None:
-        """Write what came of it, and show it; ``program`` trains with the best values."""
+    def report(self) -> None:
+        """Write what came of it, and show it, with the command that trains with the best values."""
         from evert.trainers.sweeping import results
 
         plan, ranked = self._plan, results.rank(self._record.runs)
         rows = results.as_rows(self._record.runs, ranked)
-        command = shlex.join([*program, *plan.arguments(ranked[0].values)]) if ranked else None
+        train = ["evert", "train", *plan.arguments(ranked[0].values)] if ranked else []
+        command = shlex.join(train) or None
         best = {**asdict(ranked[0]), "command": command} if ranked else None
         about = {"search": plan.search, "objective": plan.settings.objective, "best": best}
         self._folder.write_json(JSON, {**about, "planned": plan.trials, "runs": rows})
@@ -232,7 +232,3 @@ class Sweep:
         done = [(r.values, r.objective) for r in self._record.runs if r.objective is not None]
         title = f"{self._plan.name}: {self._plan.search} search"
         save(draw_sweep(title, scales, done, self._plan.settings.objective), path)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

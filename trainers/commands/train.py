@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import shlex
-import sys
 import time
 import traceback
 import warnings
@@ -50,23 +49,21 @@ if TYPE_CHECKING:
     from evert.trainers.training.held_out import Evaluation
     from evert.trainers.training.summary import Report
 
-PROGRAM = ("python", "-m", "evert.trainers.commands.train")
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; see ``run_command``."""
+    return run_command(_run_command, argv, usage)
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command."""
-
-    def body(arguments: list[str]) -> None:
-        quiet_progress_bars()
-        kept = [each for each in arguments if not each.startswith("log_path=")]
-        run(
-            parse(arguments),
-            Console(highlight=False),
-            lambda path: shlex.join([*program, *kept, f"log_path={path}"]),
-            [*program, *arguments],
-        )
-
-    return run_command(body, argv, usage)
+def _run_command(arguments: list[str]) -> None:
+    quiet_progress_bars()
+    kept = [each for each in arguments if not each.startswith("log_path=")]
+    run(
+        parse(arguments),
+        Console(highlight=False),
+        lambda path: shlex.join(["evert", "train", *kept, f"log_path={path}"]),
+        ["evert", "train", *arguments],
+    )
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
@@ -343,7 +340,3 @@ async def _finish_saving() -> None:
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import chz
 
-from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
 from evert.trainers.system.command import run_command
 
 T = TypeVar("T")
@@ -21,17 +21,30 @@ class Command(Generic[T]):
     body: Callable[[T], int | None]
     bare: str
     """The setting that a bare word is most likely meant for."""
+    name: str = ""
+    """Its two words, where it has two (``engine plan``); after them ``bare`` needs no name."""
 
     def parse(self, arguments: Sequence[str]) -> T:
-        """The settings that the arguments give."""
-        given = read_pairs(arguments, chz.chz_fields(self.settings), self.bare)
-        return read_settings(self.settings, given)
+        """The settings that the arguments give, after the second word of a command of two."""
+        if self.name:
+            first, second = self.name.split()
+            word, *arguments = [*arguments] or ["nothing"]
+            if word != second:
+                raise UsageError(
+                    f"evert {first} got {word!r}; it takes {second}: evert {self.name} --help"
+                )
+        return read_settings(self.settings, self._given(arguments))
 
     def help(self, arguments: Sequence[str]) -> str:
         """The usage, and each setting with its value beside these arguments."""
-        given = read_pairs(arguments, chz.chz_fields(self.settings), self.bare)
-        return self.usage + settings_help(self.settings, given)
+        given = [each for each in arguments if each not in self.name.split()]
+        return self.usage + settings_help(self.settings, self._given(given))
 
-    def main(self, argv: Sequence[str] | None = None, program: Sequence[str] = ()) -> int:
-        """Run the command; see ``run_command``. Which ``program`` it is called by is all one."""
+    def _given(self, arguments: Sequence[str]) -> dict[str, str]:
+        if self.name and arguments and "=" not in arguments[0]:
+            arguments = [f"{self.bare}={arguments[0]}", *arguments[1:]]
+        return read_pairs(arguments, chz.chz_fields(self.settings), self.bare)
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command; see ``run_command``."""
         return run_command(lambda arguments: self.body(self.parse(arguments)), argv, self.help)

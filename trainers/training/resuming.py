@@ -93,7 +93,7 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
     path, warm = folder.path, RunFolder(folder.path / WARM_UP, resumed=True)
     broken = {f for log in (path, warm.path) for f in _files(log) if files.drop_broken_lines(f)}
     if embedded:
-        _mend_batches(warm.path, path / STORE)
+        _correct_batches(warm.path, path / STORE)
     for log in (path, warm.path):
         _strike_unlogged(log)
     listed = folder.steps_done()
@@ -137,7 +137,7 @@ def _repair(path: Path) -> None:
             repair_checkpoint_log(log, store, all_here=True)
 
 
-def _mend_batches(log: Path, root: Path) -> None:
+def _correct_batches(log: Path, root: Path) -> None:
     """Correct which batches a warm-up's weights have learned from.
 
     The Cookbook writes down the batch that it waits for. By then it has submitted that one and the

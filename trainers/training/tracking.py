@@ -118,7 +118,8 @@ class WandbLogger(ml_log.Logger):
 
     def log_hparams(self, config: Any) -> None:
         """Write a configuration over that of before a resumption."""
-        self._run.config.update(ml_log.dump_config(config), allow_val_change=True)
+        update: Any = self._run.config.update
+        update(ml_log.dump_config(config), allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Log a step, or at last add the final scores to the run's summary."""
