@@ -309,7 +309,7 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
             assert ours == pytest.approx(theirs, abs=setup.tolerance), stage
 
 
-def test_a_step_has_the_host_wait_as_often_for_many_rows_as_for_few(
+def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
     tiny_model: str, tmp_path: Path
 ) -> None:
     asked = how(temperature=0.7, top_k=9)
@@ -324,5 +324,4 @@ def test_a_step_has_the_host_wait_as_often_for_many_rows_as_for_few(
         for rows in (2, 16):
             steps = 4
             more = waits(rows, 3 + steps) - waits(rows, 3)
-            # The random numbers go to the device; tokens and log-probabilities come back.
-            assert sum(more.values()) <= 3 * steps, more
+            assert sum(more.values()) <= steps, more  # for the tokens and their log-probabilities

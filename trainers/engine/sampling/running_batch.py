@@ -82,13 +82,15 @@ class RunningBatch:
 
     def draw(self) -> list[Ended]:
         """Draw a token for each row; returns the rows that ended, which are dropped."""
-        uniform = torch.from_numpy(uniforms(self._keys, self._steps)).to(self._device)
-        self._tokens, logprobs = draw(self._logits, self._temper, uniform)
+        uniform = torch.from_numpy(uniforms(self._keys, self._steps))
+        self._tokens, logprobs = draw(
+            self._logits, self._temper, uniform.to(self._device, non_blocking=True)
+        )
         self._steps = self._steps + np.uint64(1)
         ended: dict[int, types.StopReason | None] = {}
-        drawn = zip(self.rows, self._tokens.tolist(), logprobs.tolist(), strict=True)
-        for i, (row, token, logprob) in enumerate(drawn):
-            row.tokens.append(token)
+        both = torch.stack([self._tokens.double(), logprobs.double()]).tolist()  # one wait, not two
+        for i, (row, token, logprob) in enumerate(zip(self.rows, *both, strict=True)):
+            row.tokens.append(int(token))
             row.logprobs.append(logprob)
             if row.request.stops.hit(row.tokens, row.request.decode):
                 ended[i] = "stop"
