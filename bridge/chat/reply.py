@@ -27,10 +27,11 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a reply's visible text, and the natural logarithm of its probability."""
+    """A sampled token, and the natural logarithm of its probability."""
 
-    text: str  # what it adds; "" for the beginning of a character of several tokens
+    text: str  # decoded by itself: a part of a character has the replacement character
     logprob: float
+    raw: bytes | None  # of the text; None where an endpoint gave none
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Reply:
     prompt_tokens: int
     completion_tokens: int
     stop_string: str | None = None  # the agent's own, where one cut the text
-    logprobs: tuple[TokenLogprob, ...] | None = None  # where they are asked for and are known
+    logprobs: tuple[TokenLogprob, ...] | None = None  # where they are asked for; one a token
     prefill: str = ""  # what the agent began it with: ``parsed`` has it, ``text`` goes on from it
     tokens: tuple[int, ...] | None = None  # where they are asked for and are known
     key: Key = field(init=False, repr=False, compare=False)  # what an agent sees of it

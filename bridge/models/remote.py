@@ -1,6 +1,5 @@
 """A model behind an endpoint that speaks OpenAI's chat completions."""
 
-import codecs
 import json
 import os
 import secrets
@@ -103,15 +102,11 @@ def check_no_prefill(request: ChatRequest, kind: str) -> None:
 def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
     if choice.logprobs is None or choice.logprobs.content is None:
         raise unavailable("the endpoint of this model gave none")
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    given = tuple(
-        TokenLogprob(
-            one.token if one.bytes is None else decoder.decode(bytes(one.bytes)), one.logprob
-        )
+    given = (
+        TokenLogprob(one.token, one.logprob, None if one.bytes is None else bytes(one.bytes))
         for one in choice.logprobs.content
     )
-    is_the_text = "".join(one.text for one in given) == reply.text
-    return replace(reply, logprobs=given if is_the_text else None)
+    return replace(reply, logprobs=tuple(given))
 
 
 @cache

@@ -15,6 +15,6 @@ In reading order:
     prompt_limit.py   the longest prompt
     loop_budget.py    long texts are rendered in threads
     images.py         images are data, opened before they are rendered
-    logprobs.py       log-probabilities of a reply's text
+    logprobs.py       log-probabilities of sampled tokens
     actions.py        what sampled tokens say, and what if they do not parse
 """

@@ -85,8 +85,6 @@ class PromptRenderer:
         )
         # Whether images become chunks; the other renderers would drop them in silence.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
-        # Ids of the tokens that no text is encoded into by itself: the format's own.
-        self.markup = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":

@@ -116,6 +116,7 @@ class Remote:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.message: dict[str, Any] = {"role": "assistant", "content": "Remote."}
+        self.logprobs: Any = None
         self.status = 200
         self.models: dict[str, Any] = {}
 
@@ -125,6 +126,7 @@ class Remote:
             error = {"message": "No such key.", "type": "t", "param": None, "code": "bad_key"}
             return web.json_response({"error": error}, status=self.status)
         choice = {"index": 0, "finish_reason": "stop", "message": self.message}
+        choice["logprobs"] = self.logprobs
         usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
         whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
         return web.json_response({**whole, "choices": [choice], "usage": usage})
@@ -144,6 +146,25 @@ async def remote(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remote]:
     server.models = {"judge": RemoteModel("gpt-judge", url, "JUDGE_KEY")}
     yield server
     await runner.cleanup()
+
+
+async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_they_are(
+    remote: Remote,
+) -> None:
+    tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
+    given = [
+        {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
+    ]
+
+    async def agent(client: AgentClient) -> float:
+        with pytest.raises(openai.BadRequestError, match="endpoint of this model gave none"):
+            await hello(client, logprobs=True)
+        remote.logprobs = {"content": given, "refusal": None}
+        found = (await hello(client, logprobs=True)).choices[0].logprobs
+        return float([one.model_dump() for one in found.content] == given)
+
+    await alone(agent, models=remote.models)
+    assert [body["logprobs"] for _, body in remote.asked] == [True, True]
 
 
 BOTH = {"tools": [ADD, tool("look")]}

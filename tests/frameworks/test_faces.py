@@ -129,7 +129,7 @@ CONFIDENT = {
 async def test_log_probabilities_come_as_the_framework_hands_them_on(confident: Any) -> None:
     async def agent():
         tokens = await confident()
-        assert "".join(token["token"] for token in tokens) == "So it is, for all of us."
+        assert "".join(token["token"] for token in tokens) == "So it is, for all of us.<|im_end|>"
         return sum(token["logprob"] for token in tokens) / len(tokens)
 
     policy = ScriptedPolicy(["So it is, for all of us."], logprob=-0.25)

@@ -13,7 +13,7 @@ from evert.bridge.chat import fields
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import deltas, text_deltas, unnamed_events
+from evert.bridge.clients.dialects.events import deltas, unnamed_events
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
@@ -122,12 +122,8 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
     yield chunk({"role": "assistant", "content": None if message["content"] is None else ""})
     for piece in deltas(message.get("reasoning_content") or ""):
         yield chunk({"reasoning_content": piece})
-    known = choice.get("logprobs")
-    for piece, tokens in text_deltas(message["content"] or "", known and known["content"]):
-        spoken = chunk({"content": piece})
-        if tokens is not None:
-            spoken["choices"][0]["logprobs"] = {"content": tokens, "refusal": None}
-        yield spoken
+    for piece in deltas(message["content"] or ""):
+        yield chunk({"content": piece})
     for index, call in enumerate(message.get("tool_calls") or ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         opening = {"name": name, "arguments": ""}
@@ -135,6 +131,9 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
         yield chunk({"tool_calls": [named]})
         for piece in deltas(arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, choice["finish_reason"])
+    last = chunk({}, choice["finish_reason"])
+    if "logprobs" in choice:
+        last["choices"][0]["logprobs"] = choice["logprobs"]
+    yield last
     if include_usage:
         yield {**head, "choices": [], "usage": whole["usage"]}

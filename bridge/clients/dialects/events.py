@@ -5,7 +5,7 @@ the agents' code that puts deltas together runs as it would in production.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 DELTA_LENGTH = 16
@@ -16,23 +16,6 @@ def deltas(text: str) -> Iterator[str]:
     """``text`` in pieces."""
     for start in range(0, len(text), DELTA_LENGTH):
         yield text[start : start + DELTA_LENGTH]
-
-
-def text_deltas(
-    text: str, tokens: Sequence[dict[str, Any]] | None
-) -> Iterator[tuple[str, list[dict[str, Any]] | None]]:
-    """``text`` in pieces, each with its tokens' log-probabilities (None: they are not known)."""
-    if tokens is None:
-        yield from ((piece, None) for piece in deltas(text))
-        return
-    piece, its = "", list[dict[str, Any]]()
-    for token in tokens:
-        piece, its = piece + token["token"], [*its, token]
-        if len(piece) >= DELTA_LENGTH:
-            yield piece, its
-            piece, its = "", []
-    if its:
-        yield piece, its
 
 
 def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:

@@ -7,7 +7,7 @@ settings of a call in an object of their own, ``generationConfig``.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -16,7 +16,7 @@ from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import bare_events, text_deltas
+from evert.bridge.clients.dialects.events import bare_events, deltas
 from evert.bridge.clients.dialects.fields import field_policy, read_format
 from evert.bridge.clients.dialects.gemini_contents import read_contents, read_system
 from evert.bridge.clients.dialects.gemini_tools import (
@@ -115,9 +115,15 @@ class Gemini(Dialect):
         """The JSON object of a ``GenerateContentResponse``."""
         parts = [*_parts(reply, thoughts=_wants_thoughts(body))]
         self._ids.remember(request.messages, parts)
-        candidate = _candidate(parts, _tokens(reply))
+        candidate = {**_candidate(parts), "finishReason": _FINISH[reply.finish_reason]}
+        if reply.logprobs is not None:
+            candidate["logprobsResult"] = {
+                "chosenCandidates": [
+                    {"token": one.text, "logProbability": one.logprob} for one in reply.logprobs
+                ]
+            }
         return {
-            "candidates": [{**candidate, "finishReason": _FINISH[reply.finish_reason]}],
+            "candidates": [candidate],
             "usageMetadata": {
                 "promptTokenCount": reply.prompt_tokens,
                 "candidatesTokenCount": reply.completion_tokens,
@@ -128,18 +134,15 @@ class Gemini(Dialect):
         }
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Responses with a piece each; the last one has the reason of the end and the usage."""
+        """Responses with a piece each; the last one has all that is of the whole reply."""
         [candidate] = whole["candidates"]
-        tokens = candidate.get("logprobsResult", {}).get("chosenCandidates")
         *earlier, last = [
-            _candidate([piece], its)
-            for part in candidate["content"]["parts"]
-            for piece, its in _pieces(part, tokens)
+            _candidate([piece]) for part in candidate["content"]["parts"] for piece in _pieces(part)
         ]
         head = {name: whole[name] for name in ("modelVersion", "responseId")}
         for piece in earlier:
             yield {"candidates": [piece], **head}
-        yield {**whole, "candidates": [{**last, "finishReason": candidate["finishReason"]}]}
+        yield {**whole, "candidates": [{**candidate, **last}]}
 
     def counted(self, count: int) -> dict[str, Any]:
         """The JSON object of a ``CountTokensResponse``."""
@@ -191,17 +194,8 @@ def _wants_thoughts(body: Mapping[str, Any]) -> bool:
     return read_fields(thinking, "thinkingConfig").get("includeThoughts") is True
 
 
-def _candidate(
-    parts: list[dict[str, Any]], tokens: Sequence[dict[str, Any]] | None
-) -> dict[str, Any]:
-    known = {} if tokens is None else {"logprobsResult": {"chosenCandidates": tokens}}
-    return {"content": {"role": "model", "parts": parts}, "index": 0, **known}
-
-
-def _tokens(reply: Reply) -> list[dict[str, Any]] | None:
-    if reply.logprobs is None:
-        return None
-    return [{"token": one.text, "logProbability": one.logprob} for one in reply.logprobs]
+def _candidate(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": {"role": "model", "parts": parts}, "index": 0}
 
 
 def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
@@ -214,12 +208,10 @@ def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
         yield {"functionCall": {**named, "args": call_arguments(call)}}
 
 
-def _pieces(
-    part: Mapping[str, Any], tokens: Sequence[dict[str, Any]] | None
-) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]] | None]]:
-    """Split a text into deltas, each with its log-probabilities; a call is never split."""
+def _pieces(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Split a text into deltas; a call is never split."""
     if not part.get("text"):
-        yield dict(part), None
+        yield dict(part)
         return
-    for piece, its in text_deltas(part["text"], None if part.get("thought") else tokens):
-        yield {**part, "text": piece}, its
+    for piece in deltas(part["text"]):
+        yield {**part, "text": piece}

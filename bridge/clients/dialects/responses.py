@@ -12,7 +12,7 @@ from evert.bridge.chat.bad_requests import bad_request, malformed, unexpected
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import deltas, text_deltas
+from evert.bridge.clients.dialects.events import deltas
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
@@ -321,10 +321,10 @@ def _part_events(part: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[
     if part["type"] != "output_text":
         yield from _piecewise(name, part["text"], place, {"text": part["text"]})
         return
-    tokens = part.get("logprobs")
-    for piece, its in text_deltas(part["text"], tokens):
-        yield {"type": f"{name}.delta", **place, "delta": piece, "logprobs": its or []}
-    yield {"type": f"{name}.done", **place, "text": part["text"], "logprobs": tokens or []}
+    for piece in deltas(part["text"]):
+        yield {"type": f"{name}.delta", **place, "delta": piece, "logprobs": []}
+    tokens = part.get("logprobs", [])
+    yield {"type": f"{name}.done", **place, "text": part["text"], "logprobs": tokens}
 
 
 def _piecewise(

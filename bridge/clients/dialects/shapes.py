@@ -56,7 +56,7 @@ def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     return [
         {
             "token": one.text,
-            "bytes": [*one.text.encode()],
+            "bytes": None if one.raw is None else [*one.raw],
             "logprob": one.logprob,
             "top_logprobs": [],
         }

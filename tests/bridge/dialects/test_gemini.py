@@ -142,23 +142,15 @@ def test_thoughts_are_shown_to_who_asks_for_them() -> None:
         assert whole["candidates"][0]["content"]["parts"] == expected, config
 
 
-TOKENS = (TokenLogprob("The quick brown f", -1.5), TokenLogprob("", -0.5), TokenLogprob("ox", -2.0))
+def test_log_probabilities_stand_beside_the_parts_and_at_the_end_of_a_stream() -> None:
+    tokens = (TokenLogprob("Hm.", -1.5, b"Hm."), TokenLogprob("The quick brown", -2.0, None))
+    answer = replace(reply("The quick brown fox", calls=(("add", "{}"),)), logprobs=tokens)
+    whole = written(answer)
 
-
-def test_log_probabilities_stand_beside_the_parts_and_a_stream_has_them_in_pieces() -> None:
-    answer = replace(
-        reply("The quick brown fox", reasoning="Hm.", calls=(("add", "{}"),)), logprobs=TOKENS
-    )
-    whole = written(answer, **WITH_THOUGHTS)
-
-    tokens = [{"token": one.text, "logProbability": one.logprob} for one in TOKENS]
-    assert whole["candidates"][0]["logprobsResult"] == {"chosenCandidates": tokens}
+    listed = [{"token": one.text, "logProbability": one.logprob} for one in tokens]
+    assert whole["candidates"][0]["logprobsResult"] == {"chosenCandidates": listed}
     typed(whole)
-    thought, first, second, call = [
-        event["candidates"][0] for event in Gemini("policy").events(whole, WITH_THOUGHTS)
-    ]
-    assert first["logprobsResult"]["chosenCandidates"] == tokens[:1]
-    assert second["logprobsResult"]["chosenCandidates"] == tokens[1:]
-    pieces = first["content"]["parts"] + second["content"]["parts"]
-    assert [part["text"] for part in pieces] == ["The quick brown f", "ox"]
-    assert "logprobsResult" not in {**thought, **call}
+    *pieces, last = [event["candidates"][0] for event in Gemini("policy").events(whole, {})]
+    assert last["logprobsResult"] == {"chosenCandidates": listed}
+    assert len(pieces) == 2
+    assert all("logprobsResult" not in piece for piece in pieces)
