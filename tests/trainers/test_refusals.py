@@ -36,6 +36,7 @@ LIGHT = {
     "train agent=mine:agent train_tasks=mine:nothing": "No tasks at 'mine:nothing'",
     "train agent=mine:agent train_tasks=mine:EMPTY": "train_tasks=mine:EMPTY has no task;",
     "train agent=mine:agent train_tasks=mine:yields": "train_tasks=mine:yields is a function;",
+    "train agent=mine:agent train_tasks=mine:BY_NAME": "train_tasks=mine:BY_NAME is a dict;",
     "train env=identity test_tasks=mine:EMPTY": "test_tasks=mine:EMPTY has no task;",
     "train env=identitty": "There is no game 'identitty'. Did you mean env=identity?",
     "train env=identity limits.maxturns=3": "Did you mean 'limits.max_turns'?",
@@ -43,6 +44,7 @@ LIGHT = {
     "train env=identity cookbook.temprature=1": "There is no setting 'cookbook.temprature'. Did",
     "train env=twenty_questions sampler=evert:Curriculam": "No sampler at 'evert:Curriculam'",
     "train env=identity model_name=evert-tinny": "Did you mean evert-tiny?",
+    "train env=identity model_name=old": "model_name=old is a run; expected a model. To train the",
     "train env=identity models.user=runs/nothing": "There is no run and no model at 'runs/nothing'",
     "evaluate env=identity models=runs/nothing": "There is no run and no model at 'runs/nothing'",
     "evaluate env=identity models=evert-tiny limits.maxturns=3": "no setting 'limits.maxturns'",
@@ -162,6 +164,7 @@ OTHERS = {
 MINE = """
 TASKS = ["a", "b"]
 EMPTY = []
+BY_NAME = {"a": 1}
 def agent(client, task): ...
 def yields():
     yield 1
@@ -184,18 +187,20 @@ for line in ("train --help", "evaluate --help"):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a module of the user's, and no key."""
+    """A working directory with a module of the user's and a run, and no key."""
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.json").write_text('{"settings": {"steps": 3}}')
     return tmp_path
 
 
 def left(home: Path) -> set[str]:
-    """What there is beside that module."""
-    return {each.name for each in home.iterdir()} - {"mine.py", "__pycache__"}
+    """What there is beside these."""
+    return {each.name for each in home.iterdir()} - {"mine.py", "old", "__pycache__"}
 
 
 def test_a_mistyped_name_is_answered_before_torch_is_imported(home: Path) -> None:

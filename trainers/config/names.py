@@ -4,7 +4,7 @@ Fields of the Cookbook's classes are read off its source: importing it takes sec
 """
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -56,7 +56,8 @@ def _fields(file: str, kind: str) -> Collection[str]:
 
 
 def _check_tasks(called: str, tasks: Any) -> None:
-    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+    is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
+    if not is_sequence or isinstance(tasks, Mapping):
         raise InvalidDatasetError(
             f"{called} is a {type(tasks).__name__}; expected a sequence (with a length and an "
             "index). Make a list of it: TASKS = [...]."

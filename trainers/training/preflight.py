@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from evert.trainers.config.fields import RecipeError as RecipeError
 from evert.trainers.config.names import PATHS, check_names
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
+from evert.trainers.rundir.folder import recorded_settings
 
 if TYPE_CHECKING:
     from evert.trainers.config.backend import EngineChoice
@@ -25,6 +26,7 @@ class PreparedRun:
 def prepare(settings: TrainSettings) -> PreparedRun:
     """Resolve a run's settings; what would stop it, a path that leads nowhere, is raised now."""
     _check_known(settings)
+    _check_no_run(settings)
     check_names(settings)
     if not settings.model_name.startswith(("/", ".", "~")):
         renderer_of(settings)
@@ -68,6 +70,15 @@ def _check_known(settings: TrainSettings) -> None:
             f"There is no import path in {' or '.join(lost)}; expected 'package.module:name'. If "
             "this run was trained from Python with functions or lists of its own, call evert.train "
             f"again with them and log_path={settings.log_path!r}."
+        )
+
+
+def _check_no_run(settings: TrainSettings) -> None:
+    name = settings.model_name
+    if recorded_settings(name, TrainSettings):
+        raise RecipeError(
+            f"model_name={name} is a run; expected a model. To train the run further: evert train "
+            f"log_path={name} steps=N."
         )
 
 
