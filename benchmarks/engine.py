@@ -1,6 +1,7 @@
 """Tokens a second of the embedded engine, against plain transformers on the same model.
 
     python benchmarks/engine.py [--quick] [--device cpu|cuda] [--threads N] [--model NAME]
+        [--sizes 1 16 64] [--rounds 5]
 
 Sampling is timed three ways on the same prompts and reply lengths: ``transformers.generate`` one
 prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with every request
@@ -163,16 +164,40 @@ def train_plain(model: Any, optimizer: torch.optim.Optimizer, data: list[types.D
     return sum(map(len, rows))
 
 
+def product_seconds(model: Any, rows: int, *, head: bool) -> float:
+    """Seconds that the model's matrix products take for so many tokens, the best of three."""
+    last = model.get_output_embeddings()
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not last]
+    given = {m.in_features: torch.ones(rows, m.in_features).to(m.weight) for m in linears}
+    times = []
+    with torch.inference_mode():
+        for _ in range(3):
+            start = time.perf_counter()
+            for linear in [*linears, *([last] if head else [])]:
+                torch.nn.functional.linear(given[linear.in_features], linear.weight)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def least_seconds(model: Any, work: Work) -> float:
+    """What sampling takes at the least: its matrix products, where all replies are as long."""
+    prompts = sum(map(len, work.prompts)) / 1024 * product_seconds(model, 1024, head=False)
+    return prompts + work.replies[0] * product_seconds(model, len(work.prompts), head=True)
+
+
 def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> Table:
     """Tokens a second sampled, over batch sizes."""
     table = Table(
         "batch", "replies", "one by one", "padded batch", "engine", "x one by one", "x padded",
+        "of the limit",
         title="Sampled tokens a second",
     )  # fmt: skip
     for size in args.sizes:
         for mixed in (False, True):
             work = make_work(size, args.vocabulary, mixed=mixed)
-            rounds = []
+            rounds, shares = [], []
             for _ in range(args.rounds):
                 # Few prompts stand for all where one by one would take minutes.
                 few = Work(work.prompts[: args.few], work.replies[: args.few])
@@ -181,7 +206,9 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
                 client = new_client()
                 ours = seconds(lambda work=work, c=client: sample(c, work), work.tokens)  # type: ignore[misc]
                 rounds.append((few.tokens / one, work.tokens / padded, work.tokens / ours))
-            add_row(table, size, "8 to 56" if mixed else "32", rounds)
+                shares.append(0.0 if mixed else least_seconds(model, work) / ours)
+            limit = "" if mixed else f"{statistics.median(shares):.0%}"
+            add_row(table, size, "8 to 56" if mixed else "32", rounds, limit)
     return table
 
 
@@ -202,16 +229,16 @@ def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table
 
 
 def add_row(
-    table: Table, size: int, label: str | None, rounds: Sequence[tuple[float, ...]]
+    table: Table, size: int, label: str | None, rounds: Sequence[tuple[float, ...]], *more: str
 ) -> None:
-    """One line: the median rate of each way, and our ratio to each of the others."""
+    """One line: the median rate of each way, our ratio to each of the others, and more."""
     rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
     ratios = []
     for other in range(len(rounds[0]) - 1):
         values = [round_[-1] / round_[other] for round_ in rounds]
         spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
         ratios.append(f"{statistics.median(values):.1f}{spread}")
-    table.add_row(str(size), *([label] if label else []), *rates, *ratios)
+    table.add_row(str(size), *([label] if label else []), *rates, *ratios, *more)
 
 
 def random_model(folder: str) -> str:
@@ -241,9 +268,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
     parser.add_argument("--model", help="folder or cached Hub name; default: the shipped base")
+    parser.add_argument("--sizes", type=int, nargs="+", help="prompts at a time")
+    parser.add_argument("--rounds", type=int, help="default 5, or 1 with --quick")
     args = parser.parse_args()
-    args.sizes = [1, 64] if args.quick else [1, 4, 16, 64, 256]
-    args.rounds = 1 if args.quick else 5
+    args.sizes = args.sizes or ([1, 64] if args.quick else [1, 4, 16, 64, 256])
+    args.rounds = args.rounds or (1 if args.quick else 5)
     args.few = 2 if args.quick else 8
     return args
 

@@ -103,6 +103,14 @@ async def reads_a_number(client: Any) -> float:
     return float(await kit.ask(client))
 
 
+async def forgets_to_wait(client: Any) -> float:
+    completion = client.chat.completions.create(messages=[kit.user("Hello")])
+    try:
+        return float(completion.choices[0].message.content)
+    finally:
+        completion.close()
+
+
 async def reads_a_cut_reply(client: Any) -> float:
     return float(json.loads(await kit.ask(client, max_tokens=1))["reward"])
 
@@ -152,6 +160,7 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (loses_its_server, ERROR, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
         (reads_a_number, ERROR, "ValueError: ", "cannot read what the model said. {what_else}"),
         (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
+        (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before the call"),
         (no_key, ERROR, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
         (no_anthropic_key, ERROR, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, ERROR, "ValueError: ", "GEMINI_API_KEY=unused"),

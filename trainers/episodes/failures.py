@@ -52,6 +52,7 @@ CAUSES = {
     re.escape(CUT_REPLY):
         "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
         "the traceback points.",
+    r"^AttributeError: 'coroutine' object": "Put await before the call that the agent makes there.",
     r"^CommandError:": "Run the agent's command by hand; what it wrote last is above.",
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
     r"float|invalid literal for int": UNREADABLE,
