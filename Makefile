@@ -43,14 +43,14 @@ train: .venv/installed
 # It comes from the package index, as a package that holds nothing else.
 SMOLLM2 := .models/smollm2
 REAL := group_size=8 learning_rate=3e-4 eval_every=0
-CALCULATOR := agent=calculator:agent train_tasks=calculator:TRAIN policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_batch=8 warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2)
+CALCULATOR := agent=calculator:agent train_tasks=calculator:TRAIN policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2)
 real: $(SMOLLM2)
 	$(BIN)/evert train env=identity model_name=$(SMOLLM2) $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
-	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) test_tasks=calculator:TEST $(REAL) warm_up_steps=8 steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) test_tasks=calculator:TEST $(REAL) warm_up_steps=8 warm_up_batch=8 steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
 
 # One step of either kind, to see that it runs.
 real-short: $(SMOLLM2)
-	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) warm_up_steps=1 steps=1 batch_size=1 group_size=2 max_tokens=36 log_path=$$(mktemp -d)/run
+	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) warm_up_steps=1 warm_up_batch=2 steps=1 batch_size=1 group_size=2 max_tokens=36 log_path=$$(mktemp -d)/run
 
 $(SMOLLM2): | .venv/installed
 	$(INSTALL) --editable ".[gguf]"
