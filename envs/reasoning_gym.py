@@ -164,15 +164,18 @@ class Reasoning:
         Raises:
             GameError: The generator gives no answer that it scores in full.
         """
-        draw, lost = random.Random(seed), 0
-        while lost < _TRIES:
-            dataset, item = self.item(self.train_tasks[draw.randrange(SIZE)])
-            answer = str(item["answer"])
-            if dataset.score_answer(answer, item) < 1:
-                lost += 1
-                continue
+        draw = random.Random(seed)
+        while True:
+            item, answer = self._answered(draw)
             said = f"<answer>{answer}</answer>" if self._prompt else answer
             yield [*self._asked(item), {"role": "assistant", "content": said}]
+
+    def _answered(self, draw: random.Random) -> tuple[dict[str, Any], str]:
+        for _ in range(_TRIES):
+            dataset, item = self.item(self.train_tasks[draw.randrange(SIZE)])
+            answer = str(item["answer"])
+            if dataset.score_answer(answer, item) >= 1:
+                return item, answer
         raise GameError(f"{self} has no answers to show. Leave warm_up_steps out.")
 
     def _asked(self, item: dict[str, Any]) -> list[dict[str, str]]:

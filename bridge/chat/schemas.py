@@ -2,9 +2,9 @@
 
 The agent brings the schema, which is taken to be sane, and the policy the reply, which may be
 anything. Whether a reply fits is known in a time that grows with its length alone: patterns have an
-engine that never goes back. Where it does not fit may take twice as long for each level of the
-reply, so it is told of shallow ones, and without the errors of each alternative. A check holds all
-threads, wherever it runs.
+engine that never goes back. To find where it does not fit may take twice as long with each level
+of the reply. So the place is told for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are
+told as a whole. A check holds all threads, wherever it runs.
 
 What cannot be checked (a reference into nothing, a pattern with look-around) is not held against
 the policy. Nothing is ever fetched.
@@ -21,7 +21,7 @@ from jsonschema_rs import ValidationErrorKind as Kind
 
 logger = logging.getLogger(__name__)
 
-DEEPEST = 10  # levels of a reply that is told where it does not fit
+DEEPEST = 10  # most levels of a reply that is told where it does not fit
 
 
 def vet(schema: str) -> None:

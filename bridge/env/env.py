@@ -63,7 +63,7 @@ class ChatAgentEnv(Env):
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
-            ``format_retries``, ``keep_completed_arguments``, ``traces``: see
+            ``format_retries``, ``keep_completed_arguments``: see
             ``evert.bridge.env.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:

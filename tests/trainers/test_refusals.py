@@ -45,6 +45,7 @@ LIGHT = {
     "train env=twenty_questions sampler=evert:Curriculam": "No sampler at 'evert:Curriculam'",
     "train env=identity model_name=evert-tinny": "Did you mean evert-tiny?",
     "train env=identity model_name=old": "model_name=old is a run; expected a model. To train the",
+    "train env=identity model_name=old@5": "further: evert train log_path=old steps=N.",
     "train env=identity models.user=runs/nothing": "There is no run and no model at 'runs/nothing'",
     "evaluate env=identity models=runs/nothing": "There is no run and no model at 'runs/nothing'",
     "evaluate env=identity models=evert-tiny limits.maxturns=3": "no setting 'limits.maxturns'",

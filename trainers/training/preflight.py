@@ -74,11 +74,11 @@ def _check_known(settings: TrainSettings) -> None:
 
 
 def _check_no_run(settings: TrainSettings) -> None:
-    name = settings.model_name
-    if recorded_settings(name, TrainSettings):
+    folder = settings.model_name.partition("@")[0]  # runs/NAME@STEP is one, too
+    if recorded_settings(folder, TrainSettings):
         raise RecipeError(
-            f"model_name={name} is a run; expected a model. To train the run further: evert train "
-            f"log_path={name} steps=N."
+            f"model_name={settings.model_name} is a run; expected a model. To train the run "
+            f"further: evert train log_path={folder} steps=N."
         )
 
 

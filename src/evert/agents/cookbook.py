@@ -5,7 +5,7 @@
 
 The agent plays the environment with the Cookbook's own runner, by a policy that asks the client
 (``_Asking``). So the environment's limits, stop reasons and parse errors are what they are there;
-and like any agent it is recorded, traced, mixed with others, and played by every trainer.
+and like any agent it is recorded, mixed with others, and played by every trainer.
 
 An ``Env`` of the Cookbook's hands out tokens; which messages they are of, only the renderer knows
 that it made them with. So it gets the policy's own renderer, listened to (``HeardRenderer``). What
