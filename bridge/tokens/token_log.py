@@ -9,9 +9,8 @@ A *flat prompt* is the other form: one list of token ids, in which an image (or 
 chunk) stands for itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import tinker
 
@@ -44,13 +43,20 @@ def length_of(flat: Sequence[int | Chunk]) -> int:
 
 def chunks_of(flat: FlatPrompt) -> list[Chunk]:
     """Chunks of a flat prompt; none of them is empty. The list must not change afterwards."""
+    return [_text_chunk(piece) if isinstance(piece, list) else piece for piece in _pieces(flat)]
+
+
+def _pieces(flat: FlatPrompt) -> Iterator[list[int] | Chunk]:
+    """Token ids that stand together, and what is no token."""
     if is_text(flat):
-        return [_text_chunk(flat)] if flat else []
-    chunks: list[Any] = []
+        if flat:
+            yield flat  # type: ignore[misc]
+        return
     for is_token, run in groupby(flat, lambda element: isinstance(element, int)):
-        elements: list[Any] = [*run]
-        chunks += [_text_chunk(elements)] if is_token else elements
-    return chunks
+        if is_token:
+            yield [*run]  # type: ignore[list-item]
+        else:
+            yield from run  # type: ignore[misc]
 
 
 class TokenLog:
@@ -68,20 +74,19 @@ class TokenLog:
     def extended(self, flat: FlatPrompt) -> "TokenLog":
         """The log with a flat prompt at its end; the list must not change afterwards."""
         log = TokenLog()
-        log._chunks, log.length = self._chunks.copy(), self.length
-        for chunk in chunks_of(flat):
-            log.length += chunk.length
-            log._append(chunk)
+        log._chunks, log.length = self._chunks.copy(), self.length + length_of(flat)
+        for piece in _pieces(flat):
+            log._chunks.append(log._merged(piece) if isinstance(piece, list) else piece)
         return log
 
-    def _append(self, chunk: Chunk) -> None:
-        while self._chunks and isinstance(chunk, tinker.EncodedTextChunk):
-            last = self._chunks[-1]
-            if not isinstance(last, tinker.EncodedTextChunk) or last.length >= 2 * chunk.length:
+    def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:
+        """Tokens in a chunk with those before them that are too few to stand for themselves."""
+        while self._chunks and isinstance(last := self._chunks[-1], tinker.EncodedTextChunk):
+            if len(last.tokens) >= 2 * len(tokens):
                 break
-            chunk = _text_chunk([*last.tokens, *chunk.tokens])
+            tokens = [*last.tokens, *tokens]
             self._chunks.pop()
-        self._chunks.append(chunk)
+        return _text_chunk(tokens)
 
     def followed_by(self, flat: FlatPrompt) -> tinker.ModelInput:
         """The log and then ``flat``, as one prompt. The log itself does not change."""
@@ -89,5 +94,5 @@ class TokenLog:
         return tinker.ModelInput.model_construct(chunks=[*self._chunks, *chunks_of(flat)])
 
 
-def _text_chunk(tokens: Sequence[int | Chunk]) -> tinker.EncodedTextChunk:
+def _text_chunk(tokens: Sequence[int]) -> tinker.EncodedTextChunk:
     return tinker.EncodedTextChunk.model_construct(tokens=tokens, type="encoded_text")
