@@ -73,6 +73,7 @@ def test_a_model_is_planned_without_its_weights(
     assert "the base's weights      8.0 GB  bfloat16" in shown
     assert "layers computed again in the backward pass" in shown
     assert "a datum may have about 23,270 tokens" in shown
+    assert "rows at a time               7  of 2,048 tokens; others wait" in shown
 
 
 def test_what_does_not_fit_ends_with_1_and_what_to_do(

@@ -36,6 +36,7 @@ class PlanSettings:
     full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
     samplers: int = size(2, "versions of the weights that are sampled from at a time", 0)
+    tokens: int = size(2048, "of a prompt and its reply: so many are sampled at a time")
     gradient_checkpointing: bool | None = setting(
         None, "layers are computed again in the backward pass; None: where needed"
     )
@@ -43,7 +44,7 @@ class PlanSettings:
 
 def _run(settings: PlanSettings) -> int:
     found = make_plan(settings)
-    print(said(found))
+    print(said(found, settings.tokens))
     return 0 if found.fits else 1
 
 
@@ -68,8 +69,8 @@ def make_plan(settings: PlanSettings) -> "Plan":
         return plan(settings.model, engine, rank=settings.lora_rank, samplers=settings.samplers)
 
 
-def said(found: "Plan") -> str:
-    """The plan as lines, with advice where it does not fit."""
+def said(found: "Plan", tokens: int) -> str:
+    """The plan as lines, with advice where it does not fit; ``tokens`` are those of a row."""
     trains = "all weights" if found.rank is None else f"an adapter of rank {found.rank}"
     again = ", layers computed again in the backward pass" if found.checkpointing else ""
     rows = [
@@ -79,6 +80,7 @@ def said(found: "Plan") -> str:
         ("to sample from", in_bytes(found.samplers), "beside the base" if found.rank else "copies"),
         ("a training pass", in_bytes(found.training_pass), f"{found.pass_tokens:,} tokens{again}"),
         ("keys and values", in_bytes(found.cache), f"at most: {found.cache_tokens:,} tokens"),
+        ("rows at a time", f"{found.rows(tokens):,}", f"of {tokens:,} tokens; others wait"),
     ]
     lines = [
         f"{found.model}: {found.parameters:,} parameters; trains {trains} on {found.device}",

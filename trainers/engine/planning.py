@@ -24,6 +24,7 @@ from evert.trainers.engine.sampling.memory import (
     pass_budget,
 )
 from evert.trainers.engine.sampling.prefill import chunk_tokens
+from evert.trainers.engine.sampling.scheduler import MAX_ROWS
 
 _ADAM = 3  # Gradient and two moments: numbers that each trained weight has beside itself
 
@@ -53,6 +54,10 @@ class Plan:
     def held(self) -> int:
         """What is held all the time."""
         return self.base + self.adapter + self.optimizer + self.samplers
+
+    def rows(self, tokens: int) -> int:
+        """Most prompts of so many tokens, replies included, that are sampled at a time."""
+        return max(1, min(MAX_ROWS, self.cache_tokens // tokens))
 
     @property
     def fits(self) -> bool:

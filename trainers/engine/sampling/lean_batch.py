@@ -218,6 +218,7 @@ class LeanBatch(Batch):
         self._lengths += [self._lengths[row] for row in rows]
         self._starts += [self._starts[row] for row in rows]
         self._weights += [self._weights[row] for row in rows]
+        self._cache.reserve(self.size, self._cache.length)
         self._move(rows, range(first, self.size))
         self._sync()
 
@@ -251,13 +252,16 @@ def _together(weights: Sequence[Weights]) -> LeanModel:
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """[B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask`` [B,1,T,L], or None for causal."""
-    mixed = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=1.0,
-        enable_gqa=True,
-    )
-    return mixed.transpose(1, 2).flatten(2)
+    attend = partial(F.scaled_dot_product_attention, scale=1.0)
+    if mask is None or queries.device.type == "cpu":
+        mixed = attend(
+            queries.transpose(1, 2), keys, values,
+            attn_mask=mask, is_causal=mask is None, enable_gqa=True,
+        )  # fmt: skip
+        return mixed.transpose(1, 2).flatten(2)
+    # CUDA's kernels with a mask have as many query heads as key heads: the rest become rows.
+    rows, count, heads, size = queries.shape
+    key_heads, groups = keys.shape[1], heads // keys.shape[1]
+    grouped = queries.reshape(rows, count, key_heads, groups, size).permute(0, 2, 3, 1, 4)
+    mixed = attend(grouped.flatten(2, 3), keys, values, attn_mask=mask.repeat(1, 1, groups, 1))
+    return mixed.view(rows, key_heads, groups, count, size).permute(0, 3, 1, 2, 4).flatten(2)

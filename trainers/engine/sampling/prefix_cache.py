@@ -88,10 +88,10 @@ class PrefixCache:
         """Cut a node in two; returns the first."""
         parent = node.parent or self._root
         # Copies, not views: a part that is dropped must give its memory back.
-        first = _Node(node.tokens[:length], _copy(node.kept, 0, length), parent)
+        kept, rest = _copy(node.kept, 0, length), _copy(node.kept, length, len(node.tokens))
+        first = _Node(node.tokens[:length], kept, parent)
         parent.children[int(first.tokens[0])] = first
-        node.kept = _copy(node.kept, length, len(node.tokens))
-        node.tokens, node.parent = node.tokens[length:], first
+        node.kept, node.tokens, node.parent = rest, node.tokens[length:], first
         first.children[int(node.tokens[0])] = node
         self._touch(node)
         return first

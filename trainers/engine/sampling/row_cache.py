@@ -29,11 +29,12 @@ class RowCache:
         return self.keys[0].shape[2]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for so many rows of so many tokens."""
+        """Make room for so many rows of so many tokens; what further rows hold may go."""
         have_rows, have_length = self.keys[0].shape[0], self.length
         if rows <= have_rows and length <= have_length:
             return
-        rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
+        if rows > have_rows:
+            rows = max(rows, 2 * have_rows)
         if length > have_length:
             length = max(length + _LENGTH_STEP, have_length * 3 // 2)
             length = -(-length // _LENGTH_STEP) * _LENGTH_STEP
@@ -41,7 +42,7 @@ class RowCache:
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._empty(rows, length)
-                tensors[layer][:have_rows, :, :have_length] = old
+                tensors[layer][:have_rows, :, :have_length] = old[:rows]
         self.places = torch.arange(length, device=self._like.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:

@@ -48,6 +48,16 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    @property
+    def begun(self) -> list[int]:
+        """The prompt, and what was drawn."""
+        return self.request.prompt + self.tokens
+
+    @property
+    def length(self) -> int:
+        """Number of their tokens."""
+        return len(self.request.prompt) + len(self.tokens)
+
 
 Ended: TypeAlias = tuple[Row, types.StopReason]
 
@@ -66,13 +76,13 @@ class RunningBatch:
         self._temper = Temper(torch.zeros(0), None, None, plain=True)
 
     def admit(self, rows: Sequence[Row]) -> None:
-        """Add rows."""
+        """Add rows, new ones or such as have been here before."""
         for model in dict.fromkeys(row.request.model for row in rows):
             self.batch.weights = model.weights
             waiting: dict[tuple[int, ...], list[Row]] = {}
             for row in rows:
                 if row.request.model is model:
-                    waiting.setdefault(tuple(row.request.prompt), []).append(row)
+                    waiting.setdefault(tuple(row.begun), []).append(row)
             groups = list(waiting.values())
             owners, logits = self.batch.admit(list(waiting), [len(group) for group in groups])
             self.rows += [groups[owner].pop(0) for owner in owners]
@@ -96,9 +106,19 @@ class RunningBatch:
                 ended[i] = "stop"
             elif len(row.tokens) >= row.request.max_tokens:
                 ended[i] = "length"
-            elif row.request.future.cancelled():
+            elif row.request.future.done():  # cancelled, or failed
                 ended[i] = None
         return self._drop(ended) if ended else []
+
+    def make_room(self) -> list[Row]:
+        """Drop the rows that there is no memory for, the shortest replies first; returns them."""
+        rows = sorted(range(len(self.rows)), key=lambda i: -len(self.rows[i].tokens))
+        longest = max(row.length for row in self.rows)
+        most = max(1, self.rows[0].request.model.cache_tokens // longest)
+        dropped = [self.rows[i] for i in rows[most:]]
+        if dropped:
+            self._keep(rows[:most])
+        return dropped
 
     def step(self) -> None:
         """Run the drawn tokens through the model, in one pass."""
@@ -107,12 +127,15 @@ class RunningBatch:
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
         answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
         for i in ended:
-            self.batch.park(i, self.rows[i].request.prompt + self.rows[i].tokens)
-        origin = self.batch.keep([i for i in range(len(self.rows)) if i not in ended])
+            self.batch.park(i, self.rows[i].begun)
+        self._keep([i for i in range(len(self.rows)) if i not in ended])
+        return answers
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        origin = self.batch.keep(rows)
         self.rows = [self.rows[i] for i in origin]
         self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
         self._describe_rows()
-        return answers
 
     def _describe_rows(self) -> None:
         """Lay out what the draw needs of each row; called when rows come or go."""

@@ -4,6 +4,11 @@ The worker admits what has arrived (equal beginnings are computed once), scores 
 one token for every row, answers the rows that have ended and steps the rest; requests join between
 two steps. It starts with the first request and ends when there has been nothing to do for a while.
 Samplers of several adapters of one base share a scheduler, and their rows a batch.
+
+Rows are admitted as long as there is memory for what is expected of them. Where replies come out
+longer, the shortest are put back and taken up again later: they draw what they would have drawn.
+Where memory runs out all the same, all rows of the batch are, and then half as many at a time; a
+request fails for want of memory if one row of it, by itself, needs more than there is.
 """
 
 import itertools
@@ -24,6 +29,7 @@ from evert.trainers.engine.common.errors import EngineClosedError
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.frozen import FrozenModel
+from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
@@ -34,7 +40,7 @@ CLOSED = (
     "Sample inside the engine's block."
 )
 
-_EXPECTED_REPLY = 1024  # Most tokens a reply needs, where rows are fitted into memory
+_EXPECTED_REPLY = 1024  # Most tokens that a reply is expected to go on for
 
 _sequence_numbers = itertools.count()  # Of all sequences: their ids are told apart within a session
 
@@ -72,6 +78,7 @@ class Scheduler:
         self._waiting: deque[Row] = deque()
         self._scores: list[Asked] = []
         self._runs: list[RunningBatch] = []
+        self._most = MAX_ROWS  # Rows that there is memory for, since it ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
@@ -126,7 +133,7 @@ class Scheduler:
             if not self._has_work():
                 self._lock.wait_for(lambda: self._has_work() or self._closed, _LINGER_SECONDS)
             if self._closed or not self._has_work():
-                self._worker = None
+                self._worker, self._most = None, MAX_ROWS
                 return False
         if not self._runs:
             self._gather()
@@ -150,10 +157,32 @@ class Scheduler:
             for row, reason in run.draw():
                 self._finish(row, reason)
             if run.rows:
-                run.step()
-                self.stats.forward_passes += 1
+                self._step(run)
             else:
                 self._runs.remove(run)
+
+    def _step(self, run: RunningBatch) -> None:
+        self._put_back(run.make_room())
+        try:
+            run.step()
+        except Exception as error:
+            self._runs.remove(run)
+            self._try_fewer(run.rows, error)
+        else:
+            self.stats.forward_passes += 1
+
+    def _try_fewer(self, rows: Sequence[Row], error: Exception) -> None:
+        """Have rows that there was no memory for wait again; other errors are theirs."""
+        if not is_out_of_memory(error) or len(rows) == 1:
+            for row in rows:
+                _fail(row.request.future, error)
+            return
+        self._most = len(rows) // 2
+        self._put_back(rows)
+
+    def _put_back(self, rows: Sequence[Row]) -> None:
+        with self._lock:
+            self._waiting.extendleft(reversed(rows))
 
     def _answer_scores(self) -> None:
         with self._lock:
@@ -167,6 +196,11 @@ class Scheduler:
             batch = model.new_batch()
             self.stats.scored_tokens += score(batch, scores)
         except Exception as error:
+            half = len(scores) // 2
+            if is_out_of_memory(error) and half:
+                self._score(scores[:half], model)
+                self._score(scores[half:], model)
+                return
             for asked in scores:
                 _fail(asked.future, error)
             return
@@ -178,9 +212,10 @@ class Scheduler:
 
     def _admit(self) -> None:
         run = next((run for run in self._runs if run.batch.joinable), None)
-        rows = self._take(run)
+        rows = self._take()
         if not rows:
             return
+        present = [] if run is None else [*run.rows]
         try:
             if run is None:
                 run = RunningBatch(rows[0].request.model)
@@ -188,10 +223,10 @@ class Scheduler:
             before = run.batch.passes, run.batch.computed_tokens
             run.admit(rows)
         except Exception as error:
-            # These rows are in no list yet; the caller fails those that are.
-            for row in rows:
-                _fail(row.request.future, error)
-            raise
+            if run is not None:  # what it has of which row is not known any more
+                self._runs.remove(run)
+            self._try_fewer([*present, *rows], error)
+            return
         self._count(run.batch, *before)
         self.stats.largest_batch = max(self.stats.largest_batch, len(run.rows))
 
@@ -199,17 +234,17 @@ class Scheduler:
         self.stats.forward_passes += batch.passes - passes
         self.stats.prompt_tokens += batch.computed_tokens - tokens
 
-    def _take(self, run: "RunningBatch | None") -> list[Row]:
-        present = run.rows if run is not None else []
+    def _take(self) -> list[Row]:
+        present = [row for run in self._runs for row in run.rows]
         longest = max(map(_expected_length, present), default=0)
         taken: list[Row] = []
         with self._lock:
             while self._waiting:
                 row = self._waiting[0]
-                if not row.request.future.cancelled():
+                if not row.request.future.done():
                     longest = max(longest, _expected_length(row))
                     count = len(present) + len(taken) + 1
-                    fits = count <= MAX_ROWS and count * longest <= row.request.model.cache_tokens
+                    fits = count <= self._most and count * longest <= row.request.model.cache_tokens
                     if not fits and count > 1:
                         break
                     taken.append(row)
@@ -240,7 +275,8 @@ class Scheduler:
 
 
 def _expected_length(row: Row) -> int:
-    return len(row.request.prompt) + min(row.request.max_tokens, _EXPECTED_REPLY)
+    most = len(row.request.prompt) + row.request.max_tokens
+    return min(most, row.length + _EXPECTED_REPLY)
 
 
 def _fail(future: "Future[Any]", error: Exception) -> None:

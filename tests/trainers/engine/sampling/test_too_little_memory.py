@@ -1,0 +1,101 @@
+"""What becomes of requests where there is less memory than they need."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.trainers.engine.sampling.test_sampler import params, prompts
+from torch import Tensor
+
+from evert.trainers.engine.sampling import scheduler
+from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean
+from evert.trainers.engine.sampling.generic_batch import GenericBatch
+from evert.trainers.engine.sampling.lean_batch import LeanBatch
+from evert.trainers.engine.sampling.row_cache import RowCache
+from evert.trainers.engine.sampling.running_batch import RunningBatch
+from evert.trainers.engine.sampling.sampler import Sampler
+
+Make = Callable[..., Sampler]
+KINDS = [FrozenLean, FrozenGeneric]
+FEW, MANY = prompts(*range(5, 13)), prompts(*range(5, 37))
+
+
+class Near(list[float]):
+    """Numbers that equal others but for rounding."""
+
+    def __eq__(self, other: object) -> bool:
+        return [*self] == pytest.approx(other, abs=1e-4)
+
+
+def drawn(sampler: Sampler, rows: Sequence[Sequence[int]], tokens: int) -> list[Any]:
+    """Tokens of two replies to each prompt, and all log-probabilities."""
+    futures = [sampler.sample(row, 2, params(max_tokens=tokens)) for row in rows]
+    found = [reply for future in futures for reply in future.result(timeout=60)]
+    logprobs = [logprob for reply in found for logprob in reply.logprobs or ()]
+    return [[reply.tokens for reply in found], Near(logprobs)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
+    make: Make, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    expected = drawn(make(kind), FEW, 40)
+    held: list[int] = []
+    step = RunningBatch.step
+
+    def watched(run: RunningBatch) -> None:
+        held.append(len(run.rows) * max(row.length for row in run.rows))
+        step(run)
+
+    monkeypatch.setattr(RunningBatch, "step", watched)
+    monkeypatch.setattr(scheduler, "_EXPECTED_REPLY", 4)
+    sampler = make(kind)
+    sampler._model.cache_tokens = 200
+    assert drawn(sampler, FEW, 40) == expected
+    assert 150 < max(held) <= 200
+    assert 4 < sampler.stats.largest_batch < 16
+
+
+@pytest.mark.parametrize("batch", [LeanBatch, GenericBatch])
+def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
+    make: Make, monkeypatch: pytest.MonkeyPatch, batch: Any
+) -> None:
+    kind = KINDS[batch is GenericBatch]
+    expected = drawn(make(kind), MANY, 9)
+    run_out(monkeypatch, batch, "step", lambda full, tokens: full.size > 11)
+    sampler = make(kind)
+    assert drawn(sampler, MANY, 9) == expected
+    assert sampler.stats.largest_batch > 11
+
+
+def test_a_request_that_needs_more_than_there_is_fails_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = drawn(make(), FEW, 9)
+    run_out(monkeypatch, RowCache, "_empty", lambda cache, rows, length: rows * length > 500)
+    sampler = make()
+    long = prompts(480)[0]
+    failing: Any = [sampler.sample(long[:300], 1, params(max_tokens=200)), sampler.score(long)]
+    shorter = [sampler.score(row) for row in FEW]
+    assert drawn(sampler, FEW, 9) == expected
+    for future in failing:
+        with pytest.raises(torch.OutOfMemoryError):
+            future.result(timeout=60)
+    scores = [future.result(timeout=60) for future in shorter]
+    assert [len(values) for values in scores] == [*map(len, FEW)]
+    assert drawn(sampler, MANY, 2)
+
+
+def run_out(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_full: Callable[..., bool]
+) -> None:
+    """Have a method find no memory where ``is_full`` says so."""
+    method = getattr(owner, name)
+
+    def limited(self: Any, *args: Any) -> Tensor:
+        if is_full(self, *args):
+            raise torch.OutOfMemoryError("There is no memory left.")
+        return method(self, *args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(owner, name, limited)
