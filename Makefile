@@ -19,6 +19,7 @@
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
+#   make gpu     what the engine does on a GPU, in gpu.json and gpu.md (without one: on a stand-in)
 #   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
 #   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
 #   make compression   two models learn together, three seeds (about 5 minutes): figures, and a plot
@@ -35,7 +36,7 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -198,6 +199,9 @@ compression: .venv/developing
 
 soak: .venv/developing
 	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)
+
+gpu: .venv/installed
+	$(BIN)/python benchmarks/gpu.py $(SETTINGS)
 
 vision: .venv/developing
 	$(BIN)/python benchmarks/vision.py $(SETTINGS)

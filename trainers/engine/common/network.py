@@ -18,7 +18,7 @@ import huggingface_hub.constants
 from tinker.lib.base_url import resolve_base_url
 from tinker.lib.internal_client_holder import InternalClientHolder
 
-from evert.bridge.clients.takeover import current_endpoint
+from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
 
 _DOORS = ("connect", "connect_ex", "sendto")
@@ -132,7 +132,7 @@ def _check(host: Any) -> None:
 
 
 def _advice() -> str:
-    if current_endpoint() is None:
+    if current_owner() is None:
         return ""
     return (
         " If this is the agent's model call: it reaches the policy by itself through httpx, "

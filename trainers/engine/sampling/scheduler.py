@@ -162,7 +162,8 @@ class Scheduler:
                 self._runs.remove(run)
 
     def _step(self, run: RunningBatch) -> None:
-        self._put_back(run.make_room())
+        with self._lock:
+            self._waiting.extendleft(reversed(run.make_room()))
         try:
             run.step()
         except Exception as error:
@@ -178,9 +179,6 @@ class Scheduler:
                 _fail(row.request.future, error)
             return
         self._most = len(rows) // 2
-        self._put_back(rows)
-
-    def _put_back(self, rows: Sequence[Row]) -> None:
         with self._lock:
             self._waiting.extendleft(reversed(rows))
 

@@ -1,0 +1,538 @@
+"""What the engine does on a GPU: whether it is right, how fast it is, and in how much memory.
+
+    python benchmarks/gpu.py [--quick] [--out gpu.json]
+
+It needs PyTorch for CUDA and transformers 5, no network, and neither the Cookbook nor Tinker's SDK:
+only the row of a whole run does, and is left out where they are not installed. Models have the
+shapes of Qwen3-0.6B and 8B, and random weights. Figures stand beside ``generate`` and a plain loop
+over transformers' own passes, in the same run. It writes one JSON, and a page beside it.
+
+Without CUDA everything runs on the stand-in of ``tests/trainers/engine/standin.py``, which computes
+on the CPU, with small shapes: that shows that it runs and is right, and nothing of its speed.
+
+Exits with 1 if a number of the engine's is further from transformers' than ``TOLERANCES`` allow.
+"""
+
+import argparse
+import copy
+import importlib
+import importlib.util
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+SDKS = ("tinker", "tinker_cookbook")
+"""What the engine's files import, and nothing here calls."""
+
+
+def _make_importable() -> None:
+    """Have the engine's files importable where evert's own requirements are not installed."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    if importlib.util.find_spec("tinker_cookbook") is None:
+        evert = types.ModuleType("evert")
+        evert.__path__ = [str(ROOT / "src/evert")]
+        sys.modules["evert"] = evert
+        sys.meta_path.append(_SomeSdk())
+
+
+class _SomeSdk(MetaPathFinder, Loader):
+    """Stands for SDKs that are not installed: each of their classes takes any fields."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """Where there is no such module, one of these."""
+        is_sdk = fullname.partition(".")[0] in SDKS
+        return ModuleSpec(fullname, self, is_package=True) if is_sdk else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Let each name be a class."""
+        init = {"__init__": lambda self, *args, **fields: self.__dict__.update(fields)}
+
+        @cache
+        def made(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (Exception,), init)
+
+        module.__getattr__ = made  # type: ignore[method-assign]
+        if module.__name__ == "tinker":
+            module.types = importlib.import_module("tinker.types")  # type: ignore[attr-defined]
+
+
+_make_importable()
+
+from evert.trainers.engine.models.base_models import (  # noqa: E402
+    count_parameters,
+    import_lazy_modules,
+)
+from evert.trainers.engine.models.shared import SharedBases  # noqa: E402
+from evert.trainers.engine.sampling.frozen import FrozenLean  # noqa: E402
+from evert.trainers.engine.sampling.memory import activation_bytes, pass_budget  # noqa: E402
+from evert.trainers.engine.sampling.sampler import Sampler  # noqa: E402
+from evert.trainers.engine.sampling.scheduler import Scheduler  # noqa: E402
+from evert.trainers.engine.training.families import cut  # noqa: E402
+from evert.trainers.engine.training.losses import LOSSES  # noqa: E402
+from evert.trainers.engine.training.passes import Passes  # noqa: E402
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": {
+        "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 400,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    },
+    "0.6B": {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "vocab_size": 151_936, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "8B": {
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+        "vocab_size": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    },
+}  # fmt: skip
+"""Qwen3's, and one that a CPU computes in float64."""
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Most by which a log-probability differs, and a gradient as a share of its norm."""
+
+RANK = 32
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the page."""
+
+    what: str
+    engine: str
+    beside: str = ""  # the same by transformers, in the same run
+    share: str = ""  # of what the device can do, or of what is allowed
+    failed: bool = False
+
+
+@dataclass
+class Bench:
+    """A device, and what was found of it.
+
+    Attributes:
+        standin: What stands for the device; None on a real one.
+        bandwidth: Bytes a second that the device reads and writes.
+        peak: Operations a second of a matrix product in bfloat16.
+    """
+
+    device: torch.device
+    standin: Any
+    quick: bool
+    rows: list[Row] = field(default_factory=list)
+    bandwidth: float = math.nan
+    peak: float = math.nan
+
+    @property
+    def large(self) -> list[str]:
+        """The shapes that are timed."""
+        return ["small"] if self.standin else ["0.6B"] if self.quick else ["0.6B", "8B"]
+
+    def add(self, *row: Any, **options: Any) -> None:
+        """Note a row, and show it."""
+        self.rows.append(Row(*row, **options))
+        print(" | ".join(str(value) for value in row), flush=True)
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """How long a call takes, the device's work included; the second of two."""
+        for _ in range(1 if self.standin else 2):
+            self.wait()
+            start = time.perf_counter()
+            call()
+            self.wait()
+        return time.perf_counter() - start
+
+    def speed(self, tokens: int, seconds: float) -> str:
+        """Tokens a second; of a stand-in only that it ran; "" of what did not."""
+        if math.isnan(seconds):
+            return ""
+        return "ran" if self.standin else f"{tokens / seconds:,.0f} tokens/s"
+
+    def share(self, of: float, what: str) -> str:
+        """A share of what the device can do; "" of a stand-in."""
+        return "" if self.standin else f"{of:.0%} of the {what}"
+
+    def wait(self) -> None:
+        """Let the device finish."""
+        if not self.standin:
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def waits(self) -> Iterator[list[Any]]:
+        """What the host waits for meanwhile; it is told at the end."""
+        if self.standin:
+            found: list[Any] = []
+            before = len(self.standin.waits)
+            yield found
+            found += self.standin.waits[before:]
+            return
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield caught
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+class Adapter(nn.Module):
+    """A LoRA adapter around a linear layer, with the names of peft's."""
+
+    active_adapters = ("default",)
+    scaling = {"default": 1.0}  # noqa: RUF012
+
+    def __init__(self, layer: nn.Linear, generator: torch.Generator) -> None:
+        super().__init__()
+        self.base_layer = layer
+        self.lora_A = self._factor(layer.in_features, RANK, generator)
+        self.lora_B = self._factor(RANK, layer.out_features, generator)
+        self.to(layer.weight.device)
+
+    def _factor(self, inner: int, outer: int, generator: torch.Generator) -> nn.ModuleDict:
+        made = nn.Linear(inner, outer, bias=False)
+        drawn = torch.randn(outer, inner, generator=generator) / math.sqrt(inner * RANK)
+        made.weight = nn.Parameter(drawn)
+        return nn.ModuleDict({"default": made})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As peft computes it."""
+        down, up = (factor["default"].weight for factor in (self.lora_A, self.lora_B))
+        added = F.linear(F.linear(x.to(down.dtype), down), up)  # type: ignore[arg-type]
+        result: Tensor = self.base_layer(x) + added
+        return result.to(x.dtype)
+
+
+def make_base(shape: str, dtype: torch.dtype, device: torch.device, *, far: bool = False) -> Any:
+    """A model with random weights; ``far`` from uniform, so that differences show."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = {"tie_word_embeddings": False, "max_position_embeddings": 4096}
+    config = AutoConfig.for_model("qwen3", **SHAPES[shape], **options)
+    torch.manual_seed(0)
+    with torch.device("cpu" if shape == "small" else device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    if far:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(device).eval()
+
+
+def adapted(tree: Any, seed: int) -> Any:
+    """The model with an adapter in all of its layers."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in tree.model.layers:
+        for owner in (layer.self_attn, layer.mlp):
+            for name, module in [*owner.named_children()]:
+                if isinstance(module, nn.Linear):
+                    setattr(owner, name, Adapter(module, generator))
+    return tree
+
+
+def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
+    """One of a model as it is now."""
+    return Sampler(
+        FrozenLean(model), None, seed=0, context_length=4096, end_tokens=frozenset(),  # type: ignore[arg-type]
+        scheduler=scheduler,
+    )  # fmt: skip
+
+
+def how(tokens: int, temperature: float = 1.0) -> Any:
+    """Sampling parameters."""
+    fields = {"max_tokens": tokens, "temperature": temperature, "top_k": -1, "top_p": 1.0}
+    return types.SimpleNamespace(**fields, seed=None, stop=[])
+
+
+def random_rows(count: int, length: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
+    """Token ids."""
+    drawn = np.random.default_rng(seed).integers(0, vocabulary, (count, length))
+    return [[int(token) for token in row] for row in drawn]
+
+
+# -- right -----------------------------------------------------------------------------------------
+
+
+def check_small(bench: Bench, dtype: torch.dtype) -> None:
+    """Log-probabilities, losses and gradients against float64 on the CPU."""
+    exact = make_base("small", torch.float32, torch.device("cpu"), far=True).to(dtype)
+    base = copy.deepcopy(exact).to(bench.device)
+    bases = SharedBases()
+    trees = [adapted(bases.tree("base", lambda: base), seed) for seed in (1, 2)]
+    references = [adapted(copy.deepcopy(exact), seed).double() for seed in (1, 2)]
+    beginning = random_rows(1, 60, 400)[0]
+    rows = [[*beginning, *row] for row in random_rows(4, 9, 400, 1)] + random_rows(3, 30, 400, 2)
+    scheduler = Scheduler()
+    samplers = [sampler(tree, scheduler) for tree in trees]
+    scored = [[one.score(row) for row in rows] for one in samplers]
+    wrong = 0.0
+    for futures, reference in zip(scored, references, strict=True):
+        for row, future in zip(rows, futures, strict=True):
+            wrong = max(wrong, far_from(future.result()[1:], reference, row))
+    _judge(bench, f"scores of 7 rows by 2 adapters, {name_of(dtype)}", wrong, dtype)
+    asked = [(row, number) for row in rows for number in (0, 1)]
+    drawn = [samplers[number].sample(row, 2, how(12)) for row, number in asked]
+    wrong = 0.0
+    for (row, number), future in zip(asked, drawn, strict=True):
+        for reply in future.result():
+            whole = [*row, *np.asarray(reply.tokens_np).tolist()]
+            found = np.asarray(reply.logprobs_np)
+            wrong = max(wrong, far_from(found, references[number], whole))
+    _judge(bench, f"sampled together by 2 adapters, {name_of(dtype)}", wrong, dtype)
+    scheduler.close()
+    for loss in ["cross_entropy", "gspo"] if bench.quick else LOSSES:
+        wrong = _gradients_apart(trees[0], references[0], rows, loss)
+        _judge(bench, f"gradient of {loss}, {name_of(dtype)}", wrong, dtype)
+
+
+def far_from(found: Sequence[float] | np.ndarray, reference: Any, row: Sequence[int]) -> float:
+    """How far the log-probabilities of a row's last tokens are from a model's of transformers."""
+    tokens = torch.tensor([row], device=next(reference.parameters()).device)
+    with torch.no_grad():
+        logprobs = torch.log_softmax(reference(input_ids=tokens).logits[0, :-1].double(), -1)
+    expected = logprobs.gather(1, tokens[0, 1:, None])[:, 0].cpu()
+    return float(np.abs(np.asarray(found) - expected.numpy()[-len(found) :]).max())
+
+
+def _gradients_apart(tree: Any, reference: Any, rows: list[list[int]], name: str) -> float:
+    """How far two models' gradients of a loss are from each other, as a share of their norm."""
+    noise = np.random.default_rng(5)
+    inputs = [
+        {
+            "logprobs": noise.normal(size=len(row) - 1) - 5,
+            "advantages": noise.normal(size=len(row) - 1),
+            "weights": np.ones(len(row) - 1),
+            "sequence_ratio_mask": np.ones(len(row) - 1),
+            "sampled": np.ones(len(row) - 1),
+        }
+        for row in rows
+    ]
+    found, expected = (_gradient(one, rows, inputs, name) for one in (tree, reference))
+    return float((found - expected).norm() / expected.norm())
+
+
+def _gradient(model: Any, rows: list[list[int]], inputs: list[Any], name: str) -> Tensor:
+    device, is_exact = next(model.parameters()).device, next(model.parameters()).dtype.itemsize == 8
+    given = [np.array(row[:-1]) for row in rows]
+    targets = torch.tensor([token for row in rows for token in row[1:]], device=device)
+    if is_exact:
+        tokens = [torch.tensor(row[None]) for row in given]
+        logits = torch.cat([model(input_ids=row).logits[0] for row in tokens])
+        logprobs = torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]
+    else:
+        logprobs = Passes(model).logprobs(given, targets)
+    data = [
+        {
+            key: torch.tensor(value, dtype=logprobs.dtype, device=device)
+            for key, value in one.items()
+        }
+        for one in inputs
+    ]
+    total = LOSSES[name].total(logprobs, data, LOSSES[name].settings)
+    factors = [p for n, p in model.named_parameters() if "lora_" in n]
+    slopes = torch.autograd.grad(total, factors)
+    return torch.cat([slope.detach().cpu().double().flatten() for slope in slopes])
+
+
+def _judge(bench: Bench, what: str, wrong: float, dtype: torch.dtype) -> None:
+    allowed = TOLERANCES[dtype]
+    bench.add(what, f"{wrong:.1e} apart", "", f"allowed {allowed:g}", failed=not wrong <= allowed)
+
+
+# -- fast ------------------------------------------------------------------------------------------
+
+
+def measure_device(bench: Bench) -> None:
+    """What the device does at best: the copies and the matrix products of PyTorch."""
+    size, width = (2**20, 256) if bench.standin else (2**31, 8192)
+    source = torch.zeros(size // 4, device=bench.device)
+    bench.bandwidth = 2 * size / bench.seconds(source.clone)
+    left = torch.randn(width, width, device=bench.device).to(torch.bfloat16)
+    bench.peak = 2 * width**3 / bench.seconds(lambda: left @ left)
+    figures = f"{bench.bandwidth / 1e12:.2f} TB/s, {bench.peak / 1e12:.0f} TFLOP/s"
+    bench.add("copies and products of bfloat16", "ran" if bench.standin else figures)
+
+
+def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
+    """Tokens a second, beside ``generate`` on the padded batch."""
+    one = sampler(base)
+    length, reply = (24, 6) if bench.standin else (256, 128)
+    config, vocabulary = base.config, base.config.vocab_size
+    key_bytes = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    for count in (1, 4) if bench.standin else (1, 16, 64, 256):
+        rows = random_rows(count, length, vocabulary, count)
+
+        def draw(rows: list[list[int]] = rows) -> None:
+            futures = [one.sample(row, 1, how(reply)) for row in rows]
+            for future in futures:
+                if np.asarray(future.result()[0].tokens_np).size != reply:
+                    raise RuntimeError("A reply has another length than was asked for.")
+
+        def generate(rows: list[list[int]] = rows) -> None:
+            tokens = torch.tensor(rows, device=bench.device)
+            base.generate(
+                tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0,
+                max_new_tokens=reply, min_new_tokens=reply, pad_token_id=0,
+            )  # fmt: skip
+
+        took, plain = bench.seconds(draw), math.nan if bench.standin else bench.seconds(generate)
+        read = 2 * count_parameters(base) + count * (length + reply / 2) * key_bytes
+        bench.add(
+            f"{shape}: {count} prompts of {length}, {reply} sampled",
+            bench.speed(count * reply, took),
+            bench.speed(count * reply, plain),
+            bench.share(read * reply / took / bench.bandwidth, "bandwidth"),
+        )
+    waits = []
+    for tokens in (reply, 2 * reply):
+        with bench.waits() as found:
+            one.sample(rows[0], 4, how(tokens)).result()
+        waits.append(len(found))
+    often = (waits[1] - waits[0]) / reply
+    times = f"{often:.1f} times a token"
+    bench.add(f"{shape}: the host waits", times, "", "at most 1", failed=often > 1)
+    far = far_from(one.score(rows[0]).result()[1:], base, rows[0])
+    _judge(bench, f"{shape}: scores, beside transformers' own", far, torch.bfloat16)
+    one.close()
+
+
+def measure_training(bench: Bench, shape: str, base: Any) -> None:
+    """A step of an adapter over distinct rows, beside a plain loop over transformers' passes."""
+    count, length = (4, 24) if bench.standin else (64, 1024)
+    tree = adapted(SharedBases().tree("base", lambda: base), 1)
+    rows = [np.array(row) for row in random_rows(count, length, base.config.vocab_size)]
+    factors = [p for n, p in tree.named_parameters() if "lora_" in n]
+    budget = pass_budget(
+        [length] * count, base.config, torch.bfloat16, bench.device, checkpointing=None
+    )
+    passes = Passes(tree)
+    passes.set_checkpointing(budget.checkpointing)
+
+    def step(logprobs_of: Callable[[list[np.ndarray], Tensor], Tensor]) -> None:
+        for group in cut(rows, budget.tokens):
+            given = [rows[i][:-1] for i in group]
+            wanted = np.concatenate([rows[i][1:] for i in group])
+            loss = -logprobs_of(given, torch.from_numpy(wanted).to(bench.device)).sum()
+            torch.autograd.grad(loss, factors)
+
+    def plain(given: list[np.ndarray], wanted: Tensor) -> Tensor:
+        tokens = torch.from_numpy(np.stack(given)).to(bench.device)
+        logits = tree(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+        return -F.cross_entropy(logits.float(), wanted, reduction="none")
+
+    took = bench.seconds(lambda: step(passes.logprobs))
+    slow = math.nan
+    if not bench.standin:
+        held = torch.cuda.max_memory_allocated(bench.device)
+        each = activation_bytes(base.config, torch.bfloat16, checkpointing=budget.checkpointing)
+        plan = 2 * count_parameters(base) + budget.tokens * each
+        figures = f"{held / 1e9:.1f} GB", "", f"planned {plan / 1e9:.1f} GB"
+        bench.add(f"{shape}: memory at most, training", *figures)
+        tree.gradient_checkpointing_enable({"use_reentrant": False})
+        tree.train()
+        slow = bench.seconds(lambda: step(plain))
+    work = (6 if budget.checkpointing else 4) * count_parameters(base) * count * length
+    bench.add(
+        f"{shape}: a step over {count} rows of {length} tokens",
+        bench.speed(count * length, took),
+        bench.speed(count * length, slow),
+        bench.share(work / took / bench.peak, "peak"),
+    )
+
+
+def run_identity(bench: Bench, folder: Path) -> None:
+    """A whole run of the game identity, by the command."""
+    missing = [n for n in ("tinker_cookbook", "tinker") if importlib.util.find_spec(n) is None]
+    if bench.standin or missing:
+        why = f"{' and '.join(missing)} not installed" if missing else "no GPU"
+        bench.add("a run of the game identity", f"left out: {why}")
+        return
+    command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity", "device=cuda"]
+    start = time.perf_counter()
+    done = subprocess.run([*command, f"log_path={folder}/identity"], check=False)
+    took = f"{time.perf_counter() - start:.0f} s"
+    bench.add("a run of the game identity", took, failed=done.returncode != 0)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def page(bench: Bench, machine: dict[str, Any]) -> str:
+    """What was found, as Markdown."""
+    lines = [f"`python benchmarks/gpu.py`: {machine['device']}, PyTorch {machine['torch']}.", ""]
+    lines += ["| what | engine | transformers | |", "|---|---|---|---|"]
+    lines += [f"| {row.what} | {row.engine} | {row.beside} | {row.share} |" for row in bench.rows]
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; 1 if something is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="only bfloat16, without the 8B shape")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    options = parser.parse_args(arguments)
+    import_lazy_modules()  # what is imported on a stand-in would find a GPU
+    with ExitStack() as stack:
+        standin, name = (
+            None,
+            "no CUDA: a stand-in that computes on the CPU, whose times say nothing",
+        )
+        if torch.cuda.is_available():
+            name = torch.cuda.get_device_name()
+        else:
+            from tests.trainers.engine.standin import stand_in
+
+            torch.set_num_threads(1)  # the shapes are small
+            standin = stack.enter_context(stand_in())
+        machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+        print(machine)
+        bench = Bench(torch.device("cuda", 0), standin, options.quick)
+        for dtype in [torch.bfloat16] if options.quick else TOLERANCES:
+            check_small(bench, dtype)
+        measure_device(bench)
+        for shape in bench.large:
+            base = make_base(shape, torch.bfloat16, bench.device)
+            base.requires_grad_(False)
+            measure_sampling(bench, shape, base)
+            measure_training(bench, shape, base)
+            del base
+        run_identity(bench, options.out.resolve().parent)
+    whole = {"machine": machine, "rows": [asdict(row) for row in bench.rows]}
+    options.out.write_text(json.dumps(whole, indent=2))
+    options.out.with_suffix(".md").write_text(page(bench, machine))
+    failed = [row.what for row in bench.rows if row.failed]
+    for what in failed:
+        print(f"WRONG: {what}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
