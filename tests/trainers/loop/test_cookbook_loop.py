@@ -47,19 +47,12 @@ def train(
     folder: Path, agent: Any, steps: int, *, strategy: Any = None, **dataset: Any
 ) -> list[dict[str, Any]]:
     """A run of the Cookbook's; the metrics of each step."""
+    builder = AgentDatasetBuilder(agent=agent, group_size=4, **dataset)
     config = rl_train.Config(
-        recipe_name="test",
-        learning_rate=1e-3,
-        dataset_builder=AgentDatasetBuilder(agent=agent, group_size=4, **dataset),
-        model_name=BASE_MODEL,
-        renderer_name=BASE_RENDERER,
-        max_tokens=16,
-        max_steps=steps,
-        eval_every=0,
-        save_every=0,
-        rollout_error_tolerance=strategy,
-        log_path=str(folder / "log"),
-    )
+        recipe_name="test", learning_rate=1e-3, dataset_builder=builder, model_name=BASE_MODEL,
+        renderer_name=BASE_RENDERER, max_tokens=16, max_steps=steps, eval_every=0, save_every=0,
+        rollout_error_tolerance=strategy, log_path=str(folder / "log"),
+    )  # fmt: skip
     with embedded_engine(folder / "store", device="cpu", threads=1):
         asyncio.run(rl_train.main(config))
     rows = map(json.loads, (folder / "log" / "metrics.jsonl").read_text().splitlines())
@@ -94,7 +87,6 @@ def test_calls_at_the_same_time_are_sampled_at_the_same_time(
     tmp_path: Path, most_at_once: Callable[[], int], strategy: Any, at_once: int
 ) -> None:
     [row] = train(tmp_path, gathers, 1, strategy=strategy, train_tasks=[7], batch_size=1)
-
     assert most_at_once() == at_once
     assert row["env/all/total_turns"] == 4 * GATHERED
     assert row["optim/grad_norm"] > 0
@@ -103,7 +95,6 @@ def test_calls_at_the_same_time_are_sampled_at_the_same_time(
 def test_the_turn_that_decides_is_learned(tmp_path: Path) -> None:
     tasks = list(TRAIN_TASKS)[:40]
     rows = train(tmp_path, one_turn_decides, 10, train_tasks=tasks, batch_size=4, gamma=0.0)
-
     earned = [row["env/all/reward/total"] for row in rows]
     assert sum(earned[-3:]) / 3 > sum(earned[:3]) / 3 + 0.3
     assert {row["env/all/turns_per_episode"] for row in rows} == {TURNS}
@@ -112,6 +103,5 @@ def test_the_turn_that_decides_is_learned(tmp_path: Path) -> None:
 def test_seats_have_curves_of_their_own(tmp_path: Path) -> None:
     tasks = list(TRAIN_TASKS)[:2]
     [row] = train(tmp_path, debate, 1, seats=("player", "judge"), train_tasks=tasks, batch_size=2)
-
     assert row["env/all/seat/judge/reward"] == 0.5
     assert row["env/all/seat/player/reward"] != 0.5

@@ -72,22 +72,19 @@ def advantages_of(datum: tinker.Datum) -> list[float]:
 
 async def test_rewards_come_by_episode_and_by_turn() -> None:
     batch = await evert.rollout(talker, [1, 3], ScriptedPolicy(lambda _: "so"), group_size=2)
-
     assert batch.rewards.tolist() == [[10, 10], [13, 13]]
     np.testing.assert_equal(batch.turn_rewards, [[[10, NAN, NAN]] * 2, [[0, 1, 12]] * 2])
     assert batch.turns.tolist() == [[1, 1], [3, 3]]
     assert [len(each.transitions) for each in batch.trajectories[1] if each] == [3, 3]
     assert batch.metrics()["env/all/reward/total"] == 11.5
     assert batch.seats == {}
-    batch = await evert.rollout(
-        talker, [2], counting(), group_size=2, group_reward=lambda group: range(len(group))
-    )
+    by_place: Any = {"group_reward": lambda group: range(len(group))}
+    batch = await evert.rollout(talker, [2], counting(), group_size=2, **by_place)
     assert batch.turn_rewards.tolist() == [[[0, 11], [0, 12]]]
 
 
 async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineages() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
-
     assert batch.turn_rewards.tolist() == [[[0, 0, 1, 5]]]
     [[trajectory]] = batch.trajectories
     assert trajectory is not None
@@ -99,10 +96,8 @@ async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
     builder = ChatAgentGroupBuilder(two_speakers, 3, group_size=2)
     group = await do_group_rollout(builder, counting())
     theirs, _ = assemble_training_data([group], compute_advantages([group]))
-
     batch = await evert.rollout(two_speakers, [3], counting(), group_size=2)
     ours = batch.data()
-
     assert len(ours) == len(theirs) == 4
     for mine, their in zip(ours, theirs, strict=True):
         assert mine.model_input.to_ints() == their.model_input.to_ints()
@@ -112,10 +107,17 @@ async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
             )
 
 
+async def test_a_function_is_asked_for_the_advantages_of_each_group() -> None:
+    def of_task(group: Group) -> Any:
+        return group.rewards * 0 + group.task
+
+    batch = await evert.rollout(talker, [1, 2], counting(), group_size=2)
+    assert [{*advantages_of(datum)} for datum in batch.data(of_task)] == [{1}, {1}, {2}, {2}]
+
+
 async def test_each_turn_has_its_own_advantage_where_its_lineage_is() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
     one, two = batch.data([[[1, 2, 3, 4]]])
-
     # replies of 1, 2, 3 and 4 letters in the order of play, each with an end of its turn
     lengths = dict(zip((1, 2, 3, 4), batch.tokens[0][0], strict=True))
     assert advantages_of(one) == [1.0] * lengths[1] + [3.0] * lengths[3]
@@ -129,34 +131,16 @@ async def test_advantages_of_ones_own_go_by_episode_turn_or_token(ragged: bool) 
     by_episode = [[1, 2], [3, 4]]
     by_turn = [[[1], [2]], [[3, 5], [4, 6]]] if ragged else batch.turn_rewards * 0 + 1
     by_token = [[[list(range(tokens))]] * 2, [[list(range(tokens))] * 2] * 2]
-
-    assert [advantages_of(datum) for datum in batch.data(by_episode)] == [
-        [1] * tokens,
-        [2] * tokens,
-        [3] * 2 * tokens,
-        [4] * 2 * tokens,
-    ]
+    expected = [[1] * tokens, [2] * tokens, [3] * 2 * tokens, [4] * 2 * tokens]
+    assert [advantages_of(datum) for datum in batch.data(by_episode)] == expected
     last = advantages_of(batch.data(by_turn)[-1])
     assert last == ([4.0] * tokens + [6.0] * tokens if ragged else [1.0] * 2 * tokens)
     assert advantages_of(batch.data(by_token)[-1]) == [*range(tokens), *range(tokens)]
 
 
-async def test_a_function_is_asked_for_each_group() -> None:
-    def centred(group: Group) -> Any:
-        asked.append(group.task)
-        return group.rewards - group.rewards.mean()
-
-    asked: list[int] = []
-    batch = await evert.rollout(talker, [1, 2], counting(), group_size=2)
-
-    assert {value for datum in batch.data(centred) for value in advantages_of(datum)} == {0.0}
-    assert asked == [1, 2]
-
-
 async def test_each_seat_has_its_own_rewards_and_baseline() -> None:
     batch = await evert.rollout(duel, ["Go."], counting(), group_size=3, seats=SEATS)
     player, judge = batch.seats["player"], batch.seats["judge"]
-
     assert judge.rewards.tolist() == [[0.5] * 3]
     assert len(set(player.rewards[0])) == 3
     np.testing.assert_allclose(batch.rewards, (player.rewards + 0.5) / 2)
@@ -174,7 +158,6 @@ async def test_each_seat_has_its_own_rewards_and_baseline() -> None:
 async def test_each_seat_may_have_a_policy_of_its_own() -> None:
     policies = {seat: ScriptedPolicy(lambda _, seat=seat: seat) for seat in SEATS}  # type: ignore[misc]
     batch = await evert.rollout(duel, ["Go."], policies, group_size=2)
-
     assert batch.seats["player"].rewards.tolist() == [[len("player")] * 2]
     assert all("Is it player?" in prompt for prompt in policies["judge"].prompts)
 
@@ -204,7 +187,6 @@ async def picky(client: Any, task: str) -> float:
 
 async def test_an_episode_that_fails_is_left_out_and_counted() -> None:
     batch = await evert.rollout(picky, ["a"], counting(), group_size=3)
-
     np.testing.assert_equal(batch.rewards, [[1.0, NAN, 1.0]])
     assert batch.trajectories[0][1] is None
     assert batch.failures.count == 1
@@ -230,16 +212,14 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
     trainer = await tinker.ServiceClient().create_lora_training_client_async("evert-tiny", rank=4)
     policy = await trainer.save_weights_and_get_sampling_client_async()
 
-    async def played(seed: int, group_size: int = 2) -> Any:
-        return await evert.rollout(
-            talker, [2, 1], policy, group_size=group_size, max_tokens=4, seed=seed
-        )
+    async def played(seed: int) -> Any:
+        return await evert.rollout(talker, [2, 1], policy, group_size=2, max_tokens=4, seed=seed)
 
-    async def sampled(batch: evert.Batch) -> list[list[int]]:
+    def sampled(batch: evert.Batch) -> list[list[int]]:
         return [datum.loss_fn_inputs["target_tokens"].tolist() for datum in batch.data()]
 
     same, again, other = await asyncio.gather(played(1), played(1), played(2))
-    assert await sampled(same) == await sampled(again) != await sampled(other)
+    assert sampled(same) == sampled(again) != sampled(other)
     assert max(each for task in same.tokens for episode in task for each in episode) == 4
 
     future = await trainer.forward_backward_async(same.data(gamma=1.0), "importance_sampling")
@@ -251,10 +231,9 @@ async def test_what_agents_draw_follows_from_the_seed() -> None:
         await ask(client, task)
         return float(client.seed)
 
+    policy = ScriptedPolicy(lambda _: "!")
     first, again, other = [
-        await evert.rollout(
-            draws, ["a", "b"], ScriptedPolicy(lambda _: "!"), group_size=2, seed=seed
-        )
+        await evert.rollout(draws, ["a", "b"], policy, group_size=2, seed=seed)
         for seed in (1, 1, 2)
     ]
 

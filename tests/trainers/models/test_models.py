@@ -59,7 +59,6 @@ async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() 
         trained: Any = model.client
         weights = trained._run.trainer.model.state_dict()
         places.append({w.data_ptr() for name, w in weights.items() if "lora" not in name})
-
     assert places[0] == places[1]
     assert len(places[0]) > 10
     assert [model.name for model in models] == ["player", "judge"]
@@ -67,27 +66,28 @@ async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() 
     assert {model.context_length for model in models} == {8192}
 
 
-async def test_models_need_different_names() -> None:
+async def test_models_need_different_names_and_seats_one_base() -> None:
     for names in ("ab", (), ("one", "one")):
         with pytest.raises(InvalidModelError, match="expected one different name a model"):
             await evert.models("evert-tiny", names)
+    player, _ = await pair()
+    [judge] = await evert.models("evert-tiny-20q", ("judge",), rank=4)
+    with pytest.raises(InvalidDatasetError, match="models on different bases"):
+        await evert.rollout(duel, ["Who?"], seats={"player": player, "judge": judge})
+    with pytest.raises(InvalidDatasetError, match="rollout got no policy"):
+        await evert.rollout(duel, ["Who?"])
 
 
-async def test_a_base_that_is_trained_whole_is_in_memory_once_a_model_which_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rank_that_counts_for_nothing_is_said(tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING), embedded_engine(tmp_path / "whole", device="cpu"):
         await evert.models("evert-tiny", NAMES, rank=4)
-
     assert "trains all weights of evert-tiny, so that rank=4 counts for nothing" in caplog.text
 
 
 async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
     model, _ = await pair()
     prompts, targets = [[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14, 15]]
-
     found = await model.logprobs(prompts, targets)
-
     assert [each.shape for each in found] == [(2,), (4,)]
     sampler = await model.sampler()
     assert await model.sampler() is sampler
@@ -102,11 +102,9 @@ async def test_a_text_is_a_users_message_and_its_target_the_reply_with_its_end()
     tokenizer: Any = model.renderer.tokenizer
     asked = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     reply, end = tokenizer.encode("Me.<|im_end|>"), tokenizer.encode("<|im_end|>")
-
     texts, messages, ids, spelled, real = await model.logprobs(
         ["Who?", [user("Who?")], asked, "Who?", "Who?"], ["Me.", "Me.", reply, "<|im_end|>", end]
     )
-
     np.testing.assert_allclose(texts, ids, atol=1e-5)
     np.testing.assert_allclose(messages, ids, atol=1e-5)
     assert len(real) == 1
@@ -126,7 +124,6 @@ async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step
             await model.logprobs(prompts, targets)
     with pytest.raises(ModelInputError, match="a conversation in which user speaks"):
         await model.sft([[user("Who?")]])
-
     assert await model.sft([]) == await model.step([]) == {}
     assert await likelihood(model) == before
 
@@ -134,9 +131,7 @@ async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step
 async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> None:
     player, judge = await pair()
     before = await likelihood(player)
-
     steps = [await player.sft([told("Who?", "Me.")]) for _ in range(3)]
-
     assert await likelihood(player) > before + 1
     assert await likelihood(judge) == pytest.approx(before, abs=1e-4)
     assert steps[2]["nll"] < steps[0]["nll"]
@@ -145,13 +140,10 @@ async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> No
 
 async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are() -> None:
     player, judge = await pair()
-
     as_pair = await player.sft([("Who?", "Me."), ([user("So?")], "No.")])
     as_messages = await judge.sft([told("Who?", "Me."), told("So?", "No.")])
-
     assert as_pair == pytest.approx(as_messages, rel=1e-4)
     assert await likelihood(player) == pytest.approx(await likelihood(judge), abs=1e-3)
-
     renderer, talk = prompt_renderer(player.renderer), [*told("Who?", "Me."), user("So?")]
     pair_and_whole: list[Any] = [(talk, "No."), [*talk, assistant("No.")]]
     data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
@@ -167,23 +159,22 @@ async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> Non
         batch = await model.rollout(say_five, tasks, group_size=8, max_tokens=12, seed=step)
         rewards.append(batch.rewards.mean())
         await model.step(batch, loss="importance_sampling", learning_rate=0.02)
-
     assert rewards[-1] > rewards[0] + 0.3
 
 
 class Watched:
     """A training client whose requests and waits are written down."""
 
-    def __init__(self, client: Any, seen: list[str]) -> None:
-        self._client, self._seen = client, seen
+    def __init__(self, client: Any) -> None:
+        self._client, self.seen = client, list[str]()
 
     def __getattr__(self, name: str) -> Any:
         async def wait(request: Any) -> Any:
-            self._seen.append(f"{name} awaited")
+            self.seen.append(f"{name} awaited")
             return await request
 
         def ask(*args: Any, **kwargs: Any) -> Any:
-            self._seen.append(name)
+            self.seen.append(name)
             return wait(getattr(self._client, name)(*args, **kwargs))
 
         return ask
@@ -191,29 +182,22 @@ class Watched:
 
 async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() -> None:
     model, _ = await pair()
-    seen: list[str] = []
-    watched: Any = Watched(model.client, seen)
-    model.client = watched
-
     sampler = await model.sampler()
-    seen.clear()
+    watched = Watched(model.client)
+    model.client = watched  # type: ignore[assignment]
     await model.sft([told("Who?", "Me.")])
-    asked = [*seen]
-    assert await model.sampler() is not sampler  # of the weights it was asked for
-
-    assert asked == [
+    assert watched.seen == [
         "forward_backward", "optim_step", "forward_backward awaited", "optim_step awaited"
     ]  # fmt: skip
+    assert await model.sampler() is not sampler  # of the weights it was asked for
 
 
 async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_side() -> None:
     player, judge = await pair()
     await judge.sft([told("Who?", "Me.")], learning_rate=0.02)
-
     batch = await evert.rollout(
         duel, ["Who?"], seats={"player": player, "judge": judge}, group_size=2, max_tokens=8
     )
-
     for name, model, other in (("player", player, judge), ("judge", judge, player)):
         turns = [episode.transitions[0] for episode in batch.seats[name].trajectories[0] if episode]
         prompts, replies = [t.ob.to_ints() for t in turns], [t.ac.tokens for t in turns]
@@ -222,7 +206,6 @@ async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_
         others = np.concatenate(await other.logprobs(prompts, replies))
         np.testing.assert_allclose(sampled, own, atol=1e-3)
         assert np.abs(sampled - others).max() > 0.01
-
     before = await likelihood(player), await likelihood(judge)
     learned = await asyncio.gather(
         player.step(batch.seats["player"], advantages=[[1.0, 1.0]]),
@@ -231,13 +214,3 @@ async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_
     assert all(each["optim/grad_norm"] > 0 for each in learned)
     after = await likelihood(player), await likelihood(judge)
     assert len({*before, *after}) == 4
-
-
-async def test_seats_are_of_models_on_one_base() -> None:
-    player, _ = await pair()
-    [judge] = await evert.models("evert-tiny-20q", ("judge",), rank=4)
-
-    with pytest.raises(InvalidDatasetError, match="models on different bases"):
-        await evert.rollout(duel, ["Who?"], seats={"player": player, "judge": judge})
-    with pytest.raises(InvalidDatasetError, match="rollout got no policy"):
-        await evert.rollout(duel, ["Who?"])

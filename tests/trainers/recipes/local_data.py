@@ -30,13 +30,45 @@ def _talk(i: int) -> list[dict[str, str]]:
     ]
 
 
+def _told(i: int) -> dict[str, Any]:
+    return {"messages": _talk(i)}
+
+
+def _splits(rows: list[dict[str, Any]], *splits: str) -> DatasetDict:
+    return DatasetDict({split: Dataset.from_list(rows) for split in splits})
+
+
+def _each(
+    row: Callable[[int], dict[str, Any]], *splits: str, count: int = ROWS
+) -> Callable[[], DatasetDict]:
+    """The same rows in each split."""
+    return lambda: _splits([row(i) for i in range(count)], *splits)
+
+
 def _preferred(i: int) -> dict[str, Any]:
     asked = f"\n\nHuman: Who are you? {i}\n\nAssistant:"
     return {"chosen": f"{asked} I am {i}.", "rejected": f"{asked} No idea."}
 
 
-def _gsm8k() -> DatasetDict:
-    return _splits(_sums("question", "answer", "We add. #### {}")[:4], "train", "test")
+def _compared(i: int) -> dict[str, Any]:
+    answers = {"response1": f"I am {i}.", "response2": "No.", "overall_preference": -1}
+    return {"context": _talk(i)[:1], **answers}
+
+
+def _reasoned(i: int) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": "."}]}
+
+
+def _chosen(i: int) -> dict[str, Any]:
+    about = {"type": "mcq-4-choices", "domain": "Chemistry", "details": {"level": "L3"}}
+    choices = {"label": ["A", "B"], "text": [str(i), "none"]}
+    return {"question": f"Which is {i}?", "choices": choices, "answerKey": "A", **about}
+
+
+def _judged(i: int) -> dict[str, Any]:
+    scores = {f"orig_score{n}_description": f"as good as {n}" for n in range(1, 6)}
+    asked = {"orig_instruction": f"Say {i}.", "orig_reference_answer": f"{i}"}
+    return {**asked, "orig_criteria": "Is it said?", **scores}
 
 
 def _math(*splits: str) -> Callable[[], DatasetDict]:
@@ -47,63 +79,25 @@ def _math(*splits: str) -> Callable[[], DatasetDict]:
     )
 
 
-def _helpsteer() -> DatasetDict:
-    told = {"response2": "No.", "overall_preference": -1}
-    rows = [{"context": _talk(i)[:1], "response1": f"I am {i}.", **told} for i in range(ROWS)]
-    return _splits(rows, "train", "validation")
-
-
-def _questions() -> DatasetDict:
-    about = {"type": "mcq-4-choices", "domain": "Chemistry", "details": {"level": "L3"}}
-    choices = [{"label": ["A", "B"], "text": [str(i), "none"]} for i in range(ROWS)]
-    rows = [
-        {"question": f"Which is {i}?", "choices": each, "answerKey": "A", **about}
-        for i, each in enumerate(choices)
-    ]
-    return _splits(rows, "test")
-
-
-def _feedback() -> DatasetDict:
-    scores = {f"orig_score{i}_description": f"as good as {i}" for i in range(1, 6)}
-    asked = {"orig_criteria": "Is it said?", **scores}
-    rows = [
-        {"orig_instruction": f"Say {i}.", "orig_reference_answer": f"{i}", **asked}
-        for i in range(ROWS)
-    ]
-    return _splits(rows, "train")
-
-
-def _splits(rows: list[dict[str, Any]], *splits: str) -> DatasetDict:
-    return DatasetDict({split: Dataset.from_list(rows) for split in splits})
-
-
 DATA: dict[str, Callable[[], DatasetDict]] = {
-    "openai/gsm8k": _gsm8k,
-    "HuggingFaceH4/no_robots": lambda: _splits(
-        [{"messages": _talk(i)} for i in range(128)], "train", "test"
+    "openai/gsm8k": lambda: _splits(
+        _sums("question", "answer", "We add. #### {}")[:4], "train", "test"
     ),
-    "allenai/tulu-3-sft-mixture": lambda: _splits(
-        [{"messages": _talk(i)} for i in range(TULU_TEST_ROWS + ROWS)], "train"
-    ),
-    "Anthropic/hh-rlhf": lambda: _splits([_preferred(i) for i in range(ROWS)], "train", "test"),
-    "nvidia/HelpSteer3": _helpsteer,
+    "HuggingFaceH4/no_robots": _each(_told, "train", "test", count=128),
+    "allenai/tulu-3-sft-mixture": _each(_told, "train", count=TULU_TEST_ROWS + ROWS),
+    "Anthropic/hh-rlhf": _each(_preferred, "train", "test"),
+    "nvidia/HelpSteer3": _each(_compared, "train", "validation"),
     "zwhe99/DeepMath-103K": lambda: _splits(_sums("question", "final_answer"), "train"),
     "HuggingFaceH4/MATH-500": _math("test"),
     "EleutherAI/hendrycks_math": _math("train", "test"),
     "POLARIS-Project/Polaris-Dataset-53K": lambda: _splits(_sums("problem", "answer"), "train"),
-    "open-thoughts/OpenThoughts3-1.2M": lambda: _splits(
-        [
-            {"conversations": [{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": "."}]}
-            for i in range(ROWS)
-        ],
-        "train",
+    "open-thoughts/OpenThoughts3-1.2M": _each(_reasoned, "train"),
+    "Salesforce/wikitext": _each(
+        lambda i: {"text": f"After {i} the next number is {i + 1} . " * 20}, "train"
     ),
-    "Salesforce/wikitext": lambda: _splits(
-        [{"text": f"After {i} the next number is {i + 1} . " * 20} for i in range(ROWS)], "train"
-    ),
-    "hicai-zju/SciKnowEval": _questions,
+    "hicai-zju/SciKnowEval": _each(_chosen, "test"),
     "tangqiaoyu/ToolAlpaca": lambda: _splits(_sums("instruction", "output"), "train"),
-    "prometheus-eval/Feedback-Collection": _feedback,
+    "prometheus-eval/Feedback-Collection": _each(_judged, "train"),
 }
 
 
@@ -128,8 +122,7 @@ def get_dataset_config_names(path: str) -> list[str]:
 
 def write_files(folder: Path) -> None:
     """What recipes read from disk: conversations, sentences, forecasts, questions."""
-    talks = [json.dumps({"messages": _talk(i)}) for i in range(ROWS)]
-    (folder / "talks.jsonl").write_text("\n".join(talks))
+    (folder / "talks.jsonl").write_text("\n".join(json.dumps(_told(i)) for i in range(ROWS)))
     examples = folder / "tinker_cookbook" / "example_data"
     examples.mkdir(parents=True)
     (examples / "multilingual.txt").write_text("Eins.\n")
@@ -138,23 +131,17 @@ def write_files(folder: Path) -> None:
 
 
 def _write_forecasts(file: Path) -> None:
-    asked = {
-        "category": "c",
-        "markets": json.dumps(["yes it is"]),
-        "sources": json.dumps([{"title": "t", "summary": "s", "ranking": 1}]),
-    }
+    sources = [{"title": "t", "summary": "s", "ranking": 1}]
+    asked = {"category": "c", "markets": '["yes it is"]', "sources": json.dumps(sources)}
     rows = [
         {
-            "submission_id": f"s{i}",
-            "event_ticker": f"e{i}",
-            "title": f"Event {i}",
+            "submission_id": f"s{i}", "event_ticker": f"e{i}", "title": f"Event {i}",
             "snapshot_time": f"2025-{month:02}-01T00:00:00Z",
             "close_time": f"2025-{month:02}-10T00:00:00Z",
-            "market_outcome": json.dumps({"yes it is": i % 2}),
-            **asked,
+            "market_outcome": json.dumps({"yes it is": i % 2}), **asked,
         }
         for i, month in enumerate([1, 2, 3, 4, 11, 11, 12, 12])  # trained on, and after the split
-    ]
+    ]  # fmt: skip
     Dataset.from_list(rows).to_csv(str(file))
 
 
@@ -162,10 +149,9 @@ def _write_arrow(folder: Path) -> None:
     asked = [{"role": "system", "content": "Pick."}, {"role": "user", "content": "A or B?"}]
     tool = {"prompt": "Call t.", "golden_response": ["Action: t", "Action Input: {}"]}
     called = {**tool, "golden_answer": [{"Action": "t", "Action_Input": "{}"}]}
+    answered = {"messages": asked, "output_text": "<answer>A</answer>"}
     data = {
-        "science_data/train_data": [
-            {"messages": asked, "output_text": "<answer>A</answer>"}
-        ] * ROWS,
+        "science_data/train_data": [answered] * ROWS,
         "science_data/eval_data": [{"prompt": asked, "answer": "A"}] * TESTED,
         "tooluse_data/train_data": [tool] * ROWS,
         "tooluse_data/eval_data": [called] * TESTED,

@@ -31,9 +31,7 @@ def make_boxing_model(root: Path) -> str:
     """Train the shipped base to answer ``\\boxed{1}`` or ``\\boxed{2}``; the folder it is in."""
     rng = random.Random(0)
     with embedded_engine(root, device="cpu") as engine:
-        trainer = (
-            tinker.ServiceClient().create_lora_training_client(base_model="evert-tiny").result()
-        )
+        trainer = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()
         renderer = renderers.get_renderer("role_colon", get_tokenizer("evert-tiny"))
         for _ in range(STEPS):
             trainer.forward_backward([_datum(renderer, rng) for _ in range(4)], "cross_entropy")
@@ -43,10 +41,9 @@ def make_boxing_model(root: Path) -> str:
 
 
 def _datum(renderer: renderers.Renderer, rng: random.Random) -> tinker.Datum:
-    asked: renderers.Message = {"role": "user", "content": f"What is {rng.randrange(8)} + 1?{TASK}"}
-    answered: renderers.Message = {
-        "role": "assistant",
-        "content": f"\\boxed{{{rng.randint(1, 2)}}}",
-    }
+    asked, answered = f"What is {rng.randrange(8)} + 1?{TASK}", f"\\boxed{{{rng.randint(1, 2)}}}"
+    talk: list[renderers.Message] = [
+        *SHOWN, {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
+    ]  # fmt: skip
     last = renderers.TrainOnWhat.LAST_ASSISTANT_MESSAGE
-    return conversation_to_datum([*SHOWN, asked, answered], renderer, 1024, last)
+    return conversation_to_datum(talk, renderer, 1024, last)

@@ -12,6 +12,7 @@ RL = "groups_per_batch=2 group_size=2 max_tokens=4 max_steps=1 log_path={log}"
 GAME = "batch_size=2 group_size=2 max_tokens=4 max_steps=1 eval_every=0 log_path={log}"
 SFT = "batch_size=4 max_steps=2 log_path={log}"
 LOCAL = "data_path={data}/forecasts.csv max_steps=1 log_path={log}"
+MATHS = ("arithmetic", "gsm8k", "math", "polaris", "deepmath", "arithmetic max_steps_off_policy=1")
 VARIES = ("env=", "dataset=", "methods=", "max_steps_off_policy=", "reverse=")
 """Settings that make another recipe of a module."""
 
@@ -70,12 +71,7 @@ RUNS: tuple[Recipe, ...] = (
         "learning_rates=[1e-4] lora_ranks=[4] sweep_dir={log}",
         {"log/learning_rate=0.0001_lora_rank=4": 2},
     ),
-    trains("math_rl.train", f"env=arithmetic {RL}"),
-    trains("math_rl.train", f"env=gsm8k {RL}"),
-    trains("math_rl.train", f"env=math {RL}"),
-    trains("math_rl.train", f"env=polaris {RL}"),
-    trains("math_rl.train", f"env=deepmath {RL}"),
-    trains("math_rl.train", f"env=arithmetic max_steps_off_policy=1 {RL}"),
+    *(trains("math_rl.train", f"env={env} {RL}") for env in MATHS),
     trains("multiplayer_rl.guess_number.train", GAME),
     trains("multiplayer_rl.twenty_questions.train", GAME.replace("batch_size=2", "batch_size=1")),
     PLAYED,

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tinker
@@ -30,32 +31,24 @@ def policy(client: Any, service: PolicyService) -> ServedPolicy:
 
 async def test_it_plays_an_agent_with_the_tokens_that_were_sampled(policy: ServedPolicy) -> None:
     trajectory = await do_single_rollout(policy, ChatAgentEnv(identity_agent, 7))
-
     [turn] = trajectory.transitions
     assert len(turn.ac.tokens) == len(turn.ac.logprobs)
     assert all(logprob <= 0 for logprob in turn.ac.logprobs)
 
 
-async def test_it_pickles_and_asks_the_server_about_itself_once(
-    policy: ServedPolicy, service: PolicyService
-) -> None:
+async def test_it_asks_the_server_about_itself_once(policy: Any, service: PolicyService) -> None:
     copy = pickle.loads(pickle.dumps(policy))
-
     await asyncio.gather(*[copy(prompt(f"{i}"), []) for i in range(8)])
     first = service.requests
     await copy(prompt(), [])
-
     assert first == 8 + 2  # a sample and its score
     assert service.requests == first + 1
 
 
-async def test_each_reply_has_the_seed_after_that_of_the_one_before(
-    policy: ServedPolicy, client: Any
-) -> None:
+async def test_each_reply_has_the_next_seed(policy: ServedPolicy, client: Any) -> None:
     replies = [await policy(prompt(), []) for _ in range(3)]
     ways = [tinker.SamplingParams(max_tokens=12, seed=seed, stop=[]) for seed in (5, 6, 7)]
     own = [await client.sample_async(prompt(), 1, way) for way in ways]
-
     assert [reply.tokens for reply in replies] == [each.sequences[0].tokens for each in own]
 
 
@@ -85,13 +78,9 @@ UNFIT: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), UNFIT)
+@pytest.mark.parametrize(("change", "said"), UNFIT, ids=["no ids", "no scores", "tempered"])
 async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
-    policy: ServedPolicy,
-    service: PolicyService,
-    change: Change,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    policy: ServedPolicy, service: PolicyService, change: Change, said: str
 ) -> None:
     answer = service._answer
 
@@ -101,21 +90,17 @@ async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
         change(body)
         return replace(answered, content=json.dumps(body).encode())
 
-    monkeypatch.setattr(service, "_answer", changed)
-    with pytest.raises(UnfitServerError, match=said):
+    with patch.object(service, "_answer", changed), pytest.raises(UnfitServerError, match=said):
         await policy(prompt(), [])
 
 
 async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) -> None:
     policy._tokenizer = base_tokenizer("evert-tiny-20q")
-
     with pytest.raises(UnfitServerError, match=r"our tokenizer \(evert-tiny-20q\)"):
         await policy(prompt(), [])
 
 
-async def test_a_model_or_an_address_that_is_not_there_is_said(
-    client: Any, service: PolicyService
-) -> None:
+async def test_what_is_not_there_is_said(client: Any, service: PolicyService) -> None:
     service.offer(client, "mine")
     with pytest.raises(NotServedError, match="has no model 'yours'; it has 'mine'"):
         await ServedPolicy(service.url, "yours", api_key=service.key)(prompt(), [])

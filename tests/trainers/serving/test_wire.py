@@ -1,6 +1,7 @@
 """What goes over the wire: wrong bodies are refused in words, and none breaks the service."""
 
 import json
+import re
 from typing import Any
 
 import aiohttp
@@ -75,26 +76,22 @@ WRONG: list[tuple[str, str]] = [
 ]
 
 
-def test_a_body_that_is_wrong_is_refused_by_its_field() -> None:
-    for body, said in WRONG:
-        with pytest.raises(SamplingRequestError, match=said):
-            read_request(body.encode())
-
-
-async def test_no_body_breaks_the_service(client: SamplingClient, service: PolicyService) -> None:
+async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_service(
+    client: SamplingClient, service: PolicyService
+) -> None:
     served = service.offer(client)
     headers = {"Authorization": f"Bearer {service.key}"}
     vast = json.dumps({"model": served.model, "prompt": [1] * 300_000})
     beyond = json.dumps({"model": served.model, "prompt": [10**8], "max_tokens": 1})
+    more = [(vast, "."), (beyond, "."), (b"\xff\xfe\x00\xd8", ".")]
     async with aiohttp.ClientSession(headers=headers) as session:
-        for body in [*(body for body, _ in WRONG), vast, beyond, b"\xff\xfe\x00\xd8"]:
+        for body, said in [*WRONG, *more]:
             async with session.post(f"{service.url}/completions", data=body) as answer:
-                error = (await answer.json())["error"]
-                assert answer.status in (400, 404), error
-                assert error["message"]
+                message = (await answer.json())["error"]["message"]
+                assert answer.status in (400, 404), message
+                assert re.search(said, message), message
         async with session.get(f"{service.url}/completions") as answer:
             assert answer.status == 404
-
     with pytest.raises(SamplingRequestError, match="A prompt of 500000 tokens"):
         await served.sample_async(tinker.ModelInput.from_ints([1] * 500_000), 1, PARAMS[0])
     with pytest.raises(SamplingRequestError, match="the model knows 0 to 511"):
@@ -111,9 +108,7 @@ def answer(**choice: Any) -> bytes:
 
 def test_an_entry_a_token_is_read_as_llama_cpp_writes_it() -> None:
     entries = [{"id": token, "logprob": -token / 2, "token": "x"} for token in (3, 9, 4)]
-
     [sequence] = read_answer(answer(logprobs={"content": entries}), ASKED).sequences
-
     assert sequence.tokens == [3, 9]  # what comes after the stop was not asked for
     assert sequence.logprobs == [-1.5, -4.5]
     assert sequence.stop_reason == "stop"

@@ -37,26 +37,16 @@ def model() -> Any:
 @pytest.fixture
 def trainer(model: Any) -> SimpleNamespace:
     """What of TRL's trainer is used."""
+    accelerator = SimpleNamespace(
+        unwrap_model=lambda wrapped: wrapped, device=torch.device("cpu"), process_index=0,
+        distributed_type="DistributedType.NO",
+    )  # fmt: skip
     return SimpleNamespace(
-        model=model,
-        processing_class=base_tokenizer(),
-        accelerator=SimpleNamespace(
-            unwrap_model=lambda wrapped: wrapped,
-            device=torch.device("cpu"),
-            process_index=0,
-            distributed_type="DistributedType.NO",
-        ),
-        args=SimpleNamespace(seed=7),
-        state=SimpleNamespace(global_step=0),
-        use_vllm=False,
-        vllm_mode="colocate",
-        max_completion_length=16,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=None,
-        repetition_penalty=1.0,
-    )
+        model=model, processing_class=base_tokenizer(), accelerator=accelerator,
+        args=SimpleNamespace(seed=7), state=SimpleNamespace(global_step=0), use_vllm=False,
+        vllm_mode="colocate", max_completion_length=16, temperature=1.0, top_p=1.0, top_k=0,
+        min_p=None, repetition_penalty=1.0,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -97,13 +87,10 @@ def server(trainer: SimpleNamespace, own: SamplingClient) -> Iterator[VLLMServer
         yield running
 
 
-def test_a_vllm_server_gives_the_rows_that_the_engine_gives(
-    trainer: SimpleNamespace, request: pytest.FixtureRequest
-) -> None:
+def test_a_vllm_server_gives_the_engines_rows(trainer: SimpleNamespace, request: Any) -> None:
     ours = rollouts()(NUMBERS, trainer)
     trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())  # one for images
     server = request.getfixturevalue("server")
-
     check_same(rollouts()(NUMBERS, trainer), ours)
     assert server.requests == len(NUMBERS)
     trainer.temperature = 0.5  # TRL has vLLM report those of the distribution that it draws from
@@ -119,7 +106,6 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
     )
     server.withdraw(own)
     server.offer(own, trainer.model.config.name_or_path)
-
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
 
 
@@ -148,22 +134,18 @@ def test_what_cannot_be_followed_is_refused_with_what_to_change(trainer: SimpleN
         with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):
             rollouts()(NUMBERS, trainer)
     trainer.use_vllm = True  # in its own process, as TRL makes it where vllm_mode is left out
-    with pytest.raises(
-        UsageError, match=r"vllm_mode='colocate'.*start `.*vllm serve.*and set vllm_mode='server'"
-    ):
+    text = r"vllm_mode='colocate'.*start `.*vllm serve.*and set vllm_mode='server'"
+    with pytest.raises(UsageError, match=text):
         rollouts()(NUMBERS, trainer)
 
 
 def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
     first = rollouts()(NUMBERS, trainer)
     trainer.accelerator.process_index = 1
-
     assert rollouts()(NUMBERS, trainer)["completion_ids"] != first["completion_ids"]
 
 
-def test_a_renderer_comes_from_the_models_name(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renderer_comes_from_the_models_name(trainer: SimpleNamespace, monkeypatch: Any) -> None:
     for name in ("Qwen/Qwen3-4B-Instruct-2507", str(base_path())):
         monkeypatch.setattr(trainer.model.config, "name_or_path", name)
         found = rollouts()(NUMBERS, trainer)
@@ -201,7 +183,6 @@ def test_the_reward_function_hands_on_what_episodes_earned() -> None:
         log_metric=lambda *each: metrics.append(each),
         log_extra=columns.__setitem__,
     )
-
     assert earned == [1.0, None]
     assert metrics == [("evert/turns", 2.0), ("evert/turns", 1.0)]
     assert columns == {"task": ["0", "{'question': '?'}"]}

@@ -56,14 +56,6 @@ def said(groups: Any) -> list[Any]:
     return [t.transitions[0].ac for group in groups for t in group.trajectories_G]
 
 
-async def test_a_closure_plays_elsewhere_and_earns_what_it_would_here(pool: PoolRollouts) -> None:
-    there = [await play(pool, says_task(), task) for task in (0.0, 3.0)]
-    here = [await play(None, says_task(), task) for task in (0.0, 3.0)]
-
-    assert [rewards(group) for group in there] == [[0.0, 0.0], [3.0, 3.0]]
-    assert said(there) == said(here)
-
-
 async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts) -> None:
     def blocking(client: Any) -> float:
         client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
@@ -73,7 +65,6 @@ async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts
         lambda client: blocking(client), group_size=2, group_reward=lambda group: [0.5, 0.25]
     )
     first, second = rewards(await play(pool, None, builder=builder))
-
     assert first - second == 0.25
     assert int(first) not in (0, os.getpid())
 
@@ -93,9 +84,7 @@ async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRo
     assert told == [[3.0, 3.0], []]
 
 
-async def test_the_weights_of_a_judge_are_sampled_from_here(
-    pool: PoolRollouts, tmp_path: Path
-) -> None:
+async def test_a_judges_weights_are_sampled_from_here(pool: PoolRollouts, engine: Engine) -> None:
     """Another process has no engine; a tiny judge ranks nothing, which is counted."""
     judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
 
@@ -104,10 +93,8 @@ async def test_the_weights_of_a_judge_are_sampled_from_here(
         await client.chat.completions.create(messages=asked)
         return 0.0
 
-    with embedded_engine(tmp_path):
-        builder = ChatAgentGroupBuilder(draws, group_size=2, group_reward=judge)
-        group = await play(pool, None, builder=builder)
-
+    builder = ChatAgentGroupBuilder(draws, group_size=2, group_reward=judge)
+    group = await play(pool, None, builder=builder)
     assert group is not None
     assert [each["judge/failed"] for each in group.metrics_G] == [1.0, 1.0]
 
@@ -129,14 +116,11 @@ async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
     assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
 
 
-async def test_what_is_recorded_in_a_worker_is_written_here(
-    pool: PoolRollouts, tmp_path: Path
-) -> None:
+async def test_what_a_worker_records_is_written_here(pool: PoolRollouts, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     agent = says_task()
     groups = [await play(pool, agent, task, record=recorder) for task in (1.0, 2.0)]
     records = [*read_records(recorder.path)]
-
     assert sorted(record.task for record in records) == [1.0, 1.0, 2.0, 2.0]
     earned = [reward for group in groups for reward in rewards(group)]
     assert sorted(record.reward for record in records) == sorted(earned)
@@ -172,9 +156,7 @@ async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRoll
     assert ", in fails" in note
 
 
-async def test_what_a_group_logs_is_logged_here(
-    pool: PoolRollouts, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_group_logs_is_logged_here(pool: PoolRollouts, caplog: Any) -> None:
     def logs(task: float) -> float:
         logging.getLogger("mine").warning("task %d", 7)
         return 1.0
@@ -186,7 +168,6 @@ async def test_what_a_group_logs_is_logged_here(
 
 async def test_what_cannot_be_pickled_is_refused_with_the_reason(pool: PoolRollouts) -> None:
     lock = asyncio.get_running_loop()
-
     with pytest.raises(WorkerError, match=r"cannot pickle .* open locks, clients, files"):
         await play(pool, after_a_call(lambda task: float(bool(lock))))
 
@@ -196,10 +177,10 @@ def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
         pool.submit(print, "Hi")
 
 
-@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
-def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
-        PoolRollouts(*numbers)
+def test_there_is_at_least_one_worker_with_room_for_a_group() -> None:
+    for numbers in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="must be at least 1, got 0"):
+            PoolRollouts(*numbers)
 
 
 turned = threading.Event()
@@ -228,16 +209,12 @@ async def test_the_event_loop_turns_while_a_groups_modules_are_imported() -> Non
 # -- 2. workers that die --------------------------------------------------------------------------
 
 
-async def test_a_group_that_kills_each_of_its_workers_is_named_and_takes_no_other_along(
-    pool: PoolRollouts, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_group_that_kills_workers_is_lost_alone(pool: PoolRollouts, caplog: Any) -> None:
     before = pool.lost_groups
     deadly = after_a_call(lambda task: os._exit(7) if task == 3.0 else task)
-
     groups = await asyncio.gather(
         *(play(pool, deadly, float(task)) for task in range(6)), return_exceptions=True
     )
-
     error = groups.pop(3)
     assert isinstance(error, LostGroupError)
     assert "agent on the task 3.0 was lost with its worker 3 times" in str(error)
@@ -268,13 +245,10 @@ def waits(folder: Path) -> Callable[..., Any]:
     return agent
 
 
-async def test_a_group_that_is_given_up_ends_where_it_is_played(
-    pool: PoolRollouts, tmp_path: Path
-) -> None:
+async def test_a_group_that_is_given_up_ends_there(pool: PoolRollouts, tmp_path: Path) -> None:
     playing = asyncio.create_task(play(pool, waits(tmp_path)))
     await until((tmp_path / "began").exists)
     playing.cancel()
-
     await until((tmp_path / "ended").exists)
     assert rewards(await play(pool, says_task())) == [1.0, 1.0]
 
@@ -284,10 +258,8 @@ async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() ->
     executor = PoolRollouts(1, 2)
     playing = asyncio.create_task(play(executor, says_task()))
     await asyncio.sleep(0)
-
     await asyncio.to_thread(executor.shutdown)
     executor.shutdown(cancel_futures=True)
-
     assert rewards(await playing) == [1.0, 1.0]
     assert children() == before
     with pytest.raises(RuntimeError, match="after shutdown"):
@@ -300,7 +272,6 @@ async def test_an_error_gives_up_what_is_being_played(tmp_path: Path) -> None:
     await until((tmp_path / "began").exists)
     with pytest.raises(LookupError), executor:
         raise LookupError
-
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert children() == before
@@ -327,11 +298,9 @@ def test_workers_end_when_their_trainer_is_killed() -> None:
     assert trainer.stdout.readline() == "played\n"
     workers = psutil.Process(trainer.pid).children()
     assert workers
-
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     trainer.stdout.close()
-
     _, alive = psutil.wait_procs(workers, timeout=SECONDS)
     assert not alive
 
@@ -355,14 +324,13 @@ def greeted() -> Callable[..., Any]:
     return agent
 
 
-async def test_groups_sample_from_the_engine_here_and_draw_what_they_would_here(
-    pool: PoolRollouts, engine: Engine
-) -> None:
+async def test_groups_draw_and_earn_as_here(pool: PoolRollouts, engine: Engine) -> None:
     there, here = [
-        said([await play(executor, says_task(), client=base_client())]) for executor in (pool, None)
+        [await play(executor, says_task(), task, client=base_client()) for task in (0.0, 3.0)]
+        for executor in (pool, None)
     ]
-
-    assert [each.tokens for each in there] == [each.tokens for each in here]
+    assert [rewards(group) for group in there] == [[0.0, 0.0], [3.0, 3.0]]
+    assert [each.tokens for each in said(there)] == [each.tokens for each in said(here)]
 
 
 async def test_frozen_weights_are_sampled_from_the_engine_that_runs(tmp_path: Path) -> None:
@@ -373,7 +341,6 @@ async def test_frozen_weights_are_sampled_from_the_engine_that_runs(tmp_path: Pa
                 options: dict[str, Any] = {"client": base_client(), "models": models, "size": 1}
                 there = await play(executor, greeted(), "Say something long.", **options)
                 here = await play(None, greeted(), "Say something long.", **options)
-
             assert rewards(there) == rewards(here)
 
 
@@ -386,9 +353,7 @@ async def test_weights_are_offered_while_they_are_the_newest_or_in_use(engine: E
     assert not service._thread.is_alive()
 
 
-async def test_workers_keep_to_this_machine_as_the_engine_does(
-    pool: PoolRollouts, engine: Engine
-) -> None:
+async def test_workers_keep_to_this_machine(pool: PoolRollouts, engine: Engine) -> None:
     def calls_out(task: float) -> None:
         socket.create_connection(("192.0.2.1", 80), timeout=1)
 

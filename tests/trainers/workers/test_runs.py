@@ -49,9 +49,7 @@ def trained(folder: Path, agent: Any, executor: PoolRollouts | None) -> list[dic
     return [{key: row[key] for key in row if key.startswith(told)} for row in rows]
 
 
-def test_the_cookbooks_loop_does_what_it_does_in_one_process_and_when_workers_are_killed(
-    tmp_path: Path,
-) -> None:
+def test_the_cookbooks_loop_is_the_same_in_a_pool_and_survives_its_workers(tmp_path: Path) -> None:
     dying = tmp_path / "dying"
     dying.mkdir()
     here = trained(tmp_path / "here", lengths(), None)
@@ -62,7 +60,6 @@ def test_the_cookbooks_loop_does_what_it_does_in_one_process_and_when_workers_ar
         (dying / str(task)).touch()
     with PoolRollouts(1, 2) as workers:
         killed = trained(tmp_path / "killed", lengths(dying), workers)
-
     assert len(here) == OWN["steps"]
     assert [pytest.approx(row, rel=1e-3, abs=1e-4) for row in there] == here
     played = [[row["env/all/total_episodes"] for row in rows] for rows in (here, killed)]
@@ -100,9 +97,7 @@ def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_p
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, said = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
     assert "rollouts: 2 processes of this machine of up to 2 groups each" in said
-
     run(tmp_path / "there", agent=sometimes_fails(), rollouts="here")
-
     found = read_jsonl(there.path / BATCHES)
     assert found[0]["metrics"].pop("rollout/lost_groups") == 0.0
     assert found == read_jsonl(here.path / BATCHES)
@@ -116,7 +111,6 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     (tmp_path / "0.0").touch()
     agent = lengths(dying=tmp_path)
     folder, said = run(tmp_path / "run", agent=agent, rollouts="pool", rollout_workers=1)
-
     lost = [row["rollout/lost_groups"] for row in folder.steps()]
     assert len(lost) == 2
     assert sum(lost) >= 1.0
@@ -149,7 +143,6 @@ def test_a_ray_that_cannot_be_started_is_said_with_what_to_do() -> None:
 def test_ray_that_is_not_installed_is_named_before_the_run() -> None:
     with pytest.raises(MissingPackageError, match=r"pip install 'evert\[ray\]'"):
         check_workers(TrainSettings(**OWN, rollouts="ray"))
-
     from evert.ray import RayRollouts
 
     with pytest.raises(MissingPackageError, match="needs the package ray"):
