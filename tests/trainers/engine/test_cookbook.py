@@ -51,33 +51,20 @@ def metrics(log_path: Path) -> list[dict[str, Any]]:
 
 
 def rl_config(model: str, log_path: Path, **options: Any) -> rl_train.Config:
+    builder = AgentDatasetBuilder(
+        agent=speaks_evenly, train_tasks=range(16), test_tasks=range(4), batch_size=4, group_size=4,
+        model_name=model,
+    )  # fmt: skip
     settings: dict[str, Any] = {
-        "recipe_name": "test",
-        "learning_rate": 1e-2,
-        "dataset_builder": AgentDatasetBuilder(
-            agent=speaks_evenly,
-            train_tasks=range(16),
-            test_tasks=range(4),
-            batch_size=4,
-            group_size=4,
-            model_name=model,
-        ),
-        "model_name": model,
-        "renderer_name": "qwen3_instruct",
-        "max_tokens": 6,
-        "max_steps": 2,
-        "eval_every": 2,
-        "save_every": 1,
-        "log_path": str(log_path),
-        **options,
-    }
+        "recipe_name": "test", "learning_rate": 1e-2, "dataset_builder": builder,
+        "model_name": model, "renderer_name": "qwen3_instruct", "max_tokens": 6, "max_steps": 2,
+        "eval_every": 2, "save_every": 1, "log_path": str(log_path), **options,
+    }  # fmt: skip
     return rl_train.Config(**settings)
 
 
 @pytest.mark.parametrize("loss_fn", each(LOSSES, by_day=["importance_sampling"]))
-def test_rl_train_main_runs_with_every_loss_and_resumes(
-    tiny_model: str, tmp_path: Path, loss_fn: Any
-) -> None:
+def test_every_loss_trains_and_resumes(tiny_model: str, tmp_path: Path, loss_fn: Any) -> None:
     with embedded_engine(tmp_path / "store", device="cpu"):
         for steps in (2, 3):
             config = rl_config(tiny_model, tmp_path / "log", loss_fn=loss_fn, max_steps=steps)
@@ -99,17 +86,12 @@ def test_rl_train_main_trains_while_it_samples(tiny_model: str, tmp_path: Path) 
     assert steps == [0, 1]
 
 
-def test_rl_train_main_computes_kl_penalties_and_one_seed_gives_one_run(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_kl_penalties_are_computed_and_a_seed_is_a_run(tiny_model: str, tmp_path: Path) -> None:
     def run(name: str) -> list[dict[str, Any]]:
+        reference = rl_train.KLReferenceConfig(base_model=tiny_model)
+        penalty = {"kl_penalty_coef": 0.1, "kl_reference_config": reference}
         config = rl_config(
-            tiny_model,
-            tmp_path / name,
-            kl_penalty_coef=0.1,
-            kl_reference_config=rl_train.KLReferenceConfig(base_model=tiny_model),
-            compute_post_kl=True,
-            num_substeps=2,
+            tiny_model, tmp_path / name, compute_post_kl=True, num_substeps=2, **penalty
         )
         with embedded_engine(tmp_path / "store", device="cpu", seed=3):
             asyncio.run(rl_train.main(config))
@@ -127,26 +109,18 @@ def test_rl_train_main_computes_kl_penalties_and_one_seed_gives_one_run(
 def test_supervised_train_main_runs_and_lowers_the_loss(tiny_model: str, tmp_path: Path) -> None:
     talk = [user("say"), assistant("word " * 3)]
     (tmp_path / "talks.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 16)
+    named: Any = {"renderer_name": "qwen3_instruct"}
     common = ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer=tiny_model,
-        renderer_name="qwen3_instruct",
-        max_length=64,
-        batch_size=4,
+        model_name_for_tokenizer=tiny_model, max_length=64, batch_size=4, **named
+    )
+    builder = FromConversationFileBuilder(
+        common_config=common, file_path=str(tmp_path / "talks.jsonl"), test_size=4
     )
     config = supervised_train.Config(
-        recipe_name="test",
-        log_path=str(tmp_path / "log"),
-        model_name=tiny_model,
-        renderer_name="qwen3_instruct",
-        dataset_builder=FromConversationFileBuilder(
-            common_config=common, file_path=str(tmp_path / "talks.jsonl"), test_size=4
-        ),
-        learning_rate=1e-2,
-        num_epochs=2,
-        max_steps=6,
-        eval_every=3,
-        save_every=2,
-    )
+        recipe_name="test", log_path=str(tmp_path / "log"), model_name=tiny_model,
+        dataset_builder=builder, learning_rate=1e-2, num_epochs=2, max_steps=6, eval_every=3,
+        save_every=2, **named,
+    )  # fmt: skip
     with embedded_engine(tmp_path / "store", device="cpu"):
         asyncio.run(supervised_train.main(config))
     losses = [row["train_mean_nll"] for row in metrics(tmp_path / "log")]

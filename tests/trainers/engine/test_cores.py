@@ -21,28 +21,19 @@ from evert.trainers.engine.training.trainer import Trainer
 def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
     together = threading.Barrier(3, timeout=60)
 
-    def call(number: int) -> int:
+    def call(number: int) -> tuple[int, bool]:
         together.wait()  # all three are here
-        return number
+        return number, threading.current_thread() is threading.main_thread()
 
-    assert [*side_by_side(call, range(9), 3)] == [*range(9)]
+    assert [*side_by_side(call, range(9), 3)] == [(number, False) for number in range(9)]
+    assert all_at_once(call, [5, 6, 7]) == [(5, True), (6, False), (7, False)]
+    assert all_at_once(str, []) == []
 
 
 def test_what_needs_one_thread_stays_in_this_one() -> None:
     for items, most in ((5, 1), (1, 5), (0, 5)):
         found = [*side_by_side(lambda _: threading.current_thread(), range(items), most)]
         assert found == [threading.current_thread()] * items
-
-
-def test_work_that_is_wanted_whole_runs_here_and_in_other_threads() -> None:
-    together = threading.Barrier(3, timeout=60)
-
-    def call(number: int) -> tuple[int, bool]:
-        together.wait()  # all three are here
-        return number, threading.current_thread() is threading.main_thread()
-
-    assert all_at_once(call, [5, 6, 7]) == [(5, True), (6, False), (7, False)]
-    assert all_at_once(str, []) == []
 
 
 def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
@@ -64,16 +55,11 @@ def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
 
 
-def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(monkeypatch: Any) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 8)
-    found = []
-    for threads in (1, 4, 16):
+    for threads, expected in ((1, 8), (4, 2), (16, 1)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        found.append(lanes(CPU))
-
-    assert found == [8, 2, 1]
+        assert lanes(CPU) == expected
     assert lanes(torch.device("cuda")) == 1
 
 

@@ -1,7 +1,4 @@
-"""What training holds at once: less than there is room for.
-
-That the gradient is the same however a batch is cut, ``training/test_trainer.py`` has.
-"""
+"""What training holds at once: less than there is room for."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,17 +43,25 @@ DATA = [datum(n, n) for n in (60, 40, 3, 17, 17, 1)]
 
 
 class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Stands for a device: counts its largest logits, and refuses those above a size."""
+    """Stands for a device: counts its largest logits, refuses those above a size, counts layers.
 
-    def __init__(self, most_elements: float = float("inf")) -> None:
+    Layers are known by their activation: SiLU here, tanh in GPT-2's.
+    """
+
+    def __init__(self, most_elements: float = float("inf"), refuse_at: int = 0) -> None:
+        """``refuse_at``: the layer whose backward pass has no memory, counted from 1."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most_elements = most_elements
-        self.largest_logits = 0
-        self.refused = 0
+        self.most_elements, self.refuse_at = most_elements, refuse_at
+        self.largest_logits = self.refused = self.computed = self.differentiated = 0
 
     def __torch_dispatch__(
         self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        self.computed += function in {aten.silu.default, aten.tanh.default}
+        if function in {aten.silu_backward.default, aten.tanh_backward.default}:
+            self.differentiated += 1
+            if self.differentiated == self.refuse_at:
+                raise torch.OutOfMemoryError("the stand-in for a device is full")
         made = function(*args, **(kwargs or {}))
         for each in made if isinstance(made, tuple | list) else [made]:
             if isinstance(each, torch.Tensor) and each.ndim and each.shape[-1] == VOCABULARY:
@@ -108,32 +113,10 @@ def test_on_other_devices_logits_come_out_of_the_product_in_float32() -> None:
     assert (found.shape, found.dtype) == ((2, 3, 50), torch.float32)
 
 
-class Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the layers that are computed, by their activation: SiLU here, tanh in GPT-2's."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.computed = self.differentiated = 0
-        self.refuse_at = 0
-        """Runs out of memory in so many-th layer's backward pass, counted from 1."""
-
-    def __torch_dispatch__(
-        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.computed += function in {aten.silu.default, aten.tanh.default}
-        if function in {aten.silu_backward.default, aten.tanh_backward.default}:
-            self.differentiated += 1
-            if self.differentiated == self.refuse_at:
-                raise torch.OutOfMemoryError("the stand-in for a device is full")
-        return function(*args, **(kwargs or {}))
-
-
-def test_with_checkpointing_layers_are_computed_twice_and_the_gradient_is_the_same(
-    trainer: Trainer,
-) -> None:
+def test_checkpointing_computes_layers_twice_to_the_same_gradient(trainer: Trainer) -> None:
     counts, found = [], []
     for trainer._checkpointing in (False, True, False):
-        with Layers() as layers:
+        with Device() as layers:
             found.append(gradient(trainer))
         counts.append(layers.computed)
     assert counts[0] > 0
@@ -179,9 +162,7 @@ def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradient
     assert [each.at_once for each in found] == [2, 1]
 
 
-def test_a_container_has_what_its_limit_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "memory.max").write_text(f"{10**9}\n")
     (tmp_path / "memory.stat").write_text("anon 400000000\nfile 500000000\nslab_unreclaimable 1\n")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
@@ -213,8 +194,7 @@ def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(trainer: 
     trainer.model.zero_grad()
     trainer.forward_backward(first, "cross_entropy", None)
     # Fails in the backward pass, when some layers have their gradient already.
-    with Layers() as layers:
-        layers.refuse_at = 2
+    with Device(refuse_at=2) as layers:
         trainer.forward_backward(DATA, "cross_entropy", None)
     assert layers.differentiated > 2
     assert same(gradients(trainer.model), expected, 1e-4)

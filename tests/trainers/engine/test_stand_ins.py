@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import tinker
 from tinker_cookbook import model_info, renderers, tokenizer_utils
 from transformers import AutoTokenizer
 
@@ -15,9 +14,7 @@ from evert.trainers.engine.models.stand_ins import StandIns
 NAMED = "Qwen/Qwen3-8B"
 
 
-def test_the_first_pattern_that_fits_counts_and_what_is_here_stands_for_itself(
-    tiny_model: str,
-) -> None:
+def test_the_first_pattern_that_fits_counts_but_for_what_is_here(tiny_model: str) -> None:
     some = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
     for patterns, name, found in [
         (some, "Qwen/a-20q", "evert-tiny-20q"),
@@ -39,25 +36,13 @@ def test_a_name_that_is_replaced_is_said_once(caplog: pytest.LogCaptureFixture) 
     assert said[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
 
 
-def test_clients_of_a_named_model_are_the_stand_ins(tmp_path: Path) -> None:
-    with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
-        service = tinker.ServiceClient()
-        sampler = service.create_sampling_client(base_model=NAMED)
-        trainer = service.create_lora_training_client(base_model=NAMED).result()
-        assert sampler.get_base_model() == trainer.get_info().model_name == "evert-tiny"
-        prompt = tinker.ModelInput.from_ints(sampler.get_tokenizer().encode("Hi"))
-        params = tinker.SamplingParams(max_tokens=2)
-        assert sampler.sample(prompt, 1, params).result().sequences[0].tokens
-
-
 def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Path) -> None:
     before = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
     own = vars(AutoTokenizer)["from_pretrained"]
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer(NAMED)
-        assert (
-            len(tokenizer) == len(AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")) == 512
-        )
+        named = AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")
+        assert len(tokenizer) == len(named) == 512
         name = model_info.get_recommended_renderer_name("nobody/knows-it")
         assert name == "qwen3_instruct"
         renderer = renderers.get_renderer(name, tokenizer)
@@ -66,7 +51,7 @@ def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Pat
     assert vars(AutoTokenizer)["from_pretrained"] is own
 
 
-def test_a_chat_format_that_the_stand_in_has_no_tokens_for_is_its_own(
+def test_a_chat_format_without_tokens_is_the_stand_ins_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):

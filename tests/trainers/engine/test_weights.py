@@ -5,6 +5,7 @@ import math
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -15,7 +16,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy, TinkerModel, embedded_engine
 from evert.bridge.errors import InvalidModelError, RendererMismatchError
-from evert.bridge.models.tinker_model import OpenWeights, context_length_of, open_weights
+from evert.bridge.models.tinker_model import context_length_of, open_weights
 from evert.bridge.tokens.bases import base_tokenizer, model_renderer
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.errors import CheckpointError
@@ -32,10 +33,8 @@ class Asking:
 
     async def __call__(self, client: Any) -> float:
         for _ in range(2):
-            reply = await client.chat.completions.create(
-                model="user", messages=self.messages, **self.fields
-            )
-            self.replies.append(reply)
+            asked = {"model": "user", "messages": self.messages, **self.fields}
+            self.replies.append(await client.chat.completions.create(**asked))
         await client.chat.completions.create(messages=GAME)
         return 1.0
 
@@ -58,28 +57,22 @@ async def saved(name: str) -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-async def test_saved_weights_answer_by_their_path_and_by_their_folder(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_saved_weights_answer_by_path_and_by_folder(engine: Engine, tmp_path: Path) -> None:
     base, by_path, by_folder = Asking(), Asking(), Asking()
     path = await saved("evert-tiny")
     folder = engine.store.folder(path)
     elsewhere = folder.rename(tmp_path / "moved")
-
     trajectory = await play(base, TinkerModel("evert-tiny", temperature=0))
     await play(by_folder, TinkerModel(model_path=str(elsewhere), temperature=0))
     elsewhere.rename(folder)
     await play(by_path, TinkerModel(model_path=path, temperature=0))
-
     assert base.texts == by_path.texts == by_folder.texts
     assert base.texts[0] == base.texts[1] != ""
     assert len(trajectory.transitions) == 1  # the policy's own
     assert base.replies[0].usage.prompt_tokens == 21
 
 
-async def test_a_seed_decides_the_replies_of_an_episode_and_each_has_its_own(
-    engine: Engine,
-) -> None:
+async def test_a_seed_decides_replies_and_each_has_its_own(engine: Engine) -> None:
     def hot(seed: int | None) -> TinkerModel:
         return TinkerModel("evert-tiny", temperature=3.0, max_tokens=8, seed=seed)
 
@@ -96,20 +89,15 @@ async def test_it_reads_its_own_chat_format_and_the_policy_another(engine: Engin
     plain, other = Asking(), Asking()
     renderer = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
     frozen = TinkerModel("evert-tiny", temperature=0)
-
     await play(plain, frozen)
     await play(other, frozen, renderer=renderer)
     await play(worse := Asking(max_tokens=20), TinkerModel("evert-tiny", None, "role_colon", 0))
-
     assert plain.texts == other.texts != worse.texts
 
 
-async def test_a_folder_without_a_chat_template_needs_a_renderers_name(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_a_renderer_is_named_where_no_template_is(engine: Engine, tiny_model: str) -> None:
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         await open_weights(TinkerModel(tiny_model))
-
     with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
         model_renderer("nobody/knows")
     assert type(model_renderer("evert-tiny-20q")).__name__ == "Qwen3InstructRenderer"
@@ -118,9 +106,7 @@ async def test_a_folder_without_a_chat_template_needs_a_renderers_name(
     assert weights.renderer.renderer.tokenizer.vocab_size < 300
 
 
-async def test_a_reply_ends_where_the_context_does_or_the_tightest_cap(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_a_reply_ends_at_the_tightest_bound(engine: Engine, tiny_model: str) -> None:
     agent = Asking(max_tokens=10_000)
     await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
     assert agent.replies[0].usage.total_tokens <= 512
@@ -132,9 +118,7 @@ async def test_a_reply_ends_where_the_context_does_or_the_tightest_cap(
         assert {reply.usage.completion_tokens for reply in agent.replies} <= {1, 2, 3}
 
 
-async def test_a_prompt_that_leaves_no_room_is_the_agents_400(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_a_prompt_that_leaves_no_room_is_a_400(engine: Engine, tiny_model: str) -> None:
     async def long(client: Any) -> float:
         with pytest.raises(openai.BadRequestError, match="tokens > 511 maximum") as caught:
             await ask(client, "a" * 600, model="user")
@@ -146,43 +130,28 @@ async def test_a_prompt_that_leaves_no_room_is_the_agents_400(
 
 
 def test_a_service_that_does_not_say_how_long_contexts_are_is_believed() -> None:
-    class Refusing:
-        def get_server_capabilities(self) -> None:
-            raise tinker.TinkerError("not here")
-
-    class Silent:
-        def get_server_capabilities(self) -> Any:
-            return tinker.types.GetServerCapabilitiesResponse(
-                supported_models=[tinker.types.SupportedModel(model_name="other")]
-            )
-
-    for service in (Refusing(), Silent()):
-        assert context_length_of(service, "m") is None  # type: ignore[arg-type]
+    other = tinker.types.SupportedModel(model_name="other")
+    silent = tinker.types.GetServerCapabilitiesResponse(supported_models=[other])
+    for answer in ({"side_effect": tinker.TinkerError("not here")}, {"return_value": silent}):
+        service = Mock()
+        service.get_server_capabilities.configure_mock(**answer)
+        assert context_length_of(service, "m") is None
 
 
-async def test_all_envs_share_a_client_though_they_ask_at_once(engine: Engine) -> None:
+async def test_all_envs_of_an_engine_share_a_client_though_they_ask_at_once(tmp_path: Path) -> None:
     models = [TinkerModel("evert-tiny"), TinkerModel("evert-tiny", temperature=0, seed=3)]
-
-    found = await asyncio.gather(*(open_weights(model) for model in models * 4))
-
-    assert len({id(weights.client) for weights in found}) == 1
-
-
-async def test_another_engine_has_a_client_of_its_own(tmp_path: Path) -> None:
-    found: list[OpenWeights] = []
-    model = TinkerModel("evert-tiny", temperature=0)
+    clients = []
     for name in "ab":
         with embedded_engine(tmp_path / name, device="cpu", threads=1):
-            found.append(await open_weights(model))
-            await play(agent := Asking(), model)
+            found = await asyncio.gather(*(open_weights(model) for model in models * 4))
+            assert len({id(weights.client) for weights in found}) == 1
+            clients.append(found[0].client)
+            await play(agent := Asking(), models[1])
             assert agent.texts[0]
+    assert clients[0] is not clients[1]
 
-    assert found[0].client is not found[1].client
 
-
-async def test_weights_that_could_not_be_opened_are_tried_again(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_weights_that_could_not_be_opened_are_tried_again(engine: Engine) -> None:
     model = TinkerModel(model_path="tinker://run/sampler_weights/kept")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         await open_weights(model)
@@ -190,7 +159,6 @@ async def test_weights_that_could_not_be_opened_are_tried_again(
     target = engine.store.folder(str(model.model_path))
     target.parent.mkdir(parents=True)
     folder.rename(target)
-
     assert (await open_weights(model)).context_length == 8192
 
 

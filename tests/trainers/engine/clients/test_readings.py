@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from tests.trainers.engine.test_engine import params
+from tests.trainers.engine.test_engine import params, prompt
 from tinker import types
 
 from evert.trainers.engine.clients.engine import Engine
@@ -34,8 +34,7 @@ def expected(model: Any, tokens: list[int]) -> torch.Tensor:
 
 def ask(client: Any, tokens: list[int] = TOKENS, count: int = 1, **options: Any) -> Any:
     sampling = params(**options.pop("sampling", {"max_tokens": 1}))
-    prompt = types.ModelInput.from_ints(tokens)
-    return client.sample(prompt, count, sampling, **options).result()
+    return client.sample(prompt(*tokens), count, sampling, **options).result()
 
 
 def test_the_likeliest_tokens_of_the_prompt_are_the_models(client: Any, model: Any) -> None:
@@ -62,15 +61,11 @@ def test_the_likeliest_tokens_of_the_prompt_are_the_models(client: Any, model: A
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_named_tokens_have_the_models_log_probabilities(
-    client: Any, model: Any, sparse: bool
-) -> None:
+def test_named_tokens_have_the_models_numbers(client: Any, model: Any, sparse: bool) -> None:
     ids = torch.full((7, 5), -1, dtype=torch.int64)
     ids[2, 0], ids[2, 4], ids[5, 1] = 17, 0, 200
-    if sparse:
-        asked = types.TensorData.from_torch_sparse(ids, pad_value=-1)
-    else:
-        asked = types.TensorData.from_torch(ids)
+    dense = types.TensorData.from_torch(ids)
+    asked = types.TensorData.from_torch_sparse(ids, pad_value=-1) if sparse else dense
     assert (asked.sparse_crow_indices is not None) is sparse
     found = ask(client, target_prompt_logprobs=asked).target_prompt_logprobs
     truth = expected(model, TOKENS).gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0.0)
@@ -94,36 +89,26 @@ def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
 
 def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
     bad = types.TensorData.from_torch(torch.full((7, 1), 262))
-    futures = [
-        client.sample(
-            types.ModelInput.from_ints(tokens),
-            1,
-            params(max_tokens=4),
-            target_prompt_logprobs=named,
-        )
-        for tokens in (TOKENS, [*TOKENS[:-1], 9999])
+    good, *wrong = [
+        client.sample(prompt(*row), 1, params(max_tokens=4), target_prompt_logprobs=named)
+        for row in (TOKENS, [*TOKENS[:-1], 9999])
         for named in (targets_of(7, 1), bad)
     ]
-    good, *wrong = futures
-    for future, text in zip(
-        wrong, ("names token id 262; the model knows 0 to 261", *["5 to 9999; the model"] * 2),
-        strict=True,
-    ):  # fmt: skip
+    said = ["names token id 262; the model knows 0 to 261", *["5 to 9999; the model"] * 2]
+    for future, text in zip(wrong, said, strict=True):
         with pytest.raises(SamplingRequestError, match=text) as refused:
             future.result()
         assert isinstance(refused.value, tinker.BadRequestError)
     assert good.result().target_prompt_logprobs.to_torch().all()
 
 
-async def test_any_client_and_form_takes_all_of_it_and_sequences_have_ids_of_their_own(
-    client: Any, tiny_model: str
-) -> None:
+async def test_every_client_tells_of_its_prompt(client: Any, tiny_model: str) -> None:
     training: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
     others = [training.save_weights_and_get_sampling_client().result() for _ in range(2)]
-    prompt = types.ModelInput.from_ints(TOKENS)
-    given_up = client.sample(prompt, 1, params(max_tokens=400), True, 2)
+    asked = prompt(*TOKENS)
+    given_up = client.sample(asked, 1, params(max_tokens=400), True, 2)
     assert given_up.future().cancel()
-    found = [await c.sample_async(prompt, 2, params(), True, 2) for c in (client, *others)]
+    found = [await c.sample_async(asked, 2, params(), True, 2) for c in (client, *others)]
     assert [len(each.topk_prompt_logprobs[1]) for each in found] == [2, 2, 2]
     assert len({sequence.sequence_id for each in found for sequence in each.sequences}) == 6
 

@@ -34,12 +34,6 @@ from evert.trainers.engine.common.errors import (
     UnsupportedError,
 )
 
-
-@pytest.fixture
-def training(engine: Engine, tiny_model: str) -> Any:
-    return tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
-
-
 PAIRS: list[tuple[type, type]] = [
     (tinker.ServiceClient, service_client.ServiceClient),
     (tinker.TrainingClient, training_client.TrainingClient),
@@ -55,9 +49,7 @@ def parameters(method: Any) -> list[inspect.Parameter]:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_every_method_of_the_sdks_is_there_and_takes_its_arguments(
-    theirs: type, ours: type
-) -> None:
+def test_every_method_of_the_sdks_takes_its_arguments(theirs: type, ours: type) -> None:
     public = [name for name in dir(theirs) if not name.startswith("_")]
     assert not [n for n in public if not hasattr(ours, n)], "new in the SDK: serve or refuse them"
     for name in public:
@@ -82,27 +74,23 @@ def test_every_method_of_the_sdks_is_there_and_takes_its_arguments(
 
 async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_model: str) -> None:
     service = tinker.ServiceClient()
+    sampling = service.create_sampling_client(base_model=tiny_model)
     for refused, client, sdk in (
         (rest_client.REFUSED, tinker.RestClient(), "RestClient"),
         (service_client.REFUSED, service, "ServiceClient"),
-        (
-            sampling_client.REFUSED,
-            service.create_sampling_client(base_model=tiny_model),
-            "SamplingClient",
-        ),
+        (sampling_client.REFUSED, sampling, "SamplingClient"),
     ):
         for name in refused:
-            with pytest.raises(
-                UnsupportedError, match=f"{sdk}.{name} was called on.*: .*\\. "
-            ) as e:
+            text = f"{sdk}.{name} was called on.*: .*\\. "
+            with pytest.raises(UnsupportedError, match=text) as caught:
                 getattr(client, name)("x")
-            assert isinstance(e.value, tinker.BadRequestError)
+            assert isinstance(caught.value, tinker.BadRequestError)
             if hasattr(client, f"{name}_async"):
                 with pytest.raises(UnsupportedError, match=name):
                     await getattr(client, f"{name}_async")("x")
 
 
-def test_what_needs_a_connection_is_refused_or_nothing_and_consoles_are_folders(
+def test_what_needs_a_connection_is_refused_and_consoles_are_folders(
     engine: Engine, training: Any, tiny_model: str
 ) -> None:
     sampling: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
@@ -124,10 +112,8 @@ def files_of(rest: Any, path: str) -> list[Path]:
 
 
 def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: str) -> None:
-    started = tinker.ServiceClient().create_lora_training_client(
-        tiny_model, user_metadata={"who": "b"}
-    )
-    other = started.result()  # until then it is not listed
+    service: Any = tinker.ServiceClient()
+    other = service.create_lora_training_client(tiny_model, user_metadata={"who": "b"}).result()
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path
     listed = rest.list_checkpoints(training.model_id).result().checkpoints
@@ -151,9 +137,7 @@ def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: s
     assert (mine.base_model, mine.is_lora) == (tiny_model, False)
 
 
-async def test_a_checkpoint_is_kept_longer_and_deleted(
-    engine: Engine, rest: Any, training: Any
-) -> None:
+async def test_checkpoints_are_kept_or_deleted(engine: Engine, rest: Any, training: Any) -> None:
     state = training.save_state("s", ttl_seconds=60).result().path
     await rest.set_checkpoint_ttl_from_tinker_path_async(state, 3600)
     info = engine.store.read(state)
@@ -171,11 +155,12 @@ async def test_a_checkpoint_is_kept_longer_and_deleted(
         rest.list_checkpoints("nobody").result()
 
 
-def test_the_cookbook_downloads_weights_as_it_does_from_the_service(
-    engine: Engine, training: Any, tmp_path: Path
-) -> None:
+def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path: Path) -> None:
     train(training)
     state = training.save_state("s").result().path
+    with pytest.raises(CheckpointError, match="age_encryption_recipients has a key"):
+        training.save_weights_external("x", age_encryption_recipients=["age1nonsense"]).result()
+    assert not list(engine.store.root.glob("*/external_weights/*"))
     external = training.save_weights_external("x").result().path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it uses the future of a client as the client
@@ -185,12 +170,6 @@ def test_the_cookbook_downloads_weights_as_it_does_from_the_service(
             there = safetensors.torch.load_file(engine.store.folder(state) / "model.safetensors")
             assert found.keys() == there.keys()
             assert all(torch.equal(found[key], there[key]) for key in found)
-
-
-def test_a_key_that_is_none_is_refused_and_nothing_is_left(engine: Engine, training: Any) -> None:
-    with pytest.raises(CheckpointError, match="age_encryption_recipients has a key"):
-        training.save_weights_external("x", age_encryption_recipients=["age1nonsense"]).result()
-    assert not list(engine.store.root.glob("*/external_weights/*"))
 
 
 async def test_the_future_of_a_training_client_is_one(engine: Engine, tiny_model: str) -> None:
@@ -230,9 +209,7 @@ def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine)
 
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
-async def test_what_a_sampling_client_answers_is_a_future_of_the_standard_library_too(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_answers_are_futures_of_the_standard_library(engine: Engine, tiny_model: str) -> None:
     client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
     asked = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
     scored = client.compute_logprobs(prompt(1, 2, 3))
@@ -254,9 +231,7 @@ def test_a_state_is_loaded_when_its_turn_comes(training: Any) -> None:
     assert loaded.result().metrics["loss:sum"] == pytest.approx(before)
 
 
-def test_a_state_of_another_model_is_refused_and_the_client_goes_on(
-    engine: Engine, training: Any
-) -> None:
+def test_a_state_of_another_model_is_refused(engine: Engine, training: Any) -> None:
     other = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()
     path = other.save_state("x").result().path
     before = loss_of(training)
@@ -265,9 +240,7 @@ def test_a_state_of_another_model_is_refused_and_the_client_goes_on(
     assert loss_of(training) == pytest.approx(before)
 
 
-def test_a_state_keeps_its_name_where_overwriting_was_not_asked_for(
-    engine: Engine, training: Any
-) -> None:
+def test_no_state_is_overwritten_unasked(engine: Engine, training: Any) -> None:
     path = training.save_state("a").result().path
     train(training)
     with pytest.raises(CheckpointExistsError, match="already.*overwrite=True") as caught:

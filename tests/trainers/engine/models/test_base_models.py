@@ -26,9 +26,7 @@ print([name for name in set(sys.modules) - before if name.startswith("transforme
 
 
 @pytest.mark.nightly
-def test_what_transformers_imports_lazily_is_there_before_two_threads_use_it(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_no_two_threads_import_transformers_at_once(tiny_model: str, tmp_path: Path) -> None:
     # A process of its own: here everything is imported already.
     command = [sys.executable, "-c", RACE, tiny_model, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -38,9 +36,7 @@ def test_what_transformers_imports_lazily_is_there_before_two_threads_use_it(
 def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:
     sizes: dict[str, Any] = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1}
     model = GPT2LMHeadModel(GPT2Config(**sizes))  # type: ignore[no-untyped-call]
-
     with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
         attach_lora(model, 4, seed=0)
-
     assert "Train all its parameters: full_parameter=True" in str(raised.value)
     assert "GPT-2 and models like it have Conv1D layers" in str(raised.value)

@@ -42,7 +42,6 @@ def imported(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, imported: Path) -> None:
     own, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
     ids = torch.tensor([own.encode(TEXTS[-1])])
-
     assert [tokenizer.encode(text) for text in TEXTS] == [own.encode(text) for text in TEXTS]
     with torch.no_grad():
         made, known = (
@@ -57,17 +56,12 @@ def test_an_imported_model_is_checked(
 ) -> None:
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         check(imported)
-
     out = tmp_path / "copy"
     import_model(str(imported), out)
     (out / "chat_template.jinja").write_text(CHATML)
     found = check(out)
-    assert (found.renderer_name, found.renders_tails, found.shows_tools) == (
-        "template",
-        True,
-        False,
-    )
-    assert found.changed is None
+    told = found.renderer_name, found.renders_tails, found.shows_tools, found.changed
+    assert told == ("template", True, False, None)
     assert model.main(["import", str(out), f"out={tmp_path / 'again'}"]) == 0
     shown = capsys.readouterr().out
     assert f"written: {tmp_path / 'again'}" in shown

@@ -1,7 +1,4 @@
-"""One base in memory: what adapters are trained of is loaded once, whoever uses it.
-
-Its users do not feel each other, and adapters beside it compute what ``peft`` computes.
-"""
+"""One base in memory: what adapters are trained of is loaded once, and its users feel nothing."""
 
 import gc
 from collections.abc import Iterator
@@ -52,10 +49,9 @@ def make(name: str) -> Any:
 def with_random_adapter(model: Any) -> Any:
     adapted = attach_lora(model, 3, seed=1)
     torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return adapted
 
 
@@ -76,16 +72,13 @@ def adapting(tmp_path: Path) -> Iterator[Engine]:
 def tensor_bytes() -> int:
     """Of all tensors alive, each storage once."""
     gc.collect()
-    tensors = [
-        each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)
-    ]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    tensors = [each for each in gc.get_objects() if type(each) in kinds]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
-def test_two_trainers_their_samplers_and_the_base_take_its_bytes_once(
-    adapting: Engine, folder: str
-) -> None:
+def test_all_users_of_a_base_take_its_bytes_once(adapting: Engine, folder: str) -> None:
     before = tensor_bytes()
     service = tinker.ServiceClient()
     clients = [service.create_lora_training_client(folder, rank=1).result() for _ in range(2)]
@@ -98,9 +91,7 @@ def test_two_trainers_their_samplers_and_the_base_take_its_bytes_once(
     assert 0.98 * base < taken < 1.6 * base
 
 
-def test_adapters_of_one_base_train_side_by_side_and_leave_base_and_snapshots(
-    adapting: Engine, folder: str
-) -> None:
+def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, folder: str) -> None:
     service: Any = tinker.ServiceClient()
     first, second = (service.create_lora_training_client(folder, rank=4).result() for _ in "ab")
     train(first, 1)
@@ -143,8 +134,7 @@ def test_an_adapter_beside_a_shared_base_computes_what_peft_does() -> None:
 
 def test_layers_of_an_adapter_may_be_chosen() -> None:
     model = SharedBases().tree("m", lambda: make("qwen3 tied"))
-    adapted = attach_lora(model, 2, seed=0, train_attn=False)
-    layer = LeanModel(adapted, copied=False).layers[0]
+    [layer, _] = LeanModel(attach_lora(model, 2, seed=0, train_attn=False), copied=False).layers
     assert layer.qkv.delta is None
     assert layer.gate_up.delta is not None
     assert [*layer.gate_up.delta.up.shape] == [1024, 4]
@@ -182,11 +172,10 @@ def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
 
 def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16() -> None:
     loader = Loader(EngineSettings())
-    loader.device = torch.device("cuda")
-    assert loader.dtype(whole=False) == torch.bfloat16
-    assert loader.dtype(whole=True) == torch.float32
-    loader.device = torch.device("cpu")
-    assert loader.dtype(whole=False) == torch.float32
+    for device, trained_in in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
+        loader.device = torch.device(device)
+        assert loader.dtype(whole=False) == trained_in
+        assert loader.dtype(whole=True) == torch.float32
 
 
 def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
@@ -212,19 +201,13 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
         prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(8)]
         futures = [sampler.sample(prompt(*each), 1, params(max_tokens=30)) for each in prompts]
         replies = [future.result().sequences[0] for future in futures]
-        data = [
-            scored(tokens, reply.tokens) for tokens, reply in zip(prompts, replies, strict=True)
-        ]
-        outputs = client.forward(data, "cross_entropy").result().loss_fn_outputs
-    apart = [
-        (output["logprobs"].to_torch()[39:] - torch.tensor(reply.logprobs)).abs()
-        for output, reply in zip(outputs, replies, strict=True)
-    ]
+        apart = []
+        for tokens, reply in zip(prompts, replies, strict=True):
+            whole = [*tokens, *reply.tokens]
+            inputs: Any = {"target_tokens": whole[1:], "weights": [1.0] * (len(whole) - 1)}
+            data = [tinker.Datum(model_input=prompt(*whole[:-1]), loss_fn_inputs=inputs)]
+            [output] = client.forward(data, "cross_entropy").result().loss_fn_outputs
+            found = output["logprobs"].to_torch()[39:]
+            apart.append((found - torch.tensor(reply.logprobs)).abs())
     # 0.02 where logits or attention's scores are rounded to bfloat16.
     assert 0 < float(torch.cat(apart).mean()) < 0.012
-
-
-def scored(tokens: list[int], reply: list[int]) -> tinker.Datum:
-    whole = torch.tensor([*tokens, *reply])
-    inputs: Any = {"target_tokens": whole[1:], "weights": torch.ones(len(whole) - 1)}
-    return tinker.Datum(model_input=prompt(*whole[:-1].tolist()), loss_fn_inputs=inputs)

@@ -1,20 +1,24 @@
-"""The sampler: merged work, stops, reproducible draws, refusals, and an end.
+"""The sampler: merged work, counted in passes and tokens, never in seconds; refusals; an end.
 
-What is drawn, ``test_oracle.py`` compares. Work is counted in forward passes and tokens, never in
-seconds.
+What is drawn, ``test_oracle.py`` compares.
 """
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from tests.trainers.engine.sampling.oracle import adapters_of
 from tinker import types
 
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.models.base_models import load_model, load_tokenizer
+from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.sampling import sampler as sampler_module
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
@@ -76,14 +80,6 @@ def test_more_rows_than_fit_are_served_in_turn(make: Make) -> None:
     assert sampler.stats.largest_batch == MAX_ROWS
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(make: Make) -> None:
-    def run(seed: int) -> list[list[int]]:
-        futures = [make(seed=seed).sample(p, 2, params()) for p in prompts(5, 9, 30)]
-        return [s.tokens for future in futures for s in future.result(timeout=60)]
-
-    assert run(1) == run(1) != run(2)
-
-
 def test_a_special_token_may_be_named_as_text(make: Make) -> None:
     prompt, long = prompts(12)[0], {"max_tokens": 200, "seed": 3}
     by_id = make().sample(prompt, 8, params(**long, stop=[256])).result(timeout=60)
@@ -92,9 +88,7 @@ def test_a_special_token_may_be_named_as_text(make: Make) -> None:
     assert any(s.stop_reason == "stop" for s in by_id)
 
 
-def test_what_is_remembered_of_prompts_is_bounded_and_nothing_is_drawn_twice(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_remembered_is_bounded_and_none_drawn_twice(make: Make, monkeypatch: Any) -> None:
     monkeypatch.setattr(sampler_module, "_REMEMBERED", 2)
     sampler, (first, *others) = make(), prompts(10, 11, 12, 13)
     drawn = {tuple(one(sampler.sample(first, 1, params())).tokens) for _ in range(3)}
@@ -166,21 +160,66 @@ def test_a_cancelled_request_is_dropped_and_the_others_go_on(make: Make) -> None
     assert sampler.stats.forward_passes < 100
 
 
-def test_a_failing_model_fails_the_requests_and_not_the_sampler(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_model_fails_its_requests_and_not_the_sampler(make: Make) -> None:
     sampler = make()
-    with monkeypatch.context() as patch:
-        patch.setattr(sampler._model, "new_batch", _raise)
-        waiting: list[Future[Any]] = [
-            sampler.sample([1, 2], 1, params()),
-            sampler.score([1, 2]),
-        ]
+    with patch.object(sampler._model, "new_batch", side_effect=MemoryError):
+        waiting: list[Future[Any]] = [sampler.sample([1, 2], 1, params()), sampler.score([1, 2])]
         for future in waiting:
             with pytest.raises(MemoryError):
                 future.result(timeout=60)
     assert one(sampler.sample([1, 2], 1, params())).tokens
 
 
-def _raise(*args: Any) -> Any:
-    raise MemoryError
+# -- several adapters of one base are served in one batch ------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: str) -> list[Any]:
+    """Three adapters of one base, and the base."""
+    return adapters_of(lambda: load_model(tiny_model, torch.device("cpu"), torch.float32))
+
+
+@pytest.fixture
+def sampler_of(tiny_model: str) -> Iterator[Make]:
+    engine = Engine(EngineSettings(device="cpu", full_parameter=False))
+    tokenizer = load_tokenizer(tiny_model)
+    yield lambda model: engine.new_sampler(model, tokenizer)
+    engine.close()
+
+
+def test_samplers_of_one_base_share_passes(models: list[Any], sampler_of: Make) -> None:
+    samplers = [sampler_of(model) for model in models]
+    assert len({id(sampler.scheduler) for sampler in samplers}) == 1
+    greedy = params(max_tokens=100, temperature=0)
+    futures = [sampler.sample(prompts(9)[0], 1, greedy) for sampler in samplers]
+    replies = [future.result(timeout=60)[0].tokens for future in futures]
+    assert [len(reply) for reply in replies] == [100] * 4
+    # The same prompt and greedy, but not the same model: what one computed no other one takes.
+    assert len({tuple(reply[:9]) for reply in replies}) == 4
+    stats = samplers[0].stats
+    assert stats.largest_batch == 4
+    assert stats.forward_passes < 200  # alone: 400 and more
+
+
+def test_a_model_of_its_own_has_a_batch_of_its_own(tiny_model: str, sampler_of: Make) -> None:
+    model = load_model(tiny_model, torch.device("cpu"), torch.float32)
+    assert sampler_of(model).scheduler is not sampler_of(model).scheduler
+
+
+def test_closing_a_sampler_ends_no_other(models: list[Any], sampler_of: Make) -> None:
+    first, second = (sampler_of(model) for model in models[:2])
+    waiting = second.sample(prompts(9)[0], 1, params(max_tokens=200))
+    first.close()
+    with pytest.raises(EngineClosedError, match="no longer in use"):
+        first.sample([1, 2], 1, params())
+    assert len(waiting.result(timeout=60)[0].tokens) == 200
+
+
+def test_closing_the_engine_answers_whoever_waits(tiny_model: str) -> None:
+    engine = Engine(EngineSettings(device="cpu", full_parameter=False))
+    sampler = engine.base_sampler(tiny_model)
+    waiting = [sampler.sample(prompts(9)[0], 1, params(max_tokens=500)) for _ in range(3)]
+    engine.close()
+    for future in waiting:
+        with pytest.raises(EngineClosedError):
+            future.result(timeout=60)

@@ -1,7 +1,4 @@
-"""What rows of a batch begin with alike is computed once in training, too.
-
-That numbers are those of the rows one by one, ``test_trainer.py`` has.
-"""
+"""What rows of a batch begin with alike is computed once in training, too."""
 
 import random
 from typing import Any
@@ -32,9 +29,8 @@ def some(count: int, seed: int) -> list[int]:
 def group(prompt: int, replies: list[int], seed: int) -> Rows:
     """Rows of one prompt, with replies of so many tokens."""
     first = some(prompt, seed)
-    return [
-        np.array(first + some(length, 1000 * seed + n)) for n, length in enumerate(replies, start=1)
-    ]
+    own = [some(length, 1000 * seed + n) for n, length in enumerate(replies, start=1)]
+    return [np.array(first + reply) for reply in own]
 
 
 def distinct_tokens(rows: Rows) -> int:
@@ -58,16 +54,12 @@ def test_every_row_is_in_one_family_that_begins_alike_and_spells_it_out(rows: Ro
 
 def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share() -> None:
     template = some(12, 99)
-    rows = [
-        np.array([*template, *row])
-        for number in range(4)
-        for row in group(30, [5, 9, 7, 6], number)
-    ]
+    groups = [group(30, [5, 9, 7, 6], number) for number in range(4)]
+    rows = [np.array([*template, *row]) for rows in groups for row in rows]
     mixed = random.Random(0).sample(range(16), 16)
     found = families([rows[i] for i in mixed])
-    assert sorted(sorted(mixed[i] // 4 for i in family.rows) for family in found) == [
-        [number] * 4 for number in range(4)
-    ]
+    members = sorted(sorted(mixed[i] // 4 for i in family.rows) for family in found)
+    assert members == [[number] * 4 for number in range(4)]
     assert [(family.stem, family.tail, family.tails) for family in found] == [(42, 9, 4)] * 4
 
 

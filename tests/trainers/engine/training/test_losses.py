@@ -1,8 +1,6 @@
-"""Losses are sums over tokens, equal to their closed forms and differentiable as written.
+"""Losses with their default settings equal their closed forms, token by token in plain Python.
 
-1. Each loss equals its formula, computed here token by token in plain Python.
-2. Each gradient equals the derivative worked out by hand.
-3. Settings come from ``loss_fn_config`` or token by token from the datum; wrong ones are refused.
+That they add up over data and read their settings, ``test_trainer.py`` has.
 """
 
 import math
@@ -30,8 +28,7 @@ def _clip(x: float, low: float = 0.8, high: float = 1.2) -> float:
     return max(low, min(high, x))
 
 
-PAIRS = list(zip(LOGPROBS, SAMPLED, strict=True))
-SAMPLED_PAIRS = [pair for pair, sampled in zip(PAIRS, MASK, strict=True) if sampled]
+SAMPLED_PAIRS = [(p, q) for p, q, mask in zip(LOGPROBS, SAMPLED, MASK, strict=True) if mask]
 SEQUENCE = math.prod(math.exp(p - q) for p, q in SAMPLED_PAIRS) ** (1 / len(SAMPLED_PAIRS))
 """The geometric mean of the ratios of the tokens that MASK marks."""
 
@@ -69,72 +66,16 @@ def _inputs(name: str) -> dict[str, Tensor]:
     return inputs | {"sequence_ratio_mask": torch.tensor(MASK), "sampled": torch.tensor(MASK)}
 
 
-def _compute(name: str, logprobs: Tensor, **settings: float) -> Tensor:
-    return get_loss(name).formula(logprobs, _inputs(name), resolve_settings(name, settings))
-
-
-def _by_token(function: Token) -> list[float]:
-    rows = zip(LOGPROBS, SAMPLED, ADVANTAGES, WEIGHTS, strict=True)
-    return [function(*row) for row in rows]
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_the_sum_of_its_formula_and_its_gradient_the_derivative(name: str) -> None:
+    rows = [*zip(LOGPROBS, SAMPLED, ADVANTAGES, WEIGHTS, strict=True)]
     logprobs = torch.tensor(LOGPROBS, requires_grad=True)
-    loss = _compute(name, logprobs)
+    loss = get_loss(name).formula(logprobs, _inputs(name), resolve_settings(name, None))
     loss.backward()  # type: ignore[no-untyped-call]
-    assert float(loss.detach()) == pytest.approx(sum(_by_token(VALUES[name])), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(sum(VALUES[name](*row) for row in rows), rel=1e-5)
     assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx(_by_token(GRADIENTS[name]), rel=1e-5, abs=1e-7)
-    twice = get_loss(name).total(
-        logprobs.detach().repeat(2), [_inputs(name)] * 2, resolve_settings(name, None)
-    )
-    assert float(twice) == pytest.approx(2 * float(loss.detach()))
-
-
-def test_a_sequence_s_ratio_is_of_its_own_tokens_in_whatever_batch() -> None:
-    """Against the documented formula, written anew in float64 and datum by datum."""
-    torch.manual_seed(0)
-    data, logprobs, expected = [], [], torch.zeros((), dtype=torch.float64)
-    for length in (3, 7, 5):
-        ours, theirs, advantages = torch.randn(3, length).double()
-        mask = (torch.arange(length) > 0).double()
-        p = ours.clone().requires_grad_(True)
-        ratio = torch.exp(((p.detach() - theirs) * mask).sum() / mask.sum()) * torch.exp(
-            p - p.detach()
-        )
-        gains = torch.stack([ratio * advantages, ratio.clip(0.5, 1.5) * advantages])
-        expected = expected - gains.min(0).values.sum()
-        logprobs.append(p)
-        inputs = {"logprobs": theirs, "advantages": advantages, "sequence_ratio_mask": mask}
-        data.append({key: value.float() for key, value in inputs.items()})
-    expected.backward()  # type: ignore[no-untyped-call]
-    given = torch.cat([p.detach().float() for p in logprobs]).requires_grad_(True)
-    config = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
-    loss = get_loss("gspo").total(given, data, resolve_settings("gspo", config))
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert given.grad is not None
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    gradients = torch.cat([p.grad for p in logprobs if p.grad is not None])
-    assert given.grad.tolist() == pytest.approx(gradients.tolist(), rel=1e-5, abs=1e-7)
-
-
-@pytest.mark.parametrize(("name", "setting"), [("dro", "beta"), ("stable_reinforce", "kl_coeff")])
-def test_the_pull_towards_the_sampler_comes_from_the_config(name: str, setting: str) -> None:
-    logprobs = torch.tensor(LOGPROBS)
-    weak, strong = (_compute(name, logprobs, **{setting: pull}) for pull in (0.0, 1.0))
-    pairs = PAIRS if name == "dro" else SAMPLED_PAIRS
-    assert float(strong - weak) == pytest.approx(
-        0.5 * sum((p - q) ** 2 for p, q in pairs), rel=1e-5
-    )
-
-
-def test_on_policy_importance_sampling_is_reinforce() -> None:
-    logprobs = torch.tensor(LOGPROBS, requires_grad=True)
-    inputs = {**_inputs("ppo"), "logprobs": torch.tensor(LOGPROBS)}
-    get_loss("importance_sampling").formula(logprobs, inputs, {}).backward()  # type: ignore[no-untyped-call]
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([-a for a in ADVANTAGES])
+    expected = [GRADIENTS[name](*row) for row in rows]
+    assert logprobs.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
 # (log p of each token at log q = 0, advantages, settings and thresholds a token, loss, gradient)
@@ -148,35 +89,22 @@ CLIPS: list[tuple[list[float], list[float], dict[str, float], dict[str, Tensor],
 ]
 
 
-@pytest.mark.parametrize(("ratios", "advantages", "config", "by_token", "loss", "flows"), CLIPS)
-def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bind(
-    ratios: list[float],
-    advantages: list[float],
-    config: dict[str, float],
-    by_token: dict[str, Tensor],
-    loss: float,
-    flows: bool,
-) -> None:
-    logprobs = torch.tensor(ratios).log().requires_grad_(True)
-    inputs = {"logprobs": torch.zeros(len(ratios)), "advantages": torch.tensor(advantages)}
-    found = get_loss("ppo").formula(logprobs, inputs | by_token, resolve_settings("ppo", config))
-    found.backward()  # type: ignore[no-untyped-call]
-    assert float(found.detach()) == pytest.approx(loss)
-    assert logprobs.grad is not None
-    assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios)
+def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bind() -> None:
+    for ratios, advantages, config, by_token, loss, flows in CLIPS:
+        logprobs = torch.tensor(ratios).log().requires_grad_(True)
+        inputs = {"logprobs": torch.zeros(len(ratios)), "advantages": torch.tensor(advantages)}
+        settings = resolve_settings("ppo", config)
+        found = get_loss("ppo").formula(logprobs, inputs | by_token, settings)
+        found.backward()  # type: ignore[no-untyped-call]
+        assert float(found.detach()) == pytest.approx(loss), ratios
+        assert logprobs.grad is not None
+        assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios), ratios
 
 
 def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
     inputs = {**_inputs("gspo"), "sequence_ratio_mask": torch.zeros(len(MASK))}
     loss = get_loss("gspo").formula(torch.tensor(LOGPROBS), inputs, resolve_settings("gspo", None))
     assert float(loss) == pytest.approx(-sum(ADVANTAGES))
-
-
-def test_cross_entropy_equals_torch_on_many_targets_a_token() -> None:
-    logprobs = torch.log_softmax(torch.randn(4, 3), -1)
-    weights = torch.rand(4, 3)
-    loss = get_loss("cross_entropy").formula(logprobs, {"weights": weights}, {})
-    assert float(loss) == pytest.approx(float(-(weights * logprobs).sum()))
 
 
 TARGETS = ["target_tokens", "logprobs", "advantages"]
@@ -194,16 +122,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("attempt", "text"), REFUSED)
-def test_what_no_loss_reads_is_refused_by_name(attempt: Callable[[], object], text: str) -> None:
-    with pytest.raises(LossInputError, match=text):
-        attempt()
-
-
-def test_what_a_loss_reads_or_may_read_is_accepted() -> None:
-    check_inputs("ppo", dict.fromkeys(TARGETS), "Datum 3")
-    check_inputs("ppo", dict.fromkeys([*TARGETS, "clip_low_threshold"]), "Datum 3")
-    check_inputs(
-        "ppo", dict.fromkeys([*TARGETS, "weights"]), "Datum 3"
-    )  # as Tinker's pages have it
+def test_what_no_loss_reads_is_refused_by_name_and_what_one_may_read_is_accepted() -> None:
+    for attempt, text in REFUSED:
+        with pytest.raises(LossInputError, match=text):
+            attempt()
+    for more in ("clip_low_threshold", "weights"):  # weights: as Tinker's pages have it
+        check_inputs("ppo", dict.fromkeys([*TARGETS, more]), "Datum 3")
     assert resolve_settings("dro", {"beta": 2}) == {"beta": 2.0}
