@@ -183,8 +183,8 @@ class Watched:
 async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() -> None:
     model, _ = await pair()
     sampler = await model.sampler()
-    watched = Watched(model.client)
-    model.client = watched  # type: ignore[assignment]
+    watched: Any = Watched(model.client)
+    model.client = watched
     await model.sft([told("Who?", "Me.")])
     assert watched.seen == [
         "forward_backward", "optim_step", "forward_backward awaited", "optim_step awaited"
