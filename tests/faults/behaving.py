@@ -10,9 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from tests.faults.scene import Agent, Fault, Scene, tokens
+from tests.faults.scene import Agent, Fault, Scene, stepped_and_closed
 
-from evert import EnvClosedError, EpisodeEndedError, Outcome
+from evert import AgentClient, EnvClosedError, EpisodeEndedError, Outcome
 
 
 class Unwritable:
@@ -360,8 +360,6 @@ async def gives_up_some_of_its_calls(client: Any, scene: Scene) -> float:
 
 
 def calls_from_another_loop(client: Any, scene: Scene) -> float:
-    from evert import AgentClient
-
     async def elsewhere() -> None:
         await asyncio.gather(*(scene.ask(AgentClient(client._endpoint)) for _ in range(3)))
 
@@ -377,7 +375,6 @@ async def calls_from_threads(client: Any, scene: Scene) -> float:
 
 def leaves_another_loop_with_a_call(client: Any, scene: Scene) -> float:
     """The loop of the call is closed while the trainer samples."""
-    from evert import AgentClient
 
     async def elsewhere() -> None:
         with contextlib.suppress(TimeoutError):
@@ -445,16 +442,6 @@ CALLS = [
 # -- in close --------------------------------------------------------------------------------------
 
 
-async def given_up(scene: Scene) -> list[object]:
-    """Two calls are offered, one is answered, and the rollout is given up."""
-    env = scene.env()
-    await env.initial_observation()
-    taken = await env.step(tokens("Fine."))
-    await env.close()
-    await env.close()
-    return [taken, "closed"]
-
-
 async def returns_when_closed(client: Any, scene: Scene) -> float:
     await scene.ask(client)
     with contextlib.suppress(asyncio.CancelledError):
@@ -497,7 +484,7 @@ async def opens_an_address_when_closed(client: Any, scene: Scene) -> float:
 
 CLOSED = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="in close", agent=agent,
-        play=given_up, trainer_sees="goes on; closed", agent_sees=told, process_sees=left)
+        play=stepped_and_closed, trainer_sees="goes on; closed", agent_sees=told, process_sees=left)
     for agent, told, left in (
         (returns_when_closed, "Fine.; CancelledError", "nothing"),
         (calls_on_when_closed,

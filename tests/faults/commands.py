@@ -75,7 +75,6 @@ LONG = LOST.format("it is longer than 65536 bytes")
 NO_JSON = LOST.format("Expecting value: …")
 NO_NUMBER = "RewardError: The reward returned by the agent … is {}…; expected a finite number…"
 
-# -- in the file of its reward ---------------------------------------------------------------------
 
 WRITTEN: dict[str, tuple[str, str]] = {
     "nothing": ("", LOST.format("[Errno 2] No such file or directory: …")),
@@ -111,7 +110,6 @@ REWARDS = [
     for what, (does, sees) in WRITTEN.items()
 ]
 
-# -- for its judge ---------------------------------------------------------------------------------
 
 CHECK = "import sys; sys.exit(open(sys.argv[1] + '/made').read() != 'good')"
 JUDGED: dict[str, Any] = {
@@ -173,7 +171,6 @@ JUDGES = [
     ),
 ]  # fmt: skip
 
-# -- in its folders --------------------------------------------------------------------------------
 
 LEFT: dict[str, str] = {
     "a named pipe where its output was": "os.mkfifo('../command.out')",
@@ -196,7 +193,6 @@ LEFT: dict[str, str] = {
 
 FOLDERS = [Leaving(name=f"it leaves {what}", does=does, sees=SCORED) for what, does in LEFT.items()]
 
-# -- by way of its supervisor ----------------------------------------------------------------------
 
 HUNG = "AgentTimeoutError: … neither called the model nor ended within agent_timeout=1.0 s…"
 ENDED = "AgentError.CommandError: … ended with status -9 before it made a model call.…"
@@ -231,7 +227,6 @@ SIGNALS = [
         "except OSError: pass\nstay()", sees=SCORED),
 ]  # fmt: skip
 
-# -- of its task -----------------------------------------------------------------------------------
 
 TASKS = [
     *(

@@ -5,9 +5,10 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tests.faults.scene import Fault, Play, Sampler, Scene, fine, tokens
+from tests.faults.scene import Fault, Play, Raising, Scene, fine, outcome, tokens
 from tinker_cookbook.completers import MessageCompleter, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_strategy import (
     FailFast,
@@ -37,21 +38,24 @@ def grouped(strategy: RolloutStrategy | None = None, size: int = 3, **options: A
 # -- groups ----------------------------------------------------------------------------------------
 
 
-async def one_in_three_raises(client: Any, scene: Scene) -> float:
+def _is_second(scene: Scene) -> bool:
     scene.kept.append(None)
-    number = len(scene.kept)
+    return len(scene.kept) == 2
+
+
+async def one_in_three_raises(client: Any, scene: Scene) -> float:
+    second = _is_second(scene)
     await scene.ask(client)
-    if number == 2:
+    if second:
         raise ValueError("boom")
     await scene.ask(client)
     return 1.0
 
 
 def one_in_three_raises_in_a_thread(client: Any, scene: Scene) -> float:
-    scene.kept.append(None)
-    number = len(scene.kept)
+    second = _is_second(scene)
     scene.ask_blocking(client)
-    if number == 2:
+    if second:
         raise ValueError("boom")
     scene.ask_blocking(client)
     return 1.0
@@ -161,34 +165,18 @@ SEATED = [
 ]  # fmt: skip
 
 
-class DiesForTheJudge(Sampler):
-    """A policy that raises at its second call, whoever's it is."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda prompt: "Fine.")
-
-    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """A reply, then an error."""
-        if self.actions:
-            raise RuntimeError("no engine")
-        return await super().__call__(*args, **options)
-
-
 async def one_seat_alone(scene: Scene) -> object:
     builder = ChatAgentGroupBuilder(scene.fault.agent, scene, 1, seats=SEATS, **QUICK)
     [player, _] = await builder.make_envs()
-    task = asyncio.create_task(player.initial_observation())
+    task = asyncio.create_task(outcome(player.initial_observation()))
     await asyncio.sleep(0.01)
     await builder.cleanup()
-    try:
-        return await task
-    except Exception as error:
-        return error
+    return await task
 
 
 SEATED += [
     Fault(name="the policy dies at one seat", moment="in seats", agent=seated(""),
-        policy=DiesForTheJudge, play=grouped(size=1, seats=SEATS),
+        policy=partial(Raising, RuntimeError), play=grouped(size=1, seats=SEATS),
         trainer_sees="RuntimeError: no engine", agent_sees="Fine.; CancelledError"),
     Fault(name="one seat is played alone, and given up", moment="in seats", agent=seated(""),
         play=one_seat_alone, trainer_sees="EnvClosedError: …"),
@@ -239,13 +227,10 @@ class Broken(TokenCompleter):
 async def closed_after_one(scene: Scene) -> object:
     env = scene.env()
     await env.initial_observation()
-    task = asyncio.create_task(env.step(tokens("Fine.")))
+    task = asyncio.create_task(outcome(env.step(tokens("Fine."))))
     await asyncio.sleep(0.02)
     await env.close()
-    try:
-        return await task
-    except Exception as error:
-        return error
+    return await task
 
 
 FROZEN = [

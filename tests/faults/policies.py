@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tests.faults.scene import Fault, Sampler, Scene, asking, named, tokens
+from tests.faults.scene import Fault, Raising, Sampler, Scene, asking, tokens
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
@@ -39,11 +39,8 @@ def playing(action: Any, stop_reason: Any = "stop") -> Callable[[], TokenComplet
 async def two_turns(client: Any, scene: Scene) -> float:
     messages: list[Any] = [{"role": "user", "content": "Hi"}]
     for _ in range(2):
-        try:
+        with scene.noted():
             completion = await client.chat.completions.create(messages=messages)
-        except BaseException as error:
-            scene.saw.append(named(error))
-            raise
         choice = completion.choices[0]
         scene.saw.append(f"{choice.message.content!r} {choice.finish_reason}")
         messages += [choice.message, {"role": "user", "content": "and?"}]
@@ -131,20 +128,6 @@ CUT = [
         trainer_sees="max_tokens -0.1 in 1",
         agent_sees="'word …; BadRequestError context_length_exceeded"),
 ]  # fmt: skip
-
-
-class Raising(Sampler):
-    """A policy that raises at its second call."""
-
-    def __init__(self, error: type[BaseException]) -> None:
-        super().__init__(lambda prompt: "Fine.")
-        self._error = error
-
-    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """A reply, then the exception."""
-        if self.actions:
-            raise self._error("no engine")
-        return await super().__call__(*args, **options)
 
 
 RAISED = [

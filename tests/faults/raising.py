@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from tests.faults.scene import Agent, Fault, Scene, tokens
+from tests.faults.scene import Agent, Fault, Scene, stepped_and_closed
 
 from evert import AgentAborted, EnvClosedError, EpisodeEndedError
 
@@ -153,17 +153,13 @@ SCORED = [
 ]  # fmt: skip
 
 INTERRUPTED = [
-    Fault(
-        name=f"the agent raises KeyboardInterrupt{place}",
-        moment=moment,
+    Fault(name=f"the agent raises KeyboardInterrupt{place}", moment=moment,
         agent=kind(lambda: KeyboardInterrupt("stop"), calls),
-        trainer_sees="KeyboardInterrupt: stop",
-        agent_sees="; ".join(["Fine."] * calls),
-        options={"on_agent_error": -1.0},  # Ctrl-C is nobody's score
-    )
+        trainer_sees="KeyboardInterrupt: stop", agent_sees="; ".join(["Fine."] * calls),
+        options={"on_agent_error": -1.0})  # Ctrl-C is nobody's score
     for calls, moment in MOMENTS.items()
     for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
-]
+]  # fmt: skip
 
 
 async def stops_iterating(client: Any, scene: Scene) -> float:
@@ -217,15 +213,6 @@ async def exits_when_closed(client: Any, scene: Scene) -> float:
     raise SystemExit("leave me alone")
 
 
-async def close_after_one_step(scene: Scene) -> list[object]:
-    """One step, then the rollout is given up."""
-    env = scene.env()
-    await env.initial_observation()
-    taken = await env.step(tokens("Fine."))
-    await env.close()
-    return [taken, "closed"]
-
-
 ELSEWHERE = [
     Fault(name="the agent raises StopIteration", moment="between calls", agent=stops_iterating,
         trainer_sees="AgentError.RuntimeError: … raised RuntimeError after 1 model calls: "
@@ -238,7 +225,7 @@ ELSEWHERE = [
         agent=raises_in_a_pool, trainer_sees="AgentError.ValueError: … after 3 model calls: boom",
         agent_sees="Fine.; Fine.; Fine."),
     *(
-        Fault(name=name, moment="in close", agent=agent, play=close_after_one_step,
+        Fault(name=name, moment="in close", agent=agent, play=stepped_and_closed,
             trainer_sees="goes on; closed", agent_sees=f"Fine.; {told}")
         for name, agent, told in (
             ("the agent raises instead of ending", raises_when_closed, "CancelledError"),

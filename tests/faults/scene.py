@@ -60,6 +60,20 @@ class Sampler(ScriptedPolicy):
         return await super().__call__(*args, **options)
 
 
+class Raising(Sampler):
+    """A policy that raises at its second call."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__(lambda prompt: "Fine.")
+        self._error = error
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        """A reply, then the exception."""
+        if self.actions:
+            raise self._error("no engine")
+        return await super().__call__(*args, **options)
+
+
 def saying(*texts: str) -> Callable[[], TokenCompleter]:
     """Makes a policy that says these, one a call."""
     return lambda: Sampler(texts)
@@ -85,23 +99,26 @@ class Scene:
 
     async def ask(self, client: Any, text: str = "Hi", **fields: Any) -> str:
         """One model call; its reply or its error is noted."""
-        try:
+        with self.noted():
             completion = await client.chat.completions.create(**asking(text, **fields))
-        except BaseException as error:
-            self.saw.append(named(error))
-            raise
-        return self._note(completion)
+        return self._said(completion)
 
     def ask_blocking(self, client: Any, text: str = "Hi", **fields: Any) -> str:
         """The same in a thread."""
-        try:
+        with self.noted():
             completion = client.chat.completions.create(**asking(text, **fields))
+        return self._said(completion)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note an error of a block."""
+        try:
+            yield
         except BaseException as error:
             self.saw.append(named(error))
             raise
-        return self._note(completion)
 
-    def _note(self, completion: Any) -> str:
+    def _said(self, completion: Any) -> str:
         text = completion.choices[0].message.content or ""
         self.saw.append(text)
         return text
@@ -125,6 +142,24 @@ async def rollout(scene: Scene) -> Trajectory:
         return await do_single_rollout(scene.fault.policy(), env)
     finally:
         await env.close()
+
+
+async def stepped_and_closed(scene: Scene) -> list[object]:
+    """One step, then the rollout is given up; the Env is closed twice."""
+    env = scene.env()
+    await env.initial_observation()
+    taken = await env.step(tokens("Fine."))
+    await env.close()
+    await env.close()
+    return [taken, "closed"]
+
+
+async def outcome(moment: Awaitable[object]) -> object:
+    """What an await gives or raises."""
+    try:
+        return await moment
+    except BaseException as error:
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +221,8 @@ def line(result: object) -> str:
 
 
 def _reason(metrics: Mapping[str, Any]) -> str:
-    found = [
-        k.removeprefix(STOP_METRIC_PREFIX) for k in metrics if k.startswith(STOP_METRIC_PREFIX)
-    ]
-    return ",".join(found)
+    found = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX)]
+    return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in found)
 
 
 # -- what is left ----------------------------------------------------------------------------------
@@ -216,7 +249,7 @@ class Inventory:
         return cls(
             tasks,
             {one for one in threading.enumerate() if not one.name.startswith(POOLS)},
-            _descriptors(),
+            open_descriptors(),
             set(psutil.Process().children(recursive=True)),
             set(Path(tempfile.gettempdir()).glob("evert-*")),
             {name: get() for name, get in FUNCTIONS.items()},
@@ -238,6 +271,13 @@ class Inventory:
 
 POOLS = ("asyncio_", "evert off loop")
 
+
+def open_descriptors() -> set[str]:
+    """This process's, without the one with which they are listed."""
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    return {name for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")}
+
+
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "Thread.start": lambda: threading.Thread.start,
     "Thread.run": lambda: threading.Thread.run,
@@ -255,19 +295,6 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "stdout": lambda: sys.stdout,
 }
 """What an episode might patch and not put back."""
-
-
-def _descriptors() -> set[str]:
-    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-    return {name for name in os.listdir(folder) if _is_open(name)}
-
-
-def _is_open(name: str) -> bool:
-    try:
-        os.fstat(int(name))
-    except OSError:  # the one with which the folder itself was listed
-        return False
-    return True
 
 
 async def settled(before: Inventory, expected: str) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults.scene import Agent, Fault, Scene, asking, rollout, tokens
+from tests.faults.scene import Agent, Fault, Scene, asking, rollout, stepped_and_closed
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -24,15 +24,6 @@ async def begun_and_closed(scene: Scene) -> list[object]:
     await asyncio.sleep(0.05)
     await env.close()
     return [(await asyncio.gather(first, return_exceptions=True))[0], "closed"]
-
-
-async def stepped_and_closed(scene: Scene) -> list[object]:
-    """One step, then the rollout is given up."""
-    env = scene.env()
-    await env.initial_observation()
-    taken = await env.step(tokens("Fine."))
-    await env.close()
-    return [taken, "closed"]
 
 
 async def beside_two_that_are_closed(scene: Scene) -> list[object]:
@@ -60,35 +51,28 @@ async def retries(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-def retries_in_a_thread(client: Any, scene: Scene) -> float:
-    while not scene.over.is_set():
-        with contextlib.suppress(BaseException):
-            client.chat.completions.create(**asking("Hi"))
-    return 1.0
+def retrying_in_a_thread(error: type[BaseException], **fields: Any) -> Agent:
+    """An agent that makes the same call again and again in a thread, whatever error it gets."""
+
+    def agent(client: Any, scene: Scene) -> float:
+        while not scene.over.is_set():
+            with contextlib.suppress(error):
+                client.chat.completions.create(**asking("Hi", **fields))
+        return 1.0
+
+    return agent
 
 
-def persistent(**fields: Any) -> Agent:
+def persistent(*, sdk: bool = False, **fields: Any) -> Agent:
     """An agent that makes the same bad call again and again, until it is cancelled."""
 
     async def agent(client: Any, scene: Scene) -> float:
         while True:
             with contextlib.suppress(Exception):
-                await client.chat.completions.create(**asking("Hi", **fields))
+                calls = (client.openai if sdk else client).chat.completions
+                await calls.create(**asking("Hi", **fields))
 
     return agent
-
-
-async def persistent_with_an_sdk(client: Any, scene: Scene) -> float:
-    while True:
-        with contextlib.suppress(Exception):
-            await client.openai.chat.completions.create(**asking("Hi", model="policy", n=2))
-
-
-def persistent_in_a_thread(client: Any, scene: Scene) -> float:
-    while not scene.over.is_set():
-        with contextlib.suppress(Exception):
-            client.chat.completions.create(**asking("Hi", n=2))
-    return 1.0
 
 
 async def retries_in_new_tasks(client: Any, scene: Scene) -> float:
@@ -98,26 +82,29 @@ async def retries_in_new_tasks(client: Any, scene: Scene) -> float:
     return 1.0
 
 
+async def _refused(client: Any, scene: Scene, **fields: Any) -> None:
+    calls = [client.chat.completions.create(**asking("Hi", **fields)) for _ in range(MANY)]
+    told = await asyncio.gather(*calls, return_exceptions=True)
+    scene.saw.append(f"{sum(isinstance(one, BaseException) for one in told)} refused")
+
+
 async def asks_for_many_when_closed(client: Any, scene: Scene) -> float:
     await scene.ask(client)
     try:
         await scene.ask(client)
     finally:
-        calls = [client.chat.completions.create(**asking("Hi")) for _ in range(MANY)]
-        told = await asyncio.gather(*calls, return_exceptions=True)
-        scene.saw.append(f"{sum(isinstance(one, BaseException) for one in told)} refused")
+        await _refused(client, scene)
     return 1.0
 
 
 async def asks_for_many(client: Any, scene: Scene) -> float:
     await scene.ask(client)
-    calls = [client.chat.completions.create(**asking("Hi", n=2)) for _ in range(MANY)]
-    told = await asyncio.gather(*calls, return_exceptions=True)
-    scene.saw.append(f"{sum(isinstance(one, Exception) for one in told)} refused")
+    await _refused(client, scene, n=2)
     return 1.0
 
 
 NEVER = "AgentTimeoutError: The agent … neither called the model nor ended within …"
+NO_TWO = "…'n'=2 is not supported"
 SHORT = {"agent_timeout": 0.3, "close_timeout": 0.1}
 TWO_TURNS = {"limits": RolloutLimits(max_turns=2), "close_timeout": 0.1}
 
@@ -128,7 +115,7 @@ RETRIES = [
         for how, agent, left in (
             ("whatever it gets", retries, "nothing"),
             ("each in a task of its own", retries_in_new_tasks, "1 task"),
-            ("in a thread", retries_in_a_thread, "1 thread"),
+            ("in a thread", retrying_in_a_thread(BaseException), "1 thread"),
         )
     ),
     *(
@@ -136,9 +123,9 @@ RETRIES = [
             agent=agent, trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
             process_sees=left, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
         for how, agent, why, left in (
-            ("with n=2", persistent(n=2), "…'n'=2 is not supported", "nothing"),
-            ("with an SDK", persistent_with_an_sdk, "…'n'=2 is not supported", "nothing"),
-            ("in a thread", persistent_in_a_thread, "…'n'=2 is not supported", "1 thread"),
+            ("with n=2", persistent(n=2), NO_TWO, "nothing"),
+            ("with an SDK", persistent(sdk=True, model="policy", n=2), NO_TWO, "nothing"),
+            ("in a thread", retrying_in_a_thread(Exception, n=2), NO_TWO, "1 thread"),
             ("to no model", persistent(model="none"), "…'none'", "nothing"),
         )
     ),

@@ -1,8 +1,4 @@
-"""The table of leavings: each command is played, and the trainer sees what the table says.
-
-The event loop was free meanwhile: it spent no quarter of a second of processor time on anything.
-Nothing is left: no process, folder, descriptor or thread; and what is the user's is untouched.
-"""
+"""The table of leavings: each command is played, and the trainer sees what the table says."""
 
 import asyncio
 import os

@@ -1,8 +1,4 @@
-"""The table of faults: each row is played, and each of its columns is what happens.
-
-Every row ends, and the trainer, the agent and the process see what the table says. Whatever it was,
-nothing is left when the loop is gone, and the loop had nothing to complain of.
-"""
+"""The table of faults: each row is played, and each of its columns is what happens."""
 
 import gc
 import tempfile

@@ -1,8 +1,4 @@
-"""Models are data.
-
-A folder that is named, in whatever way, runs no code of its own: it is loaded, or refused in a
-sentence that says what to do. ``trust_remote_code=True`` runs it, says so, and is on record.
-"""
+"""Models are data: a folder that is named, in whatever way, runs no code of its own."""
 
 import json
 import os
@@ -61,7 +57,6 @@ def test_code_that_is_trusted_is_run_and_said_and_recorded(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     OWN_TOKENIZER(folder)
-
     evaluating(str(folder), f"models={folder}", "trust_remote_code=True")
 
     assert (folder / RAN).exists()
@@ -81,7 +76,6 @@ def test_a_command_does_not_trust_because_the_shell_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(pretrained.TRUST, "1")
-
     saw = seen(Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder)
 
     assert is_as(saw, TOKENIZER)

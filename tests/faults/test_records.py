@@ -1,8 +1,4 @@
-"""The table of damages to records: each is played, and every reader sees what the table says.
-
-Whatever one damage is done to a line: reading it ends, with a ``RecordError`` or a record that can
-be used.
-"""
+"""The table of damages to records: each is played, and every reader sees what the table says."""
 
 import asyncio
 import copy
@@ -83,8 +79,6 @@ def test_every_reader_sees_what_the_table_says(
             assert is_as(printed, f"…{damage.sees}" if sees else "…"), printed
             out.unlink(missing_ok=True)
 
-
-# -- any damage ------------------------------------------------------------------------------------
 
 VALUES: list[Any] = [
     None, True, -1, 0, 1, 3, 2**33, 10**400, 0.5, 1e308, float("nan"), float("-inf"), "", "x",

@@ -1,14 +1,11 @@
-"""Whatever a worker of a pool does, its trainer learns of it in time, and nothing is left.
-
-An agent that hurts its worker once is played again; a worker that does wrong each time costs its
-group. Meanwhile the executor's event loop never stands still, and no process stays behind.
-"""
+"""Whatever a worker of a pool does, its trainer learns of it in time, and nothing is left."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +33,19 @@ class Seen:
     left: list[psutil.Process]
 
 
-class Told(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
-        self.messages.append(record.getMessage())
-
-
 def seen_of(
     groups: Sequence[Group], mark: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> Seen:
     """Play groups in a pool of their own, and look at all that there is to see."""
     monkeypatch.syspath_prepend(str(mark))  # workers have the path as an argument
-    told, logger = Told(), logging.getLogger("evert.trainers.workers")
+    told, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
     logger.addHandler(told)
     try:
         with PoolRollouts(groups_per_worker=1, **options) as executor:
             lines, stall = asyncio.run(_played(executor, groups))
     finally:
         logger.removeHandler(told)
-    return Seen(lines, told.messages, stall, _left(str(mark)))
+    return Seen(lines, [one.getMessage() for one in told.buffer], stall, _left(str(mark)))
 
 
 async def _played(executor: PoolRollouts, groups: Sequence[Group]) -> tuple[list[str], float]:
@@ -100,9 +85,6 @@ def _left(mark: str) -> list[psutil.Process]:
     return found
 
 
-# -- 1. once --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """All deeds in one pool; each group is alone on its worker."""
@@ -125,9 +107,6 @@ def test_what_an_agent_does_to_its_worker_is_told_and_played_again(deed: Deed, o
 def test_nothing_is_left_of_workers_that_were_hurt_and_the_loop_ran_on(once: Seen) -> None:
     assert once.left == []
     assert once.stall < stalls.LONGEST
-
-
-# -- 2. each time ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)

@@ -5,11 +5,12 @@ import gc
 import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-from tests.faults.scene import Fault, Play, Sampler, Scene, fine, tokens
+from tests.faults.scene import Fault, Play, Sampler, Scene, fine, outcome, tokens
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -61,12 +62,18 @@ async def thinks(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def outcome(moment: Coroutine[Any, Any, object]) -> object:
-    """What an await gives or raises."""
-    try:
-        return await moment
-    except BaseException as error:
-        return error
+@asynccontextmanager
+async def begun(scene: Scene) -> AsyncIterator[ChatAgentEnv]:
+    """An Env whose agent waits for its first reply; it is closed in the end."""
+    env = scene.env()
+    await env.initial_observation()
+    yield env
+    await env.close()
+
+
+def given(seen: object) -> object:
+    """What is seen, "given" for an observation."""
+    return "given" if type(seen) is tuple else seen
 
 
 # -- out of order ----------------------------------------------------------------------------------
@@ -85,7 +92,7 @@ def steps(*what: str) -> Play:
         }
         seen = [await outcome(does[one]()) for one in what]
         await env.close()
-        return ["closed" if one is None else "given" if type(one) is tuple else one for one in seen]
+        return ["closed" if one is None else given(one) for one in seen]
 
     return play
 
@@ -124,45 +131,32 @@ OUT_OF_ORDER = [
 
 
 async def steps_twice_at_once(scene: Scene) -> list[object]:
-    env = scene.env()
-    await env.initial_observation()
-    seen = await asyncio.gather(outcome(env.step(YES)), outcome(env.step(YES)))
-    await env.close()
-    return [*seen]
+    async with begun(scene) as env:
+        return [*await asyncio.gather(outcome(env.step(YES)), outcome(env.step(YES)))]
 
 
 async def begins_twice_at_once(scene: Scene) -> list[object]:
     env = scene.env()
-    seen = await asyncio.gather(
-        outcome(env.initial_observation()), outcome(env.initial_observation())
-    )
+    seen = await asyncio.gather(*(outcome(env.initial_observation()) for _ in range(2)))
     await env.close()
-    return ["given" if type(one) is tuple else one for one in seen]
+    return [given(one) for one in seen]
 
 
 async def closes_five_times_at_once(scene: Scene) -> list[object]:
-    env = scene.env()
-    await env.initial_observation()
-    waiting = asyncio.create_task(outcome(env.step(YES)))
-    await asyncio.sleep(0)
-    await asyncio.gather(*(env.close() for _ in range(5)))
-    return [await waiting]
+    async with begun(scene) as env:
+        waiting = asyncio.create_task(outcome(env.step(YES)))
+        await asyncio.sleep(0)
+        await asyncio.gather(*(env.close() for _ in range(5)))
+        return [await waiting]
 
 
 async def clears_every_stop(scene: Scene) -> object:
-    class Clears:
-        async def on_turn_begin(self, state: Any) -> None:
-            return None
+    async def clear(*about: Any) -> None:
+        return None
 
-        async def on_stop_reason(self, reason: str, state: Any) -> None:
-            return None
-
-        async def on_grade(self, state: Any) -> None:
-            return None
-
-        on_artifacts = on_grade
-
-    return await run_rollout(fine(), scene.env(), hooks=Clears())
+    names = ("on_turn_begin", "on_stop_reason", "on_grade", "on_artifacts")
+    hooks: Any = SimpleNamespace(**dict.fromkeys(names, clear))
+    return await run_rollout(fine(), scene.env(), hooks=hooks)
 
 
 # -- cancelled -------------------------------------------------------------------------------------
@@ -175,9 +169,8 @@ def cancelled(moment: str, after: int) -> Play:
         env = scene.env()
         if moment != "begin":
             await env.initial_observation()
-        task = asyncio.ensure_future(
-            outcome(env.initial_observation() if moment == "begin" else env.step(YES))
-        )
+        does = env.initial_observation() if moment == "begin" else env.step(YES)
+        task = asyncio.ensure_future(outcome(does))
         for _ in range(after):
             await asyncio.sleep(0)
         task.cancel()
@@ -188,21 +181,18 @@ def cancelled(moment: str, after: int) -> Play:
             closing.cancel()
             await asyncio.wait({closing})
         await env.close()
-        return ["given" if type(seen) is tuple else seen]
+        return [given(seen)]
 
     return play
 
 
 async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
     """A step that is cancelled while the agent thinks has given its action away."""
-    env = scene.env()
-    await env.initial_observation()
-    task = asyncio.ensure_future(outcome(env.step(YES)))
-    await asyncio.sleep(0.005)
-    task.cancel()
-    seen = [await task, await outcome(env.step(YES))]
-    await env.close()
-    return seen
+    async with begun(scene) as env:
+        task = asyncio.ensure_future(outcome(env.step(YES)))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        return [await task, await outcome(env.step(YES))]
 
 
 def limited(**limits: float) -> Play:
@@ -235,18 +225,15 @@ def while_rendering(end: str) -> Play:
     """A trainer that closes, or cancels a step, while its prompt is tokenised."""
 
     async def play(scene: Scene) -> list[object]:
-        env = scene.env()
-        await env.initial_observation()
-        task = asyncio.ensure_future(outcome(env.step(YES)))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        if end == "close":
-            await env.close()
-        else:
-            task.cancel()
-        seen = [await task]
-        await env.close()
-        return seen
+        async with begun(scene) as env:
+            task = asyncio.ensure_future(outcome(env.step(YES)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if end == "close":
+                await env.close()
+            else:
+                task.cancel()
+            return [await task]
 
     return play
 
@@ -255,33 +242,25 @@ def while_rendering(end: str) -> Play:
 
 
 async def steps_on_another_loop(scene: Scene) -> list[object]:
-    env = scene.env()
-    await env.initial_observation()
-    elsewhere = await asyncio.to_thread(lambda: asyncio.run(outcome(env.step(YES))))
-    here = await outcome(env.step(YES))
-    await env.close()
-    return [elsewhere, here]
+    async with begun(scene) as env:
+        elsewhere = await asyncio.to_thread(lambda: asyncio.run(outcome(env.step(YES))))
+        return [elsewhere, await outcome(env.step(YES))]
 
 
 async def closes_on_another_loop(scene: Scene) -> list[object]:
-    env = scene.env()
-    await env.initial_observation()
-    task = asyncio.ensure_future(outcome(env.step(YES)))
-    await asyncio.sleep(0)
-    await asyncio.to_thread(lambda: asyncio.run(env.close()))
-    return [await task]
+    async with begun(scene) as env:
+        task = asyncio.ensure_future(outcome(env.step(YES)))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(lambda: asyncio.run(env.close()))
+        return [await task]
 
 
 async def closes_after_its_loop(scene: Scene) -> list[object]:
     env = scene.env()
-    await asyncio.to_thread(lambda: asyncio.run(_begun(env)))
+    await asyncio.to_thread(lambda: asyncio.run(outcome(env.initial_observation())))
     seen = await outcome(env.step(YES))
     await env.close()
     return [seen, await outcome(env.step(YES))]
-
-
-async def _begun(env: ChatAgentEnv) -> None:
-    await env.initial_observation()
 
 
 @contextmanager
@@ -294,25 +273,29 @@ def warned() -> Iterator[list[str]]:
     told += [f"{one.category.__name__}: {one.message}" for one in caught]
 
 
-async def drops_the_env(scene: Scene) -> str:
-    envs = [scene.env()]
-    await envs[0].initial_observation()
-    with warned() as told:
-        envs.clear()
-        gc.collect()
-        await asyncio.sleep(0.02)
-    return "; ".join(told)
+def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
+    """A trainer that drops its Env in some way."""
+
+    async def play(scene: Scene) -> str:
+        envs = [scene.env()]
+        await envs[0].initial_observation()
+        with warned() as told:
+            await where(envs.clear)
+            await asyncio.sleep(0.02)
+        return "; ".join(told)
+
+    return play
 
 
-async def drops_the_env_in_a_thread(scene: Scene) -> str:
-    envs = [scene.env()]
-    await envs[0].initial_observation()
-    with warned() as told:
-        thread = threading.Thread(target=envs.clear)
-        thread.start()
-        await asyncio.to_thread(thread.join)
-        await asyncio.sleep(0.02)
-    return "; ".join(told)
+async def here(drop: Callable[[], None]) -> None:
+    drop()
+    gc.collect()
+
+
+async def in_a_thread(drop: Callable[[], None]) -> None:
+    thread = threading.Thread(target=drop)
+    thread.start()
+    await asyncio.to_thread(thread.join)
 
 
 async def drops_an_unused_env(scene: Scene) -> str:
@@ -373,8 +356,8 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
         "EnvStateError: …stepped on another event loop…; goes on", "Yes.; {refused}"),
     ("closes when its loop is gone", "in close", closes_after_its_loop,
         f"EnvStateError: …stepped on another event loop…; {OVER}", "{refused}"),
-    ("drops the Env", "between calls", drops_the_env, DROPPED, "{refused}"),
-    ("drops the Env in a thread", "between calls", drops_the_env_in_a_thread, DROPPED, "{refused}"),
+    ("drops the Env", "between calls", drops(here), DROPPED, "{refused}"),
+    ("drops the Env in a thread", "between calls", drops(in_a_thread), DROPPED, "{refused}"),
     ("drops an unused Env", "before the first call", drops_an_unused_env, "0 warnings", ""),
 ]  # fmt: skip
 
