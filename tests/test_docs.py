@@ -1,14 +1,4 @@
-"""The README and ``docs/``: what they show runs, what they name is there.
-
-snippets     every Python block of a page runs, from top to bottom, in one namespace; each of the
-             README's in an empty one, and its file trains by its command
-commands     every ``evert ...`` and ``make ...`` line parses
-links        every relative link leads somewhere, to a heading too; the pages are few and short
-generated    what docs/generate.py makes is there, and each guarantee has its tests
-reference    every public name is on one of its pages, and every docstring is in order
-errors       every error is listed, and every message quoted is one of ours
-peers        what evert has exists, and what it lacks does not
-"""
+"""The README and ``docs/``: what they show runs, what they name is there."""
 
 import ast
 import importlib
@@ -38,14 +28,15 @@ from evert.trainers.sweeping.study import read_plan
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-ERRORS = DOCS / "errors.md"
+
+
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")])
 TEXTS = {page: page.read_text() for page in PAGES}
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SKIPPED = re.compile(r"^<!-- skip: .*? -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 QUOTED = re.compile(r"^\| (.*?) \|", re.MULTILINE)
 MACRO = re.compile(r"\{\{ (\w+)\((?:\"(.*?)\")?\) \}\}")
 FIGURE = re.compile(r"\d+\.\d+|\d,\d{3}")
@@ -173,7 +164,7 @@ def test_what_make_real_trains_is_read() -> None:
 
 def test_every_make_line_names_a_target_that_there_is() -> None:
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    text = "\n".join(page.read_text() for page in PAGES)
+    text = "\n".join(TEXTS.values())
     named = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.MULTILINE))
 
     assert len(named) > 10
@@ -183,26 +174,15 @@ def test_every_make_line_names_a_target_that_there_is() -> None:
 # -- links, size ---------------------------------------------------------------------------------
 
 
-def test_every_relative_link_leads_somewhere() -> None:
-    links = [(page, link) for page, text in TEXTS.items() for link in LINK.findall(text)]
-    relative = [(page, link) for page, link in links if "://" not in link]
+def test_every_relative_link_leads_somewhere_and_to_a_heading_that_is_there() -> None:
+    found = [(page, *link) for page, text in TEXTS.items() for link in LINK.findall(text)]
+    inner = [(page, file, name) for page, file, name in found if "://" not in file]
+    links = [(page, page.parent / file if file else page, name) for page, file, name in inner]
 
-    assert [(page_name(p), link) for p, link in relative if not (p.parent / link).exists()] == []
-
-
-def test_every_link_to_a_heading_finds_it() -> None:
-    links = [
-        (page, file, heading)
-        for page, text in TEXTS.items()
-        for file, heading in re.findall(r"\]\(([\w./-]*)#([^)\s]+)\)", text)
-    ]
-    targets = [(page, page.parent / file if file else page, name) for page, file, name in links]
-
-    assert [
-        (page_name(page), target.name, heading)
-        for page, target, heading in targets
-        if target.suffix == ".md" and heading not in headings(target)
-    ] == []
+    assert len(links) > 100
+    assert [(page_name(page), str(to)) for page, to, _ in links if not to.exists()] == []
+    named = [link for link in links if link[2] and link[1].suffix == ".md"]
+    assert [(page_name(p), to.name, n) for p, to, n in named if n not in headings(to)] == []
 
 
 def headings(page: Path) -> set[str]:
@@ -222,14 +202,10 @@ def test_every_test_that_a_page_names_is_there() -> None:
     assert missing == []
 
 
-def test_the_pages_are_read_in_an_afternoon() -> None:
-    assert sum(len(page.read_text().split()) for page in DOCS.rglob("*.md")) < 30_000
-
-
 def test_a_figure_stands_on_one_page() -> None:
     found: set[tuple[str, str, str]] = set()
-    for page in PAGES:
-        for line in page.read_text().splitlines():
+    for page, text in TEXTS.items():
+        for line in text.splitlines():
             for command in re.findall(r"`python (benchmarks/\w+\.py)", line):
                 found |= {(command, number, page_name(page)) for number in FIGURE.findall(line)}
     times = Counter((command, number) for command, number, _ in found)
@@ -237,12 +213,13 @@ def test_a_figure_stands_on_one_page() -> None:
     assert [figure for figure, count in times.items() if count > 1] == []
 
 
-def test_the_readme_is_read_in_one_sitting_and_every_page_is_in_the_navigation() -> None:
+def test_the_pages_are_few_and_short_and_all_in_the_navigation() -> None:
     navigation = (ROOT / "zensical.toml").read_text()
     pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
 
     assert len(re.findall(r'= "[\w/-]+\.md"', navigation)) <= 25
     assert len(TEXTS[README].splitlines()) < 200
+    assert sum(len(text.split()) for page, text in TEXTS.items() if page.parent != ROOT) < 30_000
     assert [page for page in pages if page not in navigation] == []
 
 
@@ -260,7 +237,7 @@ def test_what_a_page_takes_from_the_source_is_there(function: str, argument: str
 
 
 def test_every_guarantee_has_tests() -> None:
-    _, *sections = (DOCS / "guarantees.md").read_text().split("\n## ")
+    _, *sections = TEXTS[DOCS / "guarantees.md"].split("\n## ")
 
     assert len(sections) > 10
     assert all("{{ sentences(" in section for section in sections[:-1])
@@ -315,41 +292,24 @@ def all_errors() -> set[type[EvertError]]:
             except ImportError as absent:
                 if str(absent.name).partition(".")[0] not in ELSEWHERE:
                     raise
-    found: set[type[EvertError]] = set()
-    waiting = [EvertError]
-    while waiting:
-        error = waiting.pop()
-        found.add(error)
-        waiting += error.__subclasses__()
+    found = [EvertError]
+    for error in found:
+        found += error.__subclasses__()
     ours = {error for error in found if error.__module__.startswith("evert.")}
     return {error for error in ours if "." not in error.__name__}  # AgentError.KeyError
 
 
-def test_every_error_is_listed() -> None:
+def test_every_error_is_listed_and_every_message_on_the_page_is_one_of_ours() -> None:
     text = generate.errors()
+    nodes = [node for _, tree in generate.trees() for node in ast.walk(tree)]
+    ours = "\n".join(map(generate.as_text, nodes))
+    cells = QUOTED.findall(TEXTS[DOCS / "errors.md"])
+    quoted = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
 
-    assert (
-        sorted(error.__name__ for error in all_errors() if f"#### {error.__name__}\n" not in text)
-        == []
-    )
-
-
-def test_every_message_on_the_page_is_one_of_ours() -> None:
-    ours = "\n".join(
-        generate.as_text(node) for _, tree in generate.trees() for node in ast.walk(tree)
-    )
-    quoted = [
-        message
-        for cell in QUOTED.findall(ERRORS.read_text())
-        for message in re.findall(r"`([^`]+)`", cell)
-    ]
-
+    assert {e.__name__ for e in all_errors() if f"#### {e.__name__}\n" not in text} == set()
     assert len(quoted) > 25
-    assert [
-        message
-        for message in quoted
-        if not all(piece.strip() in ours for piece in message.split(ELLIPSIS))
-    ] == []
+    pieces = [(message, piece.strip()) for message in quoted for piece in message.split(ELLIPSIS)]
+    assert [message for message, piece in pieces if piece not in ours] == []
 
 
 # -- peers ---------------------------------------------------------------------------------------
@@ -361,25 +321,16 @@ def rows_of(title: str) -> list[str]:
     return re.findall(r"^\|.*\| (`.*`) \|$", section, re.MULTILINE)
 
 
-def test_what_evert_has_exists() -> None:
-    names = re.findall(r"`(evert[\w.]*)`", " ".join(rows_of("What evert has")))
+def test_what_evert_has_exists_and_what_it_lacks_does_not() -> None:
+    there = re.findall(r"`(evert[\w.]*)`", " ".join(rows_of("What evert has")))
+    absent = {*re.findall(r"`(\w+)`", " ".join(rows_of("What evert lacks")))}
+    names = [*(path.stem for path, _ in generate.trees()), *dir(evert)]
 
-    assert len(names) > 15
-    for name in names:
+    assert len(there) > 15
+    for name in there:
         if name.rpartition(".")[2] not in ELSEWHERE:
             pkgutil.resolve_name(name)
         else:
             assert importlib.util.find_spec(name) is not None
-
-
-def test_what_evert_lacks_does_not_exist() -> None:
-    absent = re.findall(r"`(\w+)`", " ".join(rows_of("What evert lacks")))
-    modules = [path.stem for path, _ in generate.trees()]
-
     assert len(absent) > 8
-    assert [
-        (word, name)
-        for word in absent
-        for name in (*modules, *dir(evert))
-        if word in name.lower().split("_")
-    ] == []
+    assert [name for name in names if absent & {*name.lower().split("_")}] == []

@@ -1,9 +1,4 @@
-"""How the project is laid out.
-
-Three folders, three links, three lines in pyproject.toml: all the same, and flat; what is in them
-is in the wheel, and no module claims a user's own name. (Which room may import which, ``make lint``
-holds.) A reader sees a function on one screen and a file in one sitting.
-"""
+"""How the project is laid out. (Which room may import which, ``make lint`` holds.)"""
 
 import ast
 import importlib
@@ -69,9 +64,6 @@ def python(code: str, cwd: Path) -> str:
     return done.stdout
 
 
-# -- folders, links, pyproject.toml --------------------------------------------------------------
-
-
 def imported(tree: ast.AST) -> Iterator[str]:
     """Every module and member that a file imports, at its top or inside of a function."""
     for node in ast.walk(tree):
@@ -121,9 +113,6 @@ def test_the_wheel_holds_every_file_of_the_folders_and_the_bases_without_their_s
     assert {path.split("/")[2] for path in built if path.startswith("evert/bases/")} == {*BASES}
 
 
-# -- the public face -----------------------------------------------------------------------------
-
-
 def test_every_public_name_is_what_type_checkers_see_and_loads_from_its_home() -> None:
     assert dir(evert) == sorted(vars(evert)["__all__"]) == sorted([*HOMES, "__version__"])
     for name, home_module in HOMES.items():
@@ -168,19 +157,15 @@ def test_the_distribution_claims_the_name_evert_and_no_other() -> None:
 
 
 def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
-    for folder in FOLDERS:
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "__init__.py").write_text("MINE = True\n")
-    code = "\n".join(
-        f"import {folder}, evert.{folder}; assert {folder}.MINE; "
-        f"assert not hasattr(evert.{folder}, 'MINE')"
-        for folder in FOLDERS
-    )
+    code = ""
+    for name in FOLDERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+        code += f"import {name}, evert.{name}\n"
+        code += f"assert {name}.MINE and not hasattr(evert.{name}, 'MINE')\n"
 
     assert python(code, tmp_path) == ""
 
-
-# -- maps ----------------------------------------------------------------------------------------
 
 MAP_LINE = re.compile(r"^    (\w+(?:\.py|/))\s+\S", re.MULTILINE)
 
@@ -199,8 +184,6 @@ def test_every_module_is_on_its_packages_map_and_the_map_names_no_other() -> Non
         assert len(drawn) == len(names), folder
         assert drawn <= there <= drawn | found, folder
 
-
-# -- sizes ---------------------------------------------------------------------------------------
 
 OTHERS_SURFACES = {"TrainingClient", "ServiceClient", "RestClient", "SamplingClient"}
 """Classes that stand for one of the Tinker SDK's, method for method."""
