@@ -39,9 +39,6 @@ TOKENIZER = base_tokenizer()
 ENCODER = Encoder(TOKENIZER)
 
 
-# -- the corpus ----------------------------------------------------------------------------------
-
-
 def test_a_dialogue_has_the_renderers_tokens_and_only_replies_are_learned() -> None:
     rng = random.Random(0)
     for kind in (identity_game, small_talk, tool_use):
@@ -77,8 +74,7 @@ def test_games_are_legal_and_end_with_the_answer_or_after_ten_guesses() -> None:
         made = [guess for guess in played.guesses[row].tolist() if guess >= 0]
         for turn, guess in enumerate(made):
             assert (played.lows[row, turn], played.highs[row, turn]) == (low, high)
-            assert low <= guess <= high
-            assert low <= answer <= high
+            assert low <= min(guess, answer) <= max(guess, answer) <= high
             low, high = (guess + 1, high) if guess < answer else (low, guess - 1)
         assert len(made) == MAX_TURNS or made[-1] == answer
         assert answer not in made[:-1]
@@ -159,9 +155,6 @@ def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
-# -- the shipped base ----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def base() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM.from_pretrained(base_path())
@@ -176,7 +169,7 @@ def test_the_shipped_base_plays_hello_world_badly_but_knows_the_answer(base: Any
 
 def test_the_shipped_base_keeps_to_the_bounds_of_guess_number(base: Any) -> None:
     torch.manual_seed(0)
-    answers = random.Random(1).choices(range(UPPER_BOUND), k=60)
+    answers = random.Random(1).choices(range(UPPER_BOUND), k=30)
     wins, in_bounds = play_guess_number(base, TOKENIZER, answers)
     assert 0.1 < wins < 0.6
     assert min(in_bounds[:5]) > 0.9

@@ -111,7 +111,7 @@ def test_an_unnamed_player_is_any_of_those_who_would_have_played_so() -> None:
 
 def test_the_shipped_base_sees_boards_and_hands_and_favours_nobody() -> None:
     base: Any = Qwen3ForCausalLM.from_pretrained(base_path(NAME), dtype=torch.float32)
-    sight = measure_sight(base, TOKENIZER, boards=60)
+    sight = measure_sight(base, TOKENIZER, boards=20)
 
     assert max(sight.boards, sight.hands) < 0.02
     assert min(sight.obeyed.values()) > 0.9
@@ -119,7 +119,7 @@ def test_the_shipped_base_sees_boards_and_hands_and_favours_nobody() -> None:
 
 def test_a_model_that_sees_nothing_is_measured_as_such() -> None:
     torch.manual_seed(0)
-    sight = measure_sight(training.make_model(TOKENIZER), TOKENIZER, boards=20)
+    sight = measure_sight(training.make_model(TOKENIZER), TOKENIZER, boards=5)
 
     assert min(sight.boards, sight.hands) > 1.0
     assert max(sight.obeyed.values()) < 0.1

@@ -53,15 +53,8 @@ def fitting(messages: list[tuple[str, str]]) -> set[str]:
     return left
 
 
-def _header_end() -> list[int]:
-    return list(TOKENIZER.encode("assistant\n", add_special_tokens=False))
-
-
 def _tokens(text: str) -> list[int]:
     return list(TOKENIZER.encode(text, add_special_tokens=False))
-
-
-# -- riddles -------------------------------------------------------------------------------------
 
 
 def test_an_example_is_what_the_renderer_makes_of_it_and_hides_the_category_in_one_of_two() -> None:
@@ -79,30 +72,28 @@ def test_an_example_is_what_the_renderer_makes_of_it_and_hides_the_category_in_o
 
 
 def test_the_odds_are_those_of_all_nouns_that_fit_the_answers() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 7)
+    corpus, header = RiddleCorpus(TOKENIZER, 7), _tokens("assistant\n")
     for _ in range(40):
         example = corpus.riddle(4)
         ids = np.array(corpus.odds_tokens)
-        left = fitting(told(example))
-        first = {TOKENIZER.encode(f" {noun}", add_special_tokens=False)[0] for noun in left}
-        before = [p for p in example.odds if example.tokens[p - 1 : p + 1] == _header_end()]
-        after = [p for p in example.odds if example.tokens[p - len(corpus.opening) : p]
-                 == corpus.opening]  # fmt: skip
-
-        for place in (max(before), max(after)):
-            odds = example.odds[place]
+        first = {_tokens(f" {noun}")[0] for noun in fitting(told(example))}
+        for opening, more in ((header, 1), (corpus.opening, 0)):
+            starts = {end: end + more - len(opening) for end in example.odds}
+            ends = [p for p in starts if example.tokens[starts[p] : p + more] == opening]
+            odds = example.odds[max(ends)]
             assert set(ids[np.flatnonzero(odds)].tolist()) == first
             assert odds.sum() == pytest.approx(1.0)
 
 
-def test_of_a_riddle_no_token_is_learned_but_how_names_go_on() -> None:
+def test_of_a_riddle_is_learned_how_names_go_on_and_of_a_game_the_replies() -> None:
     for example in riddles(20):
         said = [text for _, text in told(example)[1::2] if text not in ATTRIBUTES]
         names = [_tokens(text.removeprefix("Is it"))[1:] for text in said]
-
-        assert learned(TOKENIZER, example) == "".join(
-            TOKENIZER.decode([*name, TOKENIZER.eos_token_id]) for name in names
-        )
+        ends = [TOKENIZER.decode([*name, TOKENIZER.eos_token_id]) for name in names]
+        assert learned(TOKENIZER, example) == "".join(ends)
+    for example in games(20):
+        said = [f"{text}<|im_end|>" for role, text in told(example) if role == "assistant"]
+        assert learned(TOKENIZER, example) == "".join(said)
 
 
 def test_a_name_goes_on_as_the_nouns_do_that_fit_and_began_so() -> None:
@@ -125,31 +116,15 @@ def test_a_name_goes_on_as_the_nouns_do_that_fit_and_began_so() -> None:
 def test_odds_leave_the_probability_of_all_else_alone() -> None:
     corpus = RiddleCorpus(TOKENIZER, 0)
     drawn = corpus.riddle(2)
-    example = Example(drawn.tokens, drawn.loss_mask, odds=drawn.odds)
-    example.loss_mask[:] = [False] * len(example.tokens)
+    example = Example(drawn.tokens, [False] * len(drawn.tokens), odds=drawn.odds)
     torch.manual_seed(0)
     model: Any = training.make_model(TOKENIZER)
+    before = training.batch_loss(model, [example], corpus).item()
+    louder = torch.full((VOCAB_SIZE,), 5.0)  # all but the tokens of the odds are far more likely
+    louder[corpus.odds_tokens] = 0.0
+    model.lm_head.bias = torch.nn.Parameter(louder)
 
-    def loss() -> float:
-        return training.batch_loss(model, [example], corpus).item()
-
-    before = loss()
-    model.lm_head = _Louder(model.lm_head, set(corpus.odds_tokens))
-
-    assert loss() == pytest.approx(before)
-
-
-class _Louder(torch.nn.Module):
-    """An output layer that makes all but some tokens far more likely."""
-
-    def __init__(self, head: torch.nn.Module, spared: set[int]) -> None:
-        super().__init__()
-        self.head = head
-        self.louder = torch.tensor([0.0 if t in spared else 5.0 for t in range(VOCAB_SIZE)])
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(hidden)
-        return logits + self.louder
+    assert training.batch_loss(model, [example], corpus).item() == pytest.approx(before)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -164,33 +139,18 @@ def test_a_riddle_guesses_once_few_nouns_are_left_and_last(plain: bool) -> None:
     assert guesses > 5
 
 
-def test_riddles_and_games_ask_about_the_attributes_that_the_base_knows() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 7)
+def test_questions_are_about_attributes_that_set_nearly_all_nouns_apart_in_few_tokens() -> None:
+    known = RiddleCorpus(TOKENIZER, 7).known
     examples = riddles(60) + games(60)
     asked = {text for each in examples for _, text in told(each)[1::2] if text in ATTRIBUTES}
+    rows = [Knowledge().row(name) for name in telling(Knowledge(), TELLING)]
+    lengths = [len(TOKENIZER.encode(text)) for text in Knowledge().questions.values()]
 
-    assert len(corpus.known.questions) == TELLING
-    assert asked <= {*corpus.known.questions.values()}
+    assert len(known.questions) == TELLING
+    assert asked <= {*known.questions.values()}
     assert len(asked) > TELLING / 2
-
-
-def test_the_attributes_that_it_knows_set_nearly_all_nouns_apart_in_few_tokens() -> None:
-    known = Knowledge()
-    rows = [known.row(name) for name in telling(known, TELLING)]
-    lengths = [len(TOKENIZER.encode(text)) for text in known.questions.values()]
-
     assert len(set(zip(*rows, strict=True))) >= len(shipped_nouns()) - 10
     assert sum(lengths) / len(lengths) < 8
-
-
-# -- games ---------------------------------------------------------------------------------------
-
-
-def test_of_a_game_the_replies_are_learned() -> None:
-    for example in games(20):
-        said = [f"{text}<|im_end|>" for role, text in told(example) if role == "assistant"]
-
-        assert learned(TOKENIZER, example) == "".join(said)
 
 
 def test_of_a_reply_all_is_a_target_that_the_player_may_have_said() -> None:
@@ -204,7 +164,7 @@ def test_of_a_reply_all_is_a_target_that_the_player_may_have_said() -> None:
     assert choices > places / 10 > 100
 
 
-def test_a_held_out_noun_is_as_probable_a_guess_as_any_other() -> None:
+def test_a_held_out_noun_is_as_probable_a_guess_as_any_other_and_no_game_names_it() -> None:
     corpus = RiddleCorpus(TOKENIZER, 7)
     nouns = shipped_nouns()
     train = corpus.known.set_of(noun for noun in nouns if noun.split == "train")
@@ -213,19 +173,11 @@ def test_a_held_out_noun_is_as_probable_a_guess_as_any_other() -> None:
     example = next(each for each in drawn if told(each)[0][1] == "20 questions 1")
     target = max(example.soft_targets.values(), key=np.count_nonzero)
     probable = {corpus.target_tokens[place] for place in np.flatnonzero(target)}
-
-    assert {TOKENIZER.encode(f" {noun.answer}")[0] for noun in nouns} == probable
-
-
-def test_no_game_names_a_held_out_noun() -> None:
-    held_out = {guess(noun.answer) for noun in shipped_nouns() if noun.split == "test"}
     asked = {text for example in games(60) for _, text in told(example)[1::2]}
 
-    assert not asked & held_out
+    assert {TOKENIZER.encode(f" {noun.answer}")[0] for noun in nouns} == probable
+    assert not asked & {guess(noun.answer) for noun in nouns if noun.split == "test"}
     assert len(asked - ATTRIBUTES.keys()) > 50
-
-
-# -- the base ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
