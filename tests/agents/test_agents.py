@@ -1,6 +1,4 @@
-"""The ready agents: what they hand to a ``ProcessAgent``. No program is run here: that is
-``tests/frameworks/test_programs.py``, with the programs themselves.
-"""
+"""The ready agents: what they hand to a ``ProcessAgent``. tests/frameworks runs the programs."""
 
 import json
 import pickle
@@ -33,24 +31,17 @@ fix_bug = evert.agents.claude_code(
 )
 
 
-# -- agents --------------------------------------------------------------------------------------
-
-
 @every_program
 def test_it_is_an_agent_with_or_without_a_task_that_travels(
     ready: Callable[..., ProcessAgent],
 ) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
-    agent = ready(
-        "Fix it.",
-        files={"a": "b"},
-        setup=["git", "init"],
-        reward=["test", "-e", "{folder}/a"],
-        env={"A": "b"},
-    )
+    given: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
+    agent = ready("Fix it.", files={"a": "b"}, reward=["test", "-e", "{folder}/a"], **given)
     assert isinstance(agent, ProcessAgent)
     assert vars(pickle.loads(pickle.dumps(agent))) == vars(agent)
+    assert resolve(f"evert.agents:{ready.__name__}", "agent", InvalidAgentError) is ready
 
 
 def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
@@ -58,15 +49,6 @@ def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
 
     assert builder.agent is fix_bug
     assert pickle.loads(pickle.dumps(builder)).group_size == 2
-
-
-def test_it_is_found_by_its_import_path() -> None:
-    found = [resolve(f"evert.agents:{name}", "agent", InvalidAgentError) for name in NAMES]
-
-    assert found == READY
-
-
-# -- what is given -------------------------------------------------------------------------------
 
 
 @every_program
@@ -96,12 +78,10 @@ def test_options_of_a_process_are_handed_on_and_wrong_ones_refused(
 
 
 def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
-    agent = evert.agents.codex(
-        files={"a": "b", "{home}/.codex/config.toml": "mine"}, env={"HOME": "elsewhere", "A": "b"}
-    )
+    files = {"a": "b", "{home}/.codex/config.toml": "mine"}
+    agent = evert.agents.codex(files=files, env={"HOME": "elsewhere", "A": "b"})
 
-    assert agent.files == {"a": "b", "{home}/.codex/config.toml": "mine"}
-    assert agent.env == {"HOME": "elsewhere", "A": "b"}
+    assert (agent.files, agent.env) == (files, {"HOME": "elsewhere", "A": "b"})
 
 
 def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout() -> None:
@@ -128,20 +108,14 @@ def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() 
     assert evert.agents.gemini_cli(lean=True).env["GEMINI_SYSTEM_MD"] == "{home}/.gemini/system.md"
 
 
-def test_claude_code_may_use_the_tools_that_it_is_given() -> None:
-    command = evert.agents.claude_code(tools=["Read", "Bash(git *)", "Bash(ls)"]).command
+def test_claude_code_may_use_the_tools_that_it_is_given_and_completes_arguments() -> None:
+    agent = evert.agents.claude_code(tools=["Read", "Bash(git *)", "Bash(ls)"])
 
-    assert "--tools=Read,Bash" in command
-    assert "--allowedTools=Read,Bash(git *),Bash(ls)" in command
-
-
-def test_claude_code_brings_the_option_for_the_arguments_that_it_completes() -> None:
-    agent = evert.agents.claude_code()
-
+    assert "--tools=Read,Bash" in agent.command
+    assert "--allowedTools=Read,Bash(git *),Bash(ls)" in agent.command
     assert ChatAgentEnv(agent)._settings.keep_completed_arguments
-    assert not ChatAgentEnv(
-        agent, keep_completed_arguments=False
-    )._settings.keep_completed_arguments
+    without = ChatAgentEnv(agent, keep_completed_arguments=False)
+    assert not without._settings.keep_completed_arguments
 
 
 def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
@@ -156,22 +130,15 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
     assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
 
 
-# -- what is missing -----------------------------------------------------------------------------
-
-
+@every_program
 async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it(
-    tmp_path: Path,
+    ready: Callable[..., ProcessAgent], tmp_path: Path
 ) -> None:
-    for ready, install in zip(
-        READY,
-        [
-            "pip install aider-chat",
-            "npm install -g @anthropic-ai/claude-code",
-            "npm install -g @openai/codex",
-            "npm install -g @google/gemini-cli",
-        ],
-        strict=True,
-    ):
-        with pytest.raises(AgentError, match="nowhere' was not found") as caught:
-            await ChatAgentEnv(ready(program=str(tmp_path / "nowhere"))).initial_observation()
-        assert install in str(caught.value)
+    install = {
+        "aider": "pip install aider-chat",
+        "claude_code": "npm install -g @anthropic-ai/claude-code",
+        "codex": "npm install -g @openai/codex",
+        "gemini_cli": "npm install -g @google/gemini-cli",
+    }[ready.__name__]
+    with pytest.raises(AgentError, match=f"nowhere' was not found(.|\\n)*{install}"):
+        await ChatAgentEnv(ready(program=str(tmp_path / "nowhere"))).initial_observation()

@@ -1,18 +1,35 @@
 """What the tests of ``evert.envs`` share: ids that are forgotten again, a count of leftovers."""
 
 import gc
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import gymnasium
 import pytest
+from aiohttp import web
 from gymnasium.envs.registration import EnvSpec
+from tests.faults.scene import open_descriptors
 
 import evert.envs  # noqa: F401 (registers the games)
 from evert.envs.as_gymnasium.registration import register_agent
+
+
+@asynccontextmanager
+async def served(path: str, answer: Any, method: str = "GET") -> AsyncIterator[str]:
+    """The address of a loopback server that answers one path."""
+    app = web.Application()
+    app.router.add_route(method, path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
 
 
 @pytest.fixture
@@ -25,30 +42,23 @@ def register() -> Iterator[Callable[..., EnvSpec]]:
 
 
 @pytest.fixture
-def leftovers() -> Callable[..., dict[str, list[Any]]]:
+def leftovers() -> Callable[[], dict[str, list[str]]]:
     """Threads and files that were not there when the test began; empty when there are none."""
     env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer, whatever that opens
     env.reset()
     env.close()
-    threads = set(threading.enumerate())
-    files = _open_files()
+    threads, files = set(threading.enumerate()), open_descriptors()
 
-    def found(expected: dict[str, list[Any]] | None = None) -> dict[str, list[Any]]:
-        """What is left, as soon as it is what is expected (None: nothing), or after a while."""
+    def found() -> dict[str, list[str]]:
+        """What is left, as soon as nothing is, or after a while."""
         deadline = time.monotonic() + 60.0  # what is just ending may end
         while True:
             gc.collect()
-            new_threads = [t.name for t in threading.enumerate() if t not in threads]
-            new_files = sorted(_open_files() - files)
-            named = {"threads": new_threads, "files": new_files}
+            new = [thread.name for thread in threading.enumerate() if thread not in threads]
+            named = {"threads": new, "files": sorted(open_descriptors() - files)}
             left = {kind: names for kind, names in named.items() if names}
-            if left == (expected or {}) or time.monotonic() > deadline:
+            if not left or time.monotonic() > deadline:
                 return left
             time.sleep(0.5)  # a collection holds up the very threads that are to end
 
     return found
-
-
-def _open_files() -> set[str]:
-    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-    return {name for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")}

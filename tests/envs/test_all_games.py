@@ -1,10 +1,5 @@
-"""What every shipped game keeps, at both levels, and how each one is won, lost and played wrongly.
+"""What every shipped game keeps, and how each one is won, lost and played wrongly."""
 
-Gymnasium's own checker finds nothing to warn of; a seed is an episode; what comes back lies in its
-space, and whatever is drawn from the action space is legal; a spec goes through JSON and pickle.
-"""
-
-import asyncio
 import copy
 import inspect
 import itertools
@@ -34,16 +29,9 @@ from evert.envs.tic_tac_toe import best, free, seen
 
 ALL = [*itertools.product([game.id for game in games().values()], LEVELS)]
 HEADINGS = [
-    "Action Space",
-    "Observation Space",
-    "Starting State",
-    "Reward",
-    "Episode End",
-    "Information",
-    "Arguments",
-    "References",
-    "Version History",
-]
+    "Action Space", "Observation Space", "Starting State", "Reward", "Episode End", "Information",
+    "Arguments", "References", "Version History",
+]  # fmt: skip
 
 
 def episode(env: gymnasium.Env[Any, Any], seed: int | None) -> list[Any]:
@@ -155,23 +143,15 @@ def test_tic_tac_toe_is_won_or_drawn_by_best_moves_and_lost_by_two_that_are_none
 # -- each one's own --------------------------------------------------------------------------------
 
 
-def test_identity_pays_for_saying_who_one_is() -> None:
-    paid = {
-        "I am 7": 1.0,
-        "Well, I'm 7.": 1.0,
-        "I am not 7": -1.0,
-        "You are not 7": -1.0,
-        "You are 7": 0.0,
-        "I am 8": 0.0,
-        "I am 70": 0.0,
-        "I'm 7.5": 0.0,
-        "I am 7,000": 0.0,
-        "I am not 77": 0.0,
-        "I am 77, no, I am 7": 1.0,
-        "": 0.0,
-    }
+PAID = {
+    1.0: ["I am 7", "Well, I'm 7.", "I am 77, no, I am 7"],
+    -1.0: ["I am not 7", "You are not 7"],
+    0.0: ["You are 7", "I am 8", "I am 70", "I'm 7.5", "I am 7,000", "I am not 77", ""],
+}
 
-    assert {answer: identity.score(answer, 7) for answer in paid} == paid
+
+def test_identity_pays_for_saying_who_one_is() -> None:
+    assert {paid: [a for a in PAID[paid] if identity.score(a, 7) == paid] for paid in PAID} == PAID
     assert not set(identity.TRAIN_TASKS) & set(identity.TEST_TASKS)
 
 
@@ -226,12 +206,12 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 @pytest.mark.parametrize(
     ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
 )
-def test_two_seats_earn_together_for_a_hint_that_does_not_hold_the_word(
+async def test_two_seats_earn_together_for_a_hint_that_does_not_hold_the_word(
     hint: str, guess: str, reward: float
 ) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
     builder = ChatAgentGroupBuilder(hints.seated_hints_agent, "sun", seats=("hinter", "guesser"))
-    group = asyncio.run(do_group_rollout(builder, policy))
+    group = await do_group_rollout(builder, policy)
 
     told = hint == "Sunny"
     [hinter, guesser] = group.metrics_G[0], group.metrics_G[-1]
@@ -269,17 +249,6 @@ def test_seeds_reach_all_tasks_and_an_option_chooses_one_and_disturbs_nothing() 
     assert all(held_out.reset(seed=seed)[1]["task"] >= 1000 for seed in range(5))
 
 
-def test_wrappers_of_gymnasiums_count_cut_and_begin_again() -> None:
-    env = gymnasium.make("evert/GuessNumber-v0", max_episode_steps=3)
-    counted = gymnasium.wrappers.RecordEpisodeStatistics(env)
-    again = gymnasium.wrappers.Autoreset(counted)
-    again.reset(seed=1)
-    ends = [again.step("x")[3] for _ in range(8)]
-    assert ends == [False, False, True, False] * 2
-    assert list(counted.length_queue) == [3, 3]
-    again.close()
-
-
 def test_a_text_action_is_text_and_no_control_token() -> None:
     env = gymnasium.make("evert/GuessNumber-v0")
     for text in ("<|im_end|>", "Guess: 5<|im_end|>Guess: 7", "<|im_start|>user"):
@@ -298,22 +267,18 @@ ODD_TOKENS = [(), (505,), (505, 505), (504, 1, 505, 2), (0,)]
 
 
 @pytest.mark.parametrize(("level", "actions"), [("messages", ODD_TEXTS), ("tokens", ODD_TOKENS)])
-def test_any_text_and_any_tokens_are_legal(level: str, actions: list[Any]) -> None:
+def test_any_text_and_any_tokens_are_legal_in_a_tuple_a_list_or_an_array(
+    level: str, actions: list[Any]
+) -> None:
     env = gymnasium.make("evert/Identity-v0", level=level)
     env.action_space.seed(1)
     for action in [*actions, *(env.action_space.sample() for _ in range(30))]:
         env.reset()
         assert action in env.action_space, action
         assert env.step(action)[2], action
-    env.close()
-
-
-def test_lists_and_arrays_of_tokens_do_as_well_as_tuples() -> None:
-    env = gymnasium.make("evert/Identity-v0", level="tokens")
-    tokens = (300, 274, 505)
-    for action in (tokens, list(tokens), np.array(tokens)):
-        env.reset(seed=1)
-        assert env.step(action)[4]["action_tokens"] == list(tokens)
+    for same in [[300, 274, 505], np.array([300, 274, 505])][: 2 * (level == "tokens")]:
+        env.reset()
+        assert env.step(same)[4]["action_tokens"] == [300, 274, 505]
     env.close()
 
 

@@ -1,8 +1,4 @@
-"""What happens to an episode under Gymnasium, and what is left of it.
-
-After whatever ends it ``step`` asks for a reset, and ``reset`` works; after ``close``, in
-mid-episode too, no task, thread or file is left.
-"""
+"""What happens to an episode under Gymnasium, and that nothing is left of it."""
 
 import asyncio
 import contextlib
@@ -13,13 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from anyio.from_thread import BlockingPortal
-from tests.kit import ask, ask_blocking, asks, call, tool
+from tests.kit import ask, ask_blocking, asks, asks_blocking, assistant, call, tool, user
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
@@ -28,15 +25,17 @@ from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError
 from evert.envs.as_gymnasium import loop
 from evert.envs.as_gymnasium.arguments import EnvArgumentError
 from evert.envs.as_gymnasium.env import AgentGymEnv
+from evert.envs.as_gymnasium.vector import AgentVectorEnv
 
-Leftovers = Callable[..., dict[str, list[Any]]]
+Leftovers = Callable[[], dict[str, list[Any]]]
+EITHER: list[tuple[Any, Any]] = [(AgentGymEnv, "x"), (partial(AgentVectorEnv, 3), ["x"] * 3)]
+"""One environment or many at once, and an action."""
 
 
 async def endless_agent(client: AgentClient) -> float:
-    messages = [{"role": "user", "content": "Well?"}]
+    messages = [user("Well?")]
     while True:
-        messages.append({"role": "assistant", "content": await ask(client, *messages)})
-        messages.append({"role": "user", "content": "And?"})
+        messages += [assistant(await ask(client, *messages)), user("And?")]
         client.reward(0.5)
 
 
@@ -127,7 +126,6 @@ async def failing_agent(client: AgentClient, task: int) -> float:
 def test_an_agent_a_score_and_a_policy_of_parse_errors_end_it_each_in_its_way() -> None:
     policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
     refusing: dict[str, Any] = {"level": "tokens", "parse_error_policy": policy}
-
     cut = played(hasty_agent)
     scored = played(failing_agent, tasks=[1], on_agent_error=-5.0)
     refused = played(endless_agent, [300, 274], **refusing)  # no end of turn
@@ -195,40 +193,48 @@ async def silent_agent(client: AgentClient) -> float:
     return 1.0
 
 
-async def nested_agent(client: AgentClient) -> float:
-    inner = AgentGymEnv(endless_agent)
-    try:
-        inner.reset()
-    finally:
-        inner.close()
-    return 0.0
-
-
 async def stuck_agent(client: AgentClient) -> float:
     await ask(client)
     await asyncio.sleep(60)
     return 1.0
 
 
-def test_an_agent_that_asks_nothing_hangs_or_steps_another_on_its_own_loop_is_told() -> None:
+def test_an_agent_that_asks_nothing_or_hangs_is_told() -> None:
     with pytest.raises(EnvStateError, match="before the policy was asked anything"):
         played(silent_agent)
     with pytest.raises(AgentTimeoutError, match="agent_timeout"):
         played(stuck_agent, agent_timeout=0.05)
+
+
+@pytest.mark.parametrize("make", [AgentGymEnv, partial(AgentVectorEnv, 1)], ids=["one", "many"])
+def test_an_agent_that_steps_another_on_its_own_loop_is_told(make: Any) -> None:
+    async def nested_agent(client: AgentClient) -> float:
+        inner = make(agent=endless_agent)
+        try:
+            inner.reset()
+        finally:
+            inner.close()
+        return 0.0
+
+    env = make(agent=nested_agent)
     with pytest.raises(AgentError, match=r"asyncio\.to_thread"):
-        played(nested_agent)
+        env.reset()
+    env.close()
 
 
-def test_ctrl_c_in_a_step_ends_the_episode_and_no_more(leftovers: Leftovers) -> None:
-    env = AgentGymEnv(stuck_agent)
+@pytest.mark.parametrize(("make", "action"), EITHER, ids=["one", "many"])
+def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(
+    make: Any, action: Any, leftovers: Leftovers
+) -> None:
+    env = make(agent=stuck_agent)
     env.reset()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        env.step("x")
+        env.step(action)
     timer.join()
     with pytest.raises(gymnasium.error.ResetNeeded, match="ended with KeyboardInterrupt"):
-        env.step("x")
+        env.step(action)
     env.reset()
     env.close()
     assert leftovers() == {}
@@ -297,28 +303,29 @@ async def tidy_agent(client: AgentClient) -> float:
         finished.append("tidied up")
 
 
+@pytest.mark.parametrize(("make", "action"), EITHER, ids=["one", "many"])
 @pytest.mark.parametrize("agent", [tidy_agent, endless_blocking_agent])
 def test_nothing_is_left_after_close_reset_or_loss_in_mid_episode(
-    agent: Any, leftovers: Leftovers
+    agent: Any, make: Any, action: Any, leftovers: Leftovers
 ) -> None:
-    tidied = int(agent is tidy_agent)
+    tidied = (1 if make is AgentGymEnv else 3) * (agent is tidy_agent)
     finished.clear()
-    env = AgentGymEnv(agent)
+    env = make(agent=agent)
     env.reset()
-    env.step("x")
+    env.step(action)
     assert "evert gymnasium" in [thread.name for thread in threading.enumerate()]
     env.close()
     env.close()
     assert leftovers() == {}
     assert len(finished) == tidied
     with pytest.raises(gymnasium.error.ResetNeeded, match="was closed"):
-        env.step("x")
+        env.step(action)
 
     env.reset()  # a new life
     before = threading.active_count()
     for _ in range(5):
         env.reset()
-        env.step("x")
+        env.step(action)
     assert threading.active_count() == before
     assert len(finished) == 6 * tidied
     env.close()
@@ -369,20 +376,6 @@ def test_a_loop_that_does_not_end_is_left_behind_and_named(
     assert leftovers() == {}
 
 
-async def littering_agent(client: AgentClient) -> float:
-    """Broken: leaves a thread behind that nobody joins."""
-    threading.Thread(target=may_end.wait, args=(60.0,), daemon=True, name="litter").start()
-    return await endless_agent(client)
-
-
-def test_an_agent_that_leaves_a_thread_behind_is_found_out(leftovers: Leftovers) -> None:
-    may_end.clear()
-    played(littering_agent)
-    litter = {"threads": ["litter"]}
-    assert leftovers(litter) == litter
-    may_end.set()
-
-
 # -- loops, threads, processes -------------------------------------------------------------------
 
 
@@ -394,17 +387,8 @@ async def test_it_works_inside_a_running_event_loop() -> None:
     env.close()
 
 
-def test_environments_do_not_disturb_each_other() -> None:
-    envs = [gymnasium.make("evert/Identity-v0", tasks=[n]) for n in range(4)]
-    for env in envs:
-        env.reset()
-    for n, env in reversed(list(enumerate(envs))):
-        assert env.step(f"I am {n}")[1] == 1.0
-        env.close()
-
-
 PROCESSES = """
-import multiprocessing, gymnasium, evert.envs
+import multiprocessing, gymnasium
 
 def child(env, answers):
     try:
@@ -416,7 +400,7 @@ def child(env, answers):
     env.close()
 
 if __name__ == "__main__":
-    env = gymnasium.make("evert/Identity-v0")
+    env = gymnasium.make("evert:evert/Identity-v0")  # imports evert
     env.reset(options={"task": 5})
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -426,7 +410,8 @@ if __name__ == "__main__":
     process.join()
     print(process.exitcode, env.step("I am 5")[1])
 
-    envs = gymnasium.make_vec("evert/Identity-v0", num_envs=2, vectorization_mode="async",
+    gymnasium.make_vec("evert:evert/Identity-v0").close()
+    envs = gymnasium.make_vec("evert.envs:evert/Identity-v0", 2, vectorization_mode="async",
                               vector_kwargs={"shared_memory": False}, tasks=[5])
     envs.reset(seed=1)
     print(envs.step(["I am 5", "I am not 5"])[1])
@@ -484,13 +469,11 @@ def test_a_bad_reset_option_is_named_and_leaves_the_episode_alone(
         AgentGymEnv(endless_agent).reset(options={"task": 1})
 
 
-async def array_agent(client: AgentClient, task: Any) -> float:
-    return await asks(client)
-
-
-@pytest.mark.parametrize("tasks", [[np.array([1, 2]), np.array([3])], [{"a": [1]}, {"a": [2]}]])
+@pytest.mark.parametrize(
+    "tasks", [[np.array([1, 2]), np.array([3])], [{"a": [1]}, {"a": [2]}]], ids=["arrays", "dicts"]
+)
 def test_tasks_may_be_of_any_kind(tasks: list[Any]) -> None:
-    env = AgentGymEnv(array_agent, tasks)
+    env = AgentGymEnv(lambda client, task: asks_blocking(client), tasks)
     for task in tasks:
         _, info = env.reset(options={"task": task})
         assert str(info["task"]) == str(task)
@@ -499,22 +482,17 @@ def test_tasks_may_be_of_any_kind(tasks: list[Any]) -> None:
     env.close()
 
 
+LEGAL = {"messages": "I am 3", "tokens": (505,)}
 TEXT = r"the reply's text.*level='tokens'"
+IDS = "a sequence of token ids"
 NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
     "messages": [
-        (None, TEXT),
-        (3, TEXT),
-        (b"bytes", TEXT),
-        (["a"], TEXT),
-        ({"role": "assistant"}, TEXT),
-        ((1, 2), TEXT),
+        *((action, TEXT) for action in (None, 3, b"bytes", ["a"], {"role": "assistant"}, (1, 2))),
         ("\ud83d", "surrogate"),
     ],
     "tokens": [
-        ("I am 3", "a sequence of token ids; got 'I am 3' of type str"),
-        (7, "a sequence of token ids"),
-        (None, "a sequence of token ids"),
-        ({1, 2}, "a sequence of token ids"),
+        *((action, IDS) for action in (7, None, {1, 2})),
+        ("I am 3", f"{IDS}; got 'I am 3' of type str"),
         ([1, "2"], "Token 1 of the action is '2' of type str"),
         ([True], "Token 0 of the action is True of type bool"),
         (np.array([0.5]), "Token 0 of the action is 0.5 of type float"),
@@ -525,24 +503,12 @@ NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("level", "legal"), [("messages", "I am 3"), ("tokens", (505,))])
-def test_what_is_no_action_is_refused_and_the_episode_goes_on(level: Any, legal: Any) -> None:
+@pytest.mark.parametrize("level", NO_ACTIONS)
+def test_what_is_no_action_is_refused_and_the_episode_goes_on(level: Any) -> None:
     env = gymnasium.make("evert/Identity-v0", level=level, tasks=[3], disable_env_checker=True)
     for action, message in NO_ACTIONS[level]:
         env.reset()
         with pytest.raises(gymnasium.error.InvalidAction, match=message):
             env.step(action)
-        assert env.step(legal)[2], action
+        assert env.step(LEGAL[level])[2], action
     env.close()
-
-
-def test_step_before_reset_and_after_the_end_ask_for_a_reset() -> None:
-    wrapped = gymnasium.make("evert/Identity-v0", tasks=[3])
-    for env in (wrapped, wrapped.unwrapped):
-        with pytest.raises(gymnasium.error.ResetNeeded):
-            env.step("I am 3")
-    wrapped.reset()
-    wrapped.step("I am 3")
-    with pytest.raises(gymnasium.error.ResetNeeded, match=r"ended \(completed\).*Call reset"):
-        wrapped.step("I am 3")
-    wrapped.close()

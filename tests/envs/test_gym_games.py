@@ -64,35 +64,26 @@ def ending(trajectory: Trajectory) -> str:
 # -- the games they are -----------------------------------------------------------------------
 
 
-def plain_episode(id: str, seed: int) -> tuple[list[str], list[tuple[float, bool, bool]]]:
-    """Random actions by name, and what each earned."""
-    env = gymnasium.make(id, max_episode_steps=LONGEST)
-    actions = GymAgent(id).actions(env)
-    env.reset(seed=seed)
-    env.action_space.seed(seed)
-    names, steps = [], list[tuple[float, bool, bool]]()
-    while not steps or not (steps[-1][1] or steps[-1][2]):
-        action = env.action_space.sample()
-        _, reward, terminated, truncated, _ = env.step(action)
-        names.append(actions.name(action))
-        steps.append((float(reward), terminated, truncated))
-    env.close()
-    return names, steps
-
-
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
 def test_equal_actions_earn_equal_rewards_there_and_back(
     id: str, register: Callable[..., EnvSpec]
 ) -> None:
     register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
-    env = gymnasium.make("there/AndBack-v0")
+    back, there = gymnasium.make("there/AndBack-v0"), gymnasium.make(id, max_episode_steps=LONGEST)
+    actions = GymAgent(id).actions(there)
     for seed in (3, 11):
-        names, steps = plain_episode(id, seed)
-        env.reset(options={"task": seed})
-        back = [env.step(name)[1:4] for name in names]
-
-        assert back == steps
-    env.close()
+        back.reset(options={"task": seed})
+        there.reset(seed=seed)
+        there.action_space.seed(seed)
+        over = False
+        while not over:
+            action = there.action_space.sample()
+            _, reward, terminated, truncated, _ = there.step(action)
+            expected = (float(reward), terminated, truncated)
+            assert back.step(actions.name(action))[1:4] == expected
+            over = terminated or truncated
+    back.close()
+    there.close()
     assert len(TOY_TEXT) >= 5
 
 
@@ -106,8 +97,7 @@ def test_rewards_are_given_at_their_own_turn_and_truncation_is_passed_on() -> No
 
 
 def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
-    assert start_of(7, 1) == {"seed": 7}
-    assert start_of(np.int64(7), 1) == {"seed": 7}
+    assert start_of(7, 1) == start_of(np.int64(7), 1) == {"seed": 7}
     assert start_of(None, 1) == {"seed": 1}
     assert start_of({"options": {"x": 2}}, 1) == {"seed": 1, "options": {"x": 2}}
     assert rollout(GymAgent("Blackjack-v1"), ["0"], {"seed": 5}).transitions[0].reward in (-1, 0, 1)
@@ -153,21 +143,13 @@ def test_an_environment_without_words_of_its_own_is_told_plainly() -> None:
 
 def test_a_reply_means_the_one_action_that_its_last_line_has() -> None:
     actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
-    for reply, action in {
-        "Move left": 0,
-        "left": 0,
-        "I go DOWN!": 1,
-        "2": 2,
-        "Action: 3.": 3,
-        "left is bad\nright": 2,
-        "left or right": None,
-        "move": None,
-        "4": None,
-        "1 or 2": None,
+    meant = {
+        "Move left": 0, "left": 0, "I go DOWN!": 1, "2": 2, "Action: 3.": 3,
+        "left is bad\nright": 2, "left or right": None, "move": None, "4": None, "1 or 2": None,
         "": None,
-    }.items():
-        found, why = actions.read(reply)
-        assert (found, bool(why)) == (action, action is None), reply
+    }  # fmt: skip
+    assert {reply: actions.read(reply)[0] for reply in meant} == meant
+    assert all(bool(actions.read(reply)[1]) == (meant[reply] is None) for reply in meant)
 
 
 def test_arrays_are_json_and_text_is_text() -> None:
@@ -278,6 +260,8 @@ def test_describe_and_parse_may_be_ones_own() -> None:
     assert told(agent) == ["19 in Blackjack-v1"]
     assert rollout(agent, ["enough"]).transitions[0].reward in (-1.0, 0.0, 1.0)
     assert ending(rollout(agent, ["what", "what", "what"])) == "truncated"
+    with pytest.raises(EnvArgumentError, match=r"parse does not take '\d', an action of Blackja"):
+        next(GymAgent("Blackjack-v1", parse=one_word).demonstrations(0))
 
 
 def as_sum(observation: Any, info: Mapping[str, Any], env: gymnasium.Env[Any, Any]) -> str:
@@ -292,17 +276,6 @@ def one_word(reply: str) -> int:
 # -- illegal replies --------------------------------------------------------------------------
 
 
-def test_an_illegal_reply_is_explained_and_asked_again() -> None:
-    agent = GymAgent("Blackjack-v1", prompt="")
-    trajectory = rollout(agent, ["double", "stick"])
-    again = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)[1]
-
-    assert trajectory.transitions[-1].metrics["illegal"] == 1
-    assert (
-        "'double' is no action. Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
-    ) in again["told"]
-
-
 @pytest.mark.parametrize(
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
@@ -310,24 +283,30 @@ def test_an_illegal_reply_is_explained_and_asked_again() -> None:
 def test_what_becomes_of_illegal_replies_is_chosen(
     illegal: Any, turns: int, reward: float, end: str
 ) -> None:
-    trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal), ["?"] * 3)
+    trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
+    last = trajectory.transitions[-1]
+    told = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
 
-    assert len(trajectory.transitions) == turns
-    assert trajectory.transitions[-1].reward == reward
-    assert ending(trajectory) == end
+    assert (len(told), last.reward, ending(trajectory)) == (turns, reward, end)
+    assert last.metrics["illegal"] == turns
+    again = "Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
+    assert all(f"'double' is no action. {again}" in one["told"] for one in told[1:])
 
 
 # -- its own environment ----------------------------------------------------------------------
 
 
-def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) -> None:
-    rollout(GymAgent(named), ["fire"])
-    rollout(GymAgent(named), ["?", "?", "?"])
-    assert len(Named.closed) == 2
+async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) -> None:
+    envs = [ChatAgentEnv(GymAgent(named), seed) for seed in range(3)]
+    await asyncio.gather(*(do_single_rollout(ScriptedPolicy(["6"]), env) for env in envs))
+    assert len({id(env) for env in Named.closed}) == 3  # each episode has its own
+
+    await play(GymAgent(named), "?", "?", "?", task=7)
+    assert len(Named.closed) == 4
 
     with pytest.raises(evert.AgentError, match="the gun is wet"):
-        rollout(GymAgent(named, fails=True), ["fire"])
-    assert len(Named.closed) == 3
+        await play(GymAgent(named, fails=True), "fire", task=7)
+    assert len(Named.closed) == 5
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
@@ -340,13 +319,6 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
     [closed] = Named.closed
     assert (closed.thread is threading.current_thread()) != off_loop
     assert not [t for t in threading.enumerate() if t.name.startswith("evert test/Named-v0")]
-
-
-async def test_episodes_at_once_have_an_environment_each(named: str) -> None:
-    envs = [ChatAgentEnv(GymAgent(named), seed) for seed in range(3)]
-    await asyncio.gather(*(do_single_rollout(ScriptedPolicy(["6"]), env) for env in envs))
-
-    assert len({id(env) for env in Named.closed}) == 3
 
 
 # -- elsewhere --------------------------------------------------------------------------------
@@ -373,26 +345,18 @@ def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str)
         assert agent.actions(env).name(said["content"]) in asked["content"].split("left: ")[1]
     assert next(GymAgent(named).demonstrations(0))[-1]["content"] == "6"
     assert len(Named.closed) == 1
-    with pytest.raises(EnvArgumentError, match=r"parse does not take '\d', an action of Blackja"):
-        next(GymAgent("Blackjack-v1", parse=one_word).demonstrations(0))
 
 
-def test_any_environment_has_a_recipe_and_the_bases_are_told_no_rules() -> None:
-    game = gym_game({"id": "FrozenLake-v1", "is_slippery": "False", "illegal": "-1"})
-    settings, known = game.settings(), gym_game({"id": "Blackjack-v1"}).settings()
+def test_any_environment_has_a_recipe_that_begins_without_a_warm_up_where_a_base_knows_it() -> None:
+    settings = gym_game({"id": "FrozenLake-v1"}).settings()
+    known = gym_game({"id": "Blackjack-v1"}).settings()
 
-    assert settings["agent"] == (
-        "evert:GymAgent('FrozenLake-v1', illegal=-1, is_slippery=False, prompt='')"
-    )
-    assert settings["demonstrations"] == f"{settings['agent']}.demonstrations"
-    assert game.settings(full_size=True)["agent"] == settings["agent"].replace(", prompt=''", "")
-    assert not game.settings(full_size=True)["warm_up_steps"]
     assert not {*recipe.TRAIN_TASKS} & {*recipe.TEST_TASKS}
     for path in [*list(settings.values())[:3], settings["demonstrations"]]:
         assert resolve(path, "thing", GameError) is not None
-    # one that a shipped base knows begins there without a warm-up
     assert (known["model_name"], known["warm_up_steps"]) == ("evert-tiny-moves", 0)
     assert ("model_name" in settings, settings["warm_up_steps"] > 0) == (False, True)
+    assert not gym_game({"id": "FrozenLake-v1"}).settings(full_size=True)["warm_up_steps"]
 
 
 # -- what is wrong ----------------------------------------------------------------------------
@@ -414,7 +378,6 @@ def test_what_is_wrong_with_an_argument_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"id": "Blackjak-v1"}, "gym=Blackjak-v1 could not be made .* Did you mean: `Blackjack`"),
         ({"id": "Blackjack-v1", "sap": "True"}, r"'sap': True\}: TypeError: .*sap"),
         ({"is_slippery": "False"}, r"gym=\(no id\) could"),
     ],

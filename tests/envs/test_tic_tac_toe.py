@@ -30,25 +30,14 @@ def play(board: str = game.EMPTY, reply: Any = first_free, **options: Any) -> An
 
 
 def earned(group: Any) -> list[float]:
-    return [
-        value
-        for metrics in group.metrics_G
-        for name, value in metrics.items()
-        if re.fullmatch("seat/./reward", name)
-    ]
+    told = [one for metrics in group.metrics_G for one in metrics.items()]
+    return [value for name, value in told if re.fullmatch("seat/./reward", name)]
 
 
-# -- the rules, and the text -----------------------------------------------------------------------
-
-
-def test_x_begins_and_three_in_a_line_win() -> None:
+def test_x_begins_and_three_in_a_line_win_and_a_board_is_worth_what_perfect_play_comes_to() -> None:
     assert [game.mover(board) for board in (game.EMPTY, "x........")] == ["x", "o"]
-    assert game.winner("xxx.oo...") == "x"
-    assert game.winner("xoxxoxoxo") == ""
-    assert game.winner("x........") is None
-
-
-def test_a_board_is_worth_what_perfect_play_comes_to() -> None:
+    winners = {"xxx.oo...": "x", "xoxxoxoxo": "", "x........": None}
+    assert {board: game.winner(board) for board in winners} == winners
     for board, value, best in (
         (game.EMPTY, 0, [*range(9)]),
         ("x........", 0, [4]),  # a corner is answered in the middle
@@ -72,9 +61,6 @@ def test_a_move_is_the_first_digit_if_its_cell_is_free() -> None:
     assert [game.move_in(answer, "x........") for answer in ("1", "0", "ten", "")] == [None] * 4
 
 
-# -- two seats -------------------------------------------------------------------------------------
-
-
 def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
     group = play()
 
@@ -88,8 +74,8 @@ def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
 def test_the_first_move_is_trained_and_no_other() -> None:
     for board, trained in ((game.EMPTY, [1, 0]), ("x........", [0, 1])):
         masked = [
-            [t.metrics.get("untrained", 0.0) for t in each.transitions]
-            for each in play(board).trajectories_G
+            [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
+            for seat in play(board).trajectories_G
         ]
         assert [each.count(0.0) for each in masked] == trained
         assert [each[0] for each in masked] == [1.0 - t for t in trained]
@@ -108,9 +94,6 @@ def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses()
     assert once.trajectories_G[0].transitions[0].metrics["mistakes"] == 1.0
     assert earned(twice) == pytest.approx([1.0, -1.0 + 2 * game.MISTAKE])
     assert len(twice.trajectories_G[1].transitions) == 2
-
-
-# -- players without a model -----------------------------------------------------------------------
 
 
 def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:

@@ -2,14 +2,10 @@
 
 import asyncio
 import copy
-import gc
 import math
-import os
 import pickle
 import random
-import signal
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +13,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from tests.kit import ask, ask_blocking, assistant, user
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
@@ -26,8 +21,6 @@ from evert.bridge.errors import AgentError
 from evert.envs.as_gymnasium.arguments import EnvArgumentError
 from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv
 from evert.envs.as_gymnasium.vector import AgentVectorEnv
-
-Leftovers = Callable[[], dict[str, list[Any]]]
 
 WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "日本語\n"]
 
@@ -66,26 +59,17 @@ def same(one: Any, other: Any) -> bool:
 # -- as Gymnasium's own -------------------------------------------------------------------------
 
 
-def one_after_the_other(mode: AutoresetMode, limit: int | None, **given: Any) -> SyncVectorEnv:
-    def make() -> gymnasium.Env[Any, Any]:
-        env: gymnasium.Env[Any, Any] = AgentGymEnv(wandering_agent, [7, 8, 9], **given)
-        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
-
-    return SyncVectorEnv([make] * 3, autoreset_mode=mode)
-
-
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: int | None) -> None:
-    theirs = one_after_the_other(mode, limit, max_turns=4)
-    ours = AgentVectorEnv(
-        3,
-        agent=wandering_agent,
-        tasks=[7, 8, 9],
-        autoreset_mode=mode,
-        max_episode_steps=limit,
-        max_turns=4,
-    )
+    given: Any = {"agent": wandering_agent, "tasks": [7, 8, 9], "max_turns": 4}
+
+    def make() -> gymnasium.Env[Any, Any]:
+        env: gymnasium.Env[Any, Any] = AgentGymEnv(**given)
+        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    theirs = SyncVectorEnv([make] * 3, autoreset_mode=mode)
+    ours = AgentVectorEnv(3, autoreset_mode=mode, max_episode_steps=limit, **given)
     assert ours.metadata == theirs.metadata
     assert ours.observation_space == theirs.observation_space
     assert ours.action_space == theirs.action_space
@@ -276,27 +260,31 @@ def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
 # -- what is refused ----------------------------------------------------------------------------
 
 
-def test_what_are_no_actions_is_refused_and_no_episode_goes_on() -> None:
+def test_what_are_no_actions_options_or_seeds_is_refused_and_no_episode_goes_on() -> None:
     envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
-    bad: list[tuple[Any, str]] = [
+    envs.reset()
+    actions: Any
+    for actions, message in (
         (["I am 3"], r"2 environments take .* of 2 actions; got 1 actions"),
         (["I am 3"] * 3, "got 3 actions"),
         ("no", "got 'no'"),
         (None, "got None"),
         (["I am 3", 3], "the reply's text"),
-    ]
-    envs.reset()
-    for actions, message in bad:
+    ):
         with pytest.raises(gymnasium.error.InvalidAction, match=message):
             envs.step(actions)
+    with pytest.raises(EnvArgumentError, match="reset option 'taks'"):
+        envs.reset(options={"taks": 3})
+    with pytest.raises(ValueError, match="must match num_envs=2"):
+        envs.reset(seed=[1, 2, 3])
+    with pytest.raises(TypeError, match="must be a numpy array"):
+        envs.reset(options={"reset_mask": [True, False]})
     assert envs.step(np.array(["I am 3", "I am 3"]))[1].tolist() == [1.0, 1.0]
     envs.close()
 
 
 def test_a_step_needs_running_episodes() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], autoreset_mode="Disabled")
-    with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
-        envs.step(["x", "x"])
     envs.reset()
     assert envs.step(["7", "x"])[2][0]
     with pytest.raises(gymnasium.error.ResetNeeded, match=r"environments \[0.*reset_mask"):
@@ -317,55 +305,7 @@ def test_a_bad_argument_is_named() -> None:
         gymnasium.make_vec("evert/Identity-v0", 2, "async")
 
 
-def test_bad_options_and_seeds_are_named_and_the_episodes_go_on() -> None:
-    envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
-    envs.reset()
-    with pytest.raises(EnvArgumentError, match="reset option 'taks'"):
-        envs.reset(options={"taks": 3})
-    with pytest.raises(ValueError, match="must match num_envs=2"):
-        envs.reset(seed=[1, 2, 3])
-    with pytest.raises(TypeError, match="must be a numpy array"):
-        envs.reset(options={"reset_mask": [True, False]})
-    assert envs.step(["I am 3", "I am 3"])[1].tolist() == [1.0, 1.0]
-    envs.close()
-
-
-async def nested_agent(client: AgentClient) -> float:
-    inner = AgentVectorEnv(1, agent=wandering_agent, tasks=[7])
-    try:
-        inner.reset()
-    finally:
-        inner.close()
-    return 0.0
-
-
-def test_an_agent_that_steps_one_on_its_own_loop_is_told() -> None:
-    envs = AgentVectorEnv(1, agent=nested_agent)
-    with pytest.raises(AgentError, match=r"asyncio\.to_thread"):
-        envs.reset()
-    envs.close()
-
-
-# -- Gymnasium's other tools --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_wrappers_count_its_episodes(mode: AutoresetMode) -> None:
-    inner = AgentVectorEnv(3, agent=wandering_agent, tasks=[7], autoreset_mode=mode)
-    envs = DictInfoToList(RecordEpisodeStatistics(inner))
-    envs.reset(seed=1)
-    ended = 0
-    for _ in range(30):
-        _, _, terminated, truncated, _ = envs.step(["x"] * 3)
-        over = terminated | truncated
-        ended += over.sum()
-        if mode == AutoresetMode.DISABLED and over.any():
-            envs.reset(options={"reset_mask": over})
-    counted = envs.env
-    assert isinstance(counted, RecordEpisodeStatistics)
-    assert counted.episode_count == ended > 10
-    assert len(counted.return_queue) == ended
-    envs.close()
+# -- attributes ---------------------------------------------------------------------------------
 
 
 def test_calls_and_attributes_go_to_all_environments() -> None:
@@ -379,56 +319,7 @@ def test_calls_and_attributes_go_to_all_environments() -> None:
     envs.close()
 
 
-# -- leftovers and copies -----------------------------------------------------------------------
-
-
-async def endless_agent(client: AgentClient) -> float:
-    while True:
-        await ask(client)
-
-
-def endless_blocking_agent(client: BlockingAgentClient) -> float:
-    while True:
-        ask_blocking(client)
-
-
-@pytest.mark.parametrize("agent", [endless_agent, endless_blocking_agent])
-def test_nothing_is_left_of_it(agent: Any, leftovers: Leftovers) -> None:
-    envs = AgentVectorEnv(8, agent=agent)
-    envs.reset()
-    envs.step(["x"] * 8)
-    envs.close()
-    envs.close()
-    assert leftovers() == {}
-    envs.reset()  # a new life
-    envs.step(["x"] * 8)
-    envs.close()
-    assert leftovers() == {}
-    envs.reset()
-    del envs
-    gc.collect()
-    assert leftovers() == {}
-
-
-async def stuck_agent(client: AgentClient) -> float:
-    await ask(client)
-    await asyncio.sleep(60)
-    return 1.0
-
-
-def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(leftovers: Leftovers) -> None:
-    envs = AgentVectorEnv(3, agent=stuck_agent)
-    envs.reset()
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(["x"] * 3)
-    timer.join()
-    with pytest.raises(gymnasium.error.ResetNeeded, match="ended with KeyboardInterrupt"):
-        envs.step(["x"] * 3)
-    envs.reset()
-    envs.close()
-    assert leftovers() == {}
+# -- copies -------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_a_new_one_of_the_same_arguments() -> None:

@@ -8,6 +8,7 @@ import openai
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from tests.envs.conftest import served
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -26,35 +27,25 @@ def said(yes_or_no: str, correct: bool = False, reason: str = "because") -> str:
     return json.dumps({"brief_reason": reason, "yes_or_no": yes_or_no, "correct": correct})
 
 
-# -- the knowledge base --------------------------------------------------------------------------
-
-
-async def test_the_knowledge_base_answers_from_facts() -> None:
-    expected = {
-        "Does it have four legs?": "yes",
-        "Does it have wings?": "no",
-        "Is it not a mammal?": "no",
-        "Is it wingless?": "yes",
-        "Is it bigger than a car?": "no",
-        "Is it a horse?": "no",
-        "Guess: wombat": "no",
-        "What is it?": "n/a",
-    }
-    answers = {question: await KnowledgeAnswerer().answer(ZEBRA, question) for question in expected}
-
-    assert {question: answer.yes_or_no for question, answer in answers.items()} == expected
-    assert not any(answer.correct for answer in answers.values())
-    for question in ("Is it a zebra?", "guess: ZEBRA", "Zebras?"):
-        right = await KnowledgeAnswerer().answer(ZEBRA, question)
-        assert right == Answer("yes", True, "guess: zebra")
-
-
-async def test_it_counts_what_it_could_not_tell() -> None:
+async def test_the_knowledge_base_answers_from_facts_and_counts_what_it_could_not_tell() -> None:
     answerer = KnowledgeAnswerer()
-    for question in ("Is it a bird?", "What is it?", "Is it blorky?", "Is it red?"):
+    for question, expected in (
+        ("Does it have four legs?", "yes"),
+        ("Does it have wings?", "no"),
+        ("Is it not a mammal?", "no"),
+        ("Is it wingless?", "yes"),
+        ("Is it bigger than a car?", "no"),
+        ("Is it a horse?", "no"),
+        ("Guess: wombat", "no"),
+        ("What is it?", "n/a"),
+    ):
+        answer = await answerer.answer(ZEBRA, question)
+        assert (answer.yes_or_no, answer.correct) == (expected, False), question
+    for question in ("Is it a zebra?", "guess: ZEBRA", "Zebras?"):
+        assert await answerer.answer(ZEBRA, question) == Answer("yes", True, "guess: zebra")
+    for question in ("Is it blorky?", "Is it red?"):
         await answerer.answer(Noun("butterfly", "animal", "test"), question)
-
-    assert answerer.counts == {"asked": 4, "not_understood": 2, "not_applicable": 1}
+    assert answerer.counts == {"asked": 13, "not_understood": 2, "not_applicable": 1}
 
 
 async def test_other_facts_may_be_given_and_are_needed_for_other_nouns() -> None:
@@ -66,9 +57,6 @@ async def test_other_facts_may_be_given_and_are_needed_for_other_nouns() -> None
     assert (await answerer.answer(wombat, "Is it a plant?")).yes_or_no == "n/a"
     with pytest.raises(FactsError, match="Nothing is known of 'wombat'"):
         await KnowledgeAnswerer().answer(wombat, "Is it alive?")
-
-
-# -- an endpoint ---------------------------------------------------------------------------------
 
 
 class Endpoint:
@@ -92,20 +80,13 @@ class Endpoint:
 @pytest_asyncio.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
     found = Endpoint()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", found.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    found.model = RemoteModel("judge", f"http://{host}:{port}/v1")
-    yield found
-    await runner.cleanup()
+    async with served("/v1/chat/completions", found.answer, "POST") as address:
+        found.model = RemoteModel("judge", f"{address}/v1")
+        yield found
 
 
 async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpoint) -> None:
     endpoint.replies = [said("yes", reason="zebras are mammals")]
-
     answer = await ModelAnswerer(endpoint.model).answer(ZEBRA, "Is it a mammal?")
 
     assert answer == Answer("yes", False, "zebras are mammals")
@@ -137,9 +118,6 @@ async def test_what_does_not_fit_is_asked_for_again_so_often_and_no_more(
 async def test_an_endpoints_own_error_is_the_sdks(endpoint: Endpoint) -> None:
     with pytest.raises(openai.NotFoundError, match="no such model"):
         await ModelAnswerer(endpoint.model).answer(ZEBRA, "Is it big?")
-
-
-# -- completers and sampling clients -------------------------------------------------------------
 
 
 class Judge(MessageCompleter):

@@ -17,25 +17,11 @@ FACTS = shipped_facts()
 LEXICON = load_lexicon()
 
 CATEGORY_ATTRIBUTES = {
-    "animal": "animal",
-    "musical instrument": "instrument",
-    "furniture": "furniture",
-    "food": "food",
-    "vehicle": "vehicle",
-    "electronic device": "electronic",
-    "tool": "tool",
-    "clothing": "clothing",
-    "stationery": "stationery",
-    "flower": "flower",
-    "celebrity": "real_person",
-    "fictional character": "fictional",
-    "landmark": "landmark",
-    "kitchenware": "kitchenware",
-    "sports equipment": "sports_gear",
-    "toy": "toy",
-    "nature": "nature",
-    "household item": "household",
-}
+    "musical instrument": "instrument", "electronic device": "electronic",
+    "celebrity": "real_person", "fictional character": "fictional",
+    "sports equipment": "sports_gear", "household item": "household",
+}  # fmt: skip
+"""Where the attribute is not called as the category is."""
 
 IMPLICATIONS = """
 over_house -> over_car; over_car -> over_person; over_person -> over_breadbox
@@ -116,10 +102,9 @@ def test_what_follows_from_a_fact_is_a_fact_too() -> None:
 
 
 def test_categories_agree_with_their_attributes() -> None:
-    assert {category: having(name) for category, name in CATEGORY_ATTRIBUTES.items()} == {
-        category: [noun.answer for noun in NOUNS if noun.category == category]
-        for category in {noun.category for noun in NOUNS}
-    }
+    for category in {noun.category for noun in NOUNS}:
+        of_it = [noun.answer for noun in NOUNS if noun.category == category]
+        assert having(CATEGORY_ATTRIBUTES.get(category, category)) == of_it, category
 
 
 def test_the_lexicon_is_of_the_same_nouns_and_attributes_and_calls_each_by_a_name_of_its_own() -> (

@@ -62,17 +62,15 @@ def test_the_transcript_and_the_summary_have_everything() -> None:
 
 def test_the_question_of_a_reply_is_its_last_line_that_asks() -> None:
     replies = {
-        "Is it alive?": "Is it alive?",
-        "  **Is it alive?**\n": "Is it alive?",
         "It could be a cat.\nIs it a cat?": "Is it a cat?",
         "Is it a cat?\nI hope so.": "Is it a cat?",
-        "Question: Is it alive?": "Is it alive?",
-        "Question 3: Is it alive?": "Is it alive?",
         "Guess: zebra": "Guess: zebra",
         "alive": "alive",
         "": "",
         " \n ": "",
     }
+    asks = ["{}", "  **{}**\n", "Question: {}", "Question 3: {}"]
+    replies |= {form.format("Is it alive?"): "Is it alive?" for form in asks}
 
     assert {reply: question_of(reply) for reply in replies} == replies
     assert len(question_of("is it " * 1000)) == 300

@@ -81,19 +81,21 @@ def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have() -> None:
 
 
 def test_guessing_habits_guess_when_they_do() -> None:
-    def guessed(guesses: Guesses) -> float:
-        asked = [is_guess(t.question) for game, _ in games("any", guesses) for t in game.turns]
-        return sum(asked) / len(asked)
+    def guessed(guesses: Guesses) -> list[tuple[int, bool]]:
+        """Of each question its number, and whether it was a guess."""
+        played = [game.turns for game, _ in games("any", guesses) if not game.won]
+        return [(n, is_guess(t.question)) for turns in played for n, t in enumerate(turns, 1)]
 
     def numbers(guesses: Guesses) -> set[int]:
-        played = [game.turns for game, _ in games("any", guesses) if not game.won]
-        return {n for turns in played for n, t in enumerate(turns, 1) if is_guess(t.question)}
+        return {number for number, guess in guessed(guesses) if guess}
 
-    assert guessed("never") == 0.0
-    assert guessed("always") == 1.0
-    assert 0.2 < guessed("blind") < 0.4
+    blind = [guess for _, guess in guessed("blind")]
+    most = HIDDEN.max_questions
+    assert numbers("never") == set()
+    assert all(guess for _, guess in guessed("always"))
+    assert 0.2 < sum(blind) / len(blind) < 0.4
     assert numbers("early") == {*range(1, EARLY + 1)}
-    assert numbers("late") == {*range(HIDDEN.max_questions - EARLY + 1, HIDDEN.max_questions + 1)}
+    assert numbers("late") == {*range(most - EARLY + 1, most + 1)}
 
 
 def test_who_waits_for_few_names_what_fits_and_the_others_anything() -> None:
@@ -110,14 +112,6 @@ def test_who_waits_for_few_names_what_fits_and_the_others_anything() -> None:
     assert max(fitting("late"), fitting("blind")) < 0.5
 
 
-def test_within_the_category_where_it_is_shown() -> None:
-    player = HabitPlayer("any", "blind", KNOWN, random.Random(0))
-    game, _ = play(player, NOUNS[0], Rules(show_category=True))
-    foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
-
-    assert not foreign & {turn.question for turn in game.turns}
-
-
 def test_what_it_may_not_name_it_does_not_name() -> None:
     named = KNOWN.set_of(noun for noun in NOUNS if noun.split == "train")
     held_out = {guess(noun.answer) for noun in NOUNS if noun.split == "test"}
@@ -127,6 +121,10 @@ def test_what_it_may_not_name_it_does_not_name() -> None:
             game, _ = play(player, noun)
             assert not held_out & {turn.question for turn in game.turns}, guesses
             assert game.won == (noun.split == "train") or guesses != "few"
+
+    shown, _ = play(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0], Rules())
+    foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
+    assert not foreign & {turn.question for turn in shown.turns}  # where the category is shown
 
     only = HabitPlayer("any", "always", KNOWN, random.Random(0), named=1)
     game = Game(NOUNS[3], HIDDEN)

@@ -3,6 +3,7 @@
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.envs.conftest import served
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -46,23 +47,15 @@ async def test_a_model_is_asked_and_its_answer_cut() -> None:
 
 async def test_an_address_is_asked() -> None:
     async def answer(request: web.Request) -> web.Response:
-        if request.query["q"] == "error":
-            return web.Response(status=500)
-        nothing = request.query["q"] == "nothing"
-        return web.Response(text=" " if nothing else f"about {request.query['q']}")
+        query = request.query["q"]
+        said = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}
+        return said.get(query) or web.Response(text=f"about {query}")
 
-    app = web.Application()
-    app.router.add_get("/", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    search = HttpSearch(f"http://{host}:{port}/?q={{}}")
-
-    assert await search.search("black & white?") == "about black & white?"
-    assert await search.search("nothing") == NOTHING
-    with pytest.raises(aiohttp.ClientResponseError):
-        await search.search("error")
-    await runner.cleanup()
+    async with served("/", answer) as address:
+        search = HttpSearch(f"{address}/?q={{}}")
+        assert await search.search("black & white?") == "about black & white?"
+        assert await search.search("nothing") == NOTHING
+        with pytest.raises(aiohttp.ClientResponseError):
+            await search.search("error")
     with pytest.raises(ValueError, match="needs {} where the query goes, got 'http://x'"):
         HttpSearch("http://x")
