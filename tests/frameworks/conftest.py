@@ -24,28 +24,15 @@ ROOT = Path(__file__).parent.parent.parent
 
 EXAMPLES = {
     "openai3": [
-        "openai_sdk",
-        "anthropic_sdk",
-        "langchain_agent",
-        "openai_agents",
-        "google_adk",
-        "microsoft_agent_framework",
-        "pydantic_ai_agent",
-        "autogen_agent",
-        "smolagents_agent",
+        "openai_sdk", "anthropic_sdk", "langchain_agent", "openai_agents", "google_adk",
+        "microsoft_agent_framework", "pydantic_ai_agent", "autogen_agent", "smolagents_agent",
     ],
     "openai2": [
-        "openai_sdk",
-        "anthropic_sdk",
-        "langchain_agent",
-        "autogen_agent",
-        "smolagents_agent",
-        "crewai_agent",
-        "litellm_agent",
-        "dspy_agent",
+        "openai_sdk", "anthropic_sdk", "langchain_agent", "autogen_agent", "smolagents_agent",
+        "crewai_agent", "litellm_agent", "dspy_agent",
     ],
     "tau2": [],
-}
+}  # fmt: skip
 """Environment -> the examples that must run in it."""
 
 TWENTY_QUESTIONS = {
@@ -57,59 +44,28 @@ TWENTY_QUESTIONS = {
 
 PUBLIC = {
     "openai3": [
-        "bank_support",
-        "customer_service",
-        "medical_triage",
-        "react_search",
-        "reflection",
-        "supervisor",
-        "text_to_sql",
-        "time_range",
-        "translations",
+        "bank_support", "customer_service", "medical_triage", "react_search", "reflection",
+        "supervisor", "text_to_sql", "time_range", "translations",
     ],
     "openai2": ["content_flow", "deep_research", "mini_swe"],
     "programs": ["fix_with_aider", "fix_with_claude_code", "fix_with_codex"],
-}
+}  # fmt: skip
 """Environment -> the public agents of examples/gallery that must run in it; programs in openai3."""
 
 OTHER_WAYS = {
     "openai3": [
-        "openai_in_a_thread",
-        "openai_responses",
-        "anthropic_stream",
-        "langchain_stream",
-        "langgraph_blocking_node",
-        "openai_agents_stream",
-        "google_adk_taken_over",
-        "google_adk_stream",
-        "microsoft_stream",
-        "pydantic_ai_responses_stream",
-        "autogen_team",
+        "openai_in_a_thread", "openai_responses", "anthropic_stream", "langchain_stream",
+        "langgraph_blocking_node", "openai_agents_stream", "google_adk_taken_over",
+        "google_adk_stream", "microsoft_stream", "pydantic_ai_responses_stream", "autogen_team",
         "smolagents_stream",
     ],
     "openai2": [
-        "anthropic_stream",
-        "langchain_stream",
-        "langgraph_blocking_node",
-        "autogen_team",
-        "litellm_messages_stream",
-        "crewai_stream",
-        "dspy_in_a_thread",
-        "dspy_own_engine_in_a_thread",
-        "dspy_streamed",
-        "dspy_over_loopback",
+        "anthropic_stream", "langchain_stream", "langgraph_blocking_node", "autogen_team",
+        "litellm_messages_stream", "crewai_stream", "dspy_in_a_thread",
+        "dspy_own_engine_in_a_thread", "dspy_streamed", "dspy_over_loopback",
     ],
-}
+}  # fmt: skip
 """Environment -> the agents of other_ways.py that must run in it."""
-
-MODELS = {
-    "smolagents_stream": "smolagents_agent",
-    "dspy_in_a_thread": "dspy_agent",
-    "dspy_own_engine_in_a_thread": "dspy_agent",
-    "dspy_streamed": "dspy_agent",
-    "dspy_over_loopback": "dspy_agent",
-}
-"""Agent of other_ways.py -> the example whose scripted model it needs."""
 
 SWITCHES = {
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -189,7 +145,9 @@ def example(request: pytest.FixtureRequest) -> Example:
     name = request.param
     is_file = (ROOT / "examples" / f"{name}.py").exists()
     home = importlib.import_module(name if is_file else "other_ways")
-    script = importlib.import_module(MODELS.get(name, home.__name__))
+    framework = name.partition("_")[0]
+    agents = framework in ("dspy", "smolagents")  # whose scripted models are of their own
+    script = importlib.import_module(f"{framework}_agent" if agents else home.__name__)
     model = getattr(script, "model", importlib.import_module("game").guess_with_tool)
     return Example(name, getattr(home, "agent" if is_file else name), model)
 

@@ -1,17 +1,11 @@
-"""What the tests of all examples do to an agent.
-
-    train_one_step             the Cookbook's own loop on the embedded engine
-    give_up_at_the_second_call an episode that ends early, and what is left of it
-    play_in_lockstep           many episodes, all of which wait at once before any goes on
-
-Kept apart from the tests of either game, since they are the same for both.
-"""
+"""What the tests of all examples do to an agent."""
 
 import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import pytest
@@ -31,18 +25,13 @@ def reward(trajectory: Trajectory) -> float:
     return sum(transition.reward for transition in trajectory.transitions)
 
 
-# -- training ------------------------------------------------------------------------------------
-
-
 def by_rank(trajectories: list[Trajectory]) -> list[float]:
     """Rewards that differ, so that there is something to learn whatever the model says."""
     return [float(rank) for rank in range(len(trajectories))]
 
 
-def train_one_step(
-    agent: str, tasks: Sequence[Any], folder: Path, **env_options: Any
-) -> dict[str, float]:
-    """A step of ``rl.train.main`` with two tasks, two episodes each; its metrics."""
+def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
+    """A step of ``rl.train.main`` with two tasks, two episodes each, trains something."""
     builder = AgentDatasetBuilder(
         agent=agent,
         train_tasks=tasks,
@@ -51,42 +40,33 @@ def train_one_step(
         group_reward=by_rank,
         limits=RolloutLimits(max_turns=3),
         # The tiny base has not learned to play, and frameworks may raise on what it writes.
-        env_options={"on_agent_error": 0.0, **env_options},
+        env_options={"on_agent_error": 0.0},
     )
+    sizes: dict[str, Any] = {"max_tokens": 24, "max_steps": 1, "eval_every": 0, "save_every": 0}
     config = rl_train.Config(
         recipe_name="test",
         learning_rate=1e-3,
         dataset_builder=builder,
         model_name=BASE_MODEL,
         renderer_name=BASE_RENDERER,
-        max_tokens=24,
         temperature=3.0,  # where all say the same, opposite advantages leave no gradient
-        max_steps=1,
-        eval_every=0,
-        save_every=0,
         log_path=str(folder / "log"),
+        **sizes,
     )
     with embedded_engine(folder / "store", device="cpu", threads=1):
         asyncio.run(rl_train.main(config))
     lines = (folder / "log" / "metrics.jsonl").read_text().splitlines()
     [row] = [row for row in map(json.loads, lines) if "optim/grad_norm" in row]
-    return dict(row)
-
-
-# -- giving up -----------------------------------------------------------------------------------
+    assert row["env/all/total_episodes"] == 4
+    assert row["env/all/total_ac_tokens"] > 0
+    assert row["optim/grad_norm"] > 0
 
 
 def threads_in_a_model_call() -> list[int]:
     """The threads that wait for a reply of the policy."""
-    found = []
-    for thread, frame in sys._current_frames().items():
-        names = []
-        while frame is not None:
-            names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        if "call_blocking" in names:
-            found.append(thread)
-    return found
+    stacks = {thread: walk_stack(frame) for thread, frame in sys._current_frames().items()}
+    names = {t: {frame.f_code.co_name for frame, _ in stack} for t, stack in stacks.items()}
+    return [thread for thread in names if "call_blocking" in names[thread]]
 
 
 def tasks_besides_this() -> list[str]:
@@ -113,9 +93,6 @@ async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) 
         await asyncio.sleep(0.01)
     assert tasks_besides_this() == []
     assert threads_in_a_model_call() == []
-
-
-# -- many at once --------------------------------------------------------------------------------
 
 
 class Lockstep:

@@ -10,6 +10,9 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
+NOTHING: dict[str, list[str]] = {
+    name: [] for name in ("differential", "recommended_tests", "immediate_actions")
+}
 SCRIPTS = {
     "bank_support": [
         call("customer_balance"),
@@ -43,14 +46,7 @@ SCRIPTS = {
     ],
     "medical_triage": [
         call("consult_specialist", specialty="general", question="A mild headache?"),
-        call(
-            "final_result",
-            diagnosis=["tension headache"],
-            differential=[],
-            recommended_tests=[],
-            immediate_actions=[],
-            estimated_time_minutes=5,
-        ),
+        call("final_result", diagnosis=["tension headache"], estimated_time_minutes=5, **NOTHING),
         call("final_result", specialty="general", final_status="resolved_by_specialist"),
     ],
     "mini_swe": [

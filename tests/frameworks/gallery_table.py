@@ -1,8 +1,4 @@
-"""The table of docs/gallery.md, and what it says of the files of examples/gallery.
-
-rows        the table: name of a file -> title of a column -> cell
-glue_lines  of a file: those of its section "glue", and others that a comment calls so
-"""
+"""The table of docs/gallery.md, and what it says of the files of examples/gallery."""
 
 import ast
 import re

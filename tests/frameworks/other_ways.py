@@ -9,21 +9,11 @@ import json
 
 from game import TURNS, Game
 
-MESSAGE_TOOL = {
-    "name": "check_guess",
-    "description": "Check a guess.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"number": {"type": "integer"}},
-        "required": ["number"],
-    },
-}
-RESPONSE_TOOL = {
-    "type": "function",
-    "name": "check_guess",
-    "description": "Check a guess.",
-    "parameters": MESSAGE_TOOL["input_schema"],
-}
+NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+TOOL = {"name": "check_guess", "description": "Check a guess."}
+MESSAGE_TOOL = {**TOOL, "input_schema": NUMBER}
+RESPONSE_TOOL = {**TOOL, "type": "function", "parameters": NUMBER}
+CHAT_TOOL = {"type": "function", "function": {**TOOL, "parameters": NUMBER}}
 
 
 def checking(game):
@@ -36,28 +26,30 @@ def checking(game):
     return check_guess
 
 
+def results(game, calls):
+    """What the tool says to calls of chat completions, as messages."""
+    numbers = [json.loads(call.function.arguments)["number"] for call in calls]
+    return [
+        {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
+        for call, number in zip(calls, numbers, strict=True)
+    ]
+
+
 # -- SDKs ----------------------------------------------------------------------------------------
 
 
 def openai_in_a_thread(client, task):
     """A blocking agent, streamed chat completions."""
     game = Game(task)
-    tool = {"type": "function", "function": {**RESPONSE_TOOL}}
-    del tool["function"]["type"]
     messages = [{"role": "user", "content": game.rules}]
     for _ in range(TURNS + 1):
         with client.openai_sync.chat.completions.stream(
-            model=client.model, messages=messages, tools=[tool]
+            model=client.model, messages=messages, tools=[CHAT_TOOL]
         ) as stream:
             message = stream.get_final_completion().choices[0].message
         if not message.tool_calls:
             break
-        messages.append(message)
-        for call in message.tool_calls:
-            number = json.loads(call.function.arguments)["number"]
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
-            )
+        messages += [message, *results(game, message.tool_calls)]
     return game.reward
 
 
@@ -74,13 +66,10 @@ async def openai_responses(client, task):
         if not calls:
             break
         previous = response.id
+        said = [game.check(int(json.loads(call.arguments)["number"])) for call in calls]
         new = [
-            {
-                "type": "function_call_output",
-                "call_id": call.call_id,
-                "output": game.check(int(json.loads(call.arguments)["number"])),
-            }
-            for call in calls
+            {"type": "function_call_output", "call_id": call.call_id, "output": output}
+            for call, output in zip(calls, said, strict=True)
         ]
     return game.reward
 
@@ -96,19 +85,11 @@ async def anthropic_stream(client, task):
             message = await stream.get_final_message()
         if message.stop_reason != "tool_use":
             break
-        results = [
-            {
-                "type": "tool_result",
-                "tool_use_id": block.id,
-                "content": game.check(int(block.input["number"])),
-            }
-            for block in message.content
-            if block.type == "tool_use"
-        ]
-        messages += [
-            {"role": "assistant", "content": message.content},
-            {"role": "user", "content": results},
-        ]
+        uses = [block for block in message.content if block.type == "tool_use"]
+        said = [(use.id, game.check(int(use.input["number"]))) for use in uses]
+        content = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in said]
+        messages.append({"role": "assistant", "content": message.content})
+        messages.append({"role": "user", "content": content})
     return game.reward
 
 
@@ -274,18 +255,12 @@ async def autogen_team(client, task):
         """Check a guess."""
         return game.check(number)
 
-    info = {
-        "function_calling": True,
-        "json_output": True,
-        "structured_output": True,
-        "vision": False,
-        "family": ModelFamily.UNKNOWN,
-    }
+    able = dict.fromkeys(["function_calling", "json_output", "structured_output"], True)
     model = OpenAIChatCompletionClient(
         model=client.model,
         api_key="unused",
         base_url=client.transport.base_url,
-        model_info=info,
+        model_info={**able, "vision": False, "family": ModelFamily.UNKNOWN},
         http_client=openai.DefaultAsyncHttpxClient(transport=client.transport),
         max_retries=0,
     )
@@ -313,12 +288,9 @@ async def smolagents_stream(client, task):
         return game.check(number)
 
     http_client = openai.DefaultHttpxClient(transport=client.transport)
-    model = OpenAIModel(
-        client.model,
-        api_base=client.transport.base_url,
-        api_key="unused",
-        client_kwargs={"http_client": http_client, "max_retries": 0},
-    )
+    options = {"http_client": http_client, "max_retries": 0}
+    address = {"api_base": client.transport.base_url, "api_key": "unused"}
+    model = OpenAIModel(client.model, **address, client_kwargs=options)
     player = ToolCallingAgent(
         [check_guess], model, max_steps=TURNS + 1, verbosity_level=LogLevel.OFF, stream_outputs=True
     )
@@ -332,7 +304,6 @@ async def smolagents_stream(client, task):
 async def litellm_messages_stream(client, task):
     """A model of Anthropic's by its name: LiteLLM speaks their API, streamed, taken over."""
     import litellm
-    from litellm_agent import TOOLS
 
     game = Game(task)
     messages = [{"role": "user", "content": game.rules}]
@@ -340,7 +311,7 @@ async def litellm_messages_stream(client, task):
         chunks = await litellm.acompletion(
             model=f"anthropic/{client.model}",
             messages=messages,
-            tools=TOOLS,
+            tools=[CHAT_TOOL],
             api_key="unused",
             max_tokens=256,
             stream=True,
@@ -349,12 +320,7 @@ async def litellm_messages_stream(client, task):
         message = litellm.stream_chunk_builder(seen, messages=messages).choices[0].message
         if not message.tool_calls:
             break
-        messages.append(message)
-        for call in message.tool_calls:
-            number = json.loads(call.function.arguments)["number"]
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
-            )
+        messages += [message, *results(game, message.tool_calls)]
     return game.reward
 
 
@@ -366,37 +332,30 @@ async def crewai_stream(client, task):
     game = Game(task)
     check_guess = tool("check_guess")(checking(game))
 
-    llm = LLM(
-        client.model,
-        provider="openai",
-        base_url=client.transport.base_url,
-        api_key="unused",
-        stream=True,
-    )
-    player = Agent(
-        role="Player",
-        goal="Find the number.",
-        backstory="You like to guess.",
-        tools=[check_guess],
-        llm=llm,
-        max_iter=TURNS + 1,
-    )
+    address = {"base_url": client.transport.base_url, "api_key": "unused"}
+    llm = LLM(client.model, provider="openai", stream=True, **address)
+    who = {"role": "Player", "goal": "Find the number.", "backstory": "You like to guess."}
+    player = Agent(**who, tools=[check_guess], llm=llm, max_iter=TURNS + 1)
     await player.akickoff(game.rules)
     return game.reward
+
+
+def _react(game, lm):
+    """DSPy's player, and the context in which it plays."""
+    import dspy
+
+    player = dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)
+    return player, dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False))
 
 
 def dspy_in_a_thread(client, task):
     """The blocking call of a module, and the other engine, which is LiteLLM."""
     import dspy
 
-    game = Game(task)
-    lm = dspy.LM(
-        f"openai/{client.model}", engine="litellm", api_key="unused", cache=False, num_retries=0
-    )
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)(
-            rules=game.rules
-        )
+    game, options = Game(task), {"api_key": "unused", "cache": False, "num_retries": 0}
+    player, playing = _react(game, dspy.LM(f"openai/{client.model}", engine="litellm", **options))
+    with playing:
+        player(rules=game.rules)
     return game.reward
 
 
@@ -405,11 +364,9 @@ def dspy_own_engine_in_a_thread(client, task):
     import dspy
 
     game = Game(task)
-    lm = dspy.LM("openai/policy", api_key="unused", cache=False)
-    with dspy.context(lm=lm):
-        dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)(
-            rules=game.rules
-        )
+    player, _ = _react(game, None)
+    with dspy.context(lm=dspy.LM("openai/policy", api_key="unused", cache=False)):
+        player(rules=game.rules)
     return game.reward
 
 
@@ -421,15 +378,9 @@ async def dspy_streamed(client, task):
 
     game = Game(task)
     config = RouterConfig(transport=client.transport, env={"OPENAI_API_KEY": "unused"})
-    lm = dspy.LM(
-        "openai/gpt-5.2",
-        engine=LM15Engine(config),
-        async_engine=AsyncLM15Engine(config),
-        cache=False,
-        num_retries=0,
-    )
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        player = dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)
+    engines = {"engine": LM15Engine(config), "async_engine": AsyncLM15Engine(config)}
+    player, playing = _react(game, dspy.LM("openai/gpt-5.2", cache=False, num_retries=0, **engines))
+    with playing:
         listener = dspy.streaming.StreamListener("next_thought", allow_reuse=True)
         stream = dspy.streamify(player, stream_listeners=[listener], is_async_program=True)
         pieces = [piece async for piece in stream(rules=game.rules)]
@@ -441,15 +392,9 @@ async def dspy_over_loopback(client, task):
     """DSPy's own engine by an address, as from another process."""
     import dspy
 
-    game = Game(task)
-    lm = dspy.LM(
-        f"openai/{client.model}",
-        api_base=client.base_url,
-        api_key=client.api_key,
-        cache=False,
-        num_retries=0,
-    )
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        player = dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)
+    game, there = Game(task), {"api_base": client.base_url, "api_key": client.api_key}
+    lm = dspy.LM(f"openai/{client.model}", cache=False, num_retries=0, **there)
+    player, playing = _react(game, lm)
+    with playing:
         await player.acall(rules=game.rules)
     return game.reward

@@ -1,9 +1,4 @@
-"""What frameworks make of the rollout's answers, as a user of theirs sees it.
-
-1. A framework that builds its own client for another model, where there is no network: its error
-   names that model and the policy.
-2. Log-probabilities, where a framework hands them on.
-"""
+"""What frameworks make of the rollout's answers, as a user of theirs sees it."""
 
 from typing import Any
 
@@ -19,9 +14,6 @@ pytestmark = [  # of their own
 ]
 
 HELLO = [{"role": "user", "content": "Hello?"}]
-
-
-# -- 1. another model ------------------------------------------------------------------------------
 
 
 async def langchain():
@@ -91,9 +83,6 @@ async def test_another_model_is_an_error_that_names_it_and_the_policy(stranger: 
     assert "Connection error" not in str(caught.value)
     assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in str(caught.value)
     assert "policy_names='gpt-5.2'" in str(caught.value)
-
-
-# -- 2. log-probabilities --------------------------------------------------------------------------
 
 
 async def langchain_logprobs():

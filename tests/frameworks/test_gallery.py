@@ -1,10 +1,4 @@
-"""Public agents, unchanged but for their glue, play and are trained by the command.
-
-1. An episode with a scripted model earns all there is, and makes as many calls and training data as
-   the table of docs/gallery.md says; no socket is opened.
-2. The command at the top of each file trains it for two steps on a model that has not learned
-   anything, with no traceback on the terminal.
-"""
+"""Public agents, unchanged but for their glue, play and are trained by the command."""
 
 import importlib
 import json
@@ -70,9 +64,6 @@ async def play(module: ModuleType) -> tuple[Trajectory, float, ScriptedPolicy]:
     return group.trajectories_G[0], group.get_total_rewards()[0], policy
 
 
-# -- 1. an episode -------------------------------------------------------------------------------
-
-
 async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
     public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -81,7 +72,6 @@ async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
     monkeypatch.chdir(tmp_path)  # some write files
     monkeypatch.setenv("PATH", PATH)
     module = importlib.import_module(public)
-
     trajectory, reward, policy = await play(module)
 
     assert reward == 1.0
@@ -95,9 +85,6 @@ async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
     assert rewritten == (public == "text_to_sql")  # it tells its history in its own words
 
 
-# -- 2. training ---------------------------------------------------------------------------------
-
-
 def test_the_command_trains_a_public_agent_for_two_steps(public: str, tmp_path: Path) -> None:
     program, *words = command(importlib.import_module(public))
     here = os.pathsep.join([str(GALLERY), str(Path(__file__).parent)])
@@ -107,17 +94,17 @@ def test_the_command_trains_a_public_agent_for_two_steps(public: str, tmp_path: 
         [str(Path(sys.executable).parent / program), *words, *QUICK.split(), "log_path=run"],
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": here, "PATH": PATH},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=280,
         check=False,
     )
-    said = run.stdout + run.stderr
 
-    assert run.returncode == 0, said
-    assert "Traceback" not in said, said
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [row for row in map(json.loads, lines) if "optim/grad_norm" in row]
+    assert run.returncode == 0, run.stdout
+    assert "Traceback" not in run.stdout, run.stdout
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    steps = [row for row in rows if "optim/grad_norm" in row]
     assert len(steps) == 2
-    assert all(step["env/all/total_ac_tokens"] > 0 for step in steps)
-    assert all(step["optim/grad_norm"] > 0 for step in steps)
+    for step in steps:
+        assert min(step["env/all/total_ac_tokens"], step["optim/grad_norm"]) > 0

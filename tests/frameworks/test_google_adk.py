@@ -1,23 +1,21 @@
-"""Google's Agent Development Kit: agents as they were written, on the default model.
-
-1. It plays and trains on the tokens that were sampled, with no socket opened.
-2. Agents that it hands over to, or asks as tools, are the policy too.
-"""
+"""Google's Agent Development Kit: agents as they were written, on the default model."""
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from episodes import reward, train_one_step
-from game import TASK, TASKS, TURNS, Game, guess_with_tool, tool_call
+from episodes import reward
+from game import TASK, TURNS, Game, guess_with_tool, tool_call
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # ADK's of itself
+pytestmark = [
+    pytest.mark.usefixtures("no_sockets"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # ADK's of itself
+]
 
 DEFAULTS = ("gemini-2.5-flash", "gemini-3.5-flash")
 """The models that ``Gemini()`` and an ``LlmAgent`` without a model ask for."""
@@ -47,7 +45,7 @@ async def run(agent: Any, text: str) -> list[Any]:
     return [event async for event in events]
 
 
-async def play_the_game(task: dict[str, int], **model: Any) -> float:
+async def by_default(task: dict[str, int], **model: Any) -> float:
     from google.adk.agents import LlmAgent
 
     game = Game(task)
@@ -64,14 +62,9 @@ async def play_the_game(task: dict[str, int], **model: Any) -> float:
 
 
 async def by_name(task: dict[str, int]) -> float:
-    return await play_the_game(task, model="gemini-2.5-flash")
+    return await by_default(task, model="gemini-2.5-flash")
 
 
-async def by_default(task: dict[str, int]) -> float:
-    return await play_the_game(task)
-
-
-@pytest.mark.usefixtures("no_sockets")
 @pytest.mark.parametrize("agent", [by_name, by_default])
 async def test_it_plays_as_it_was_written(agent: Callable[..., Any]) -> None:
     policy = ScriptedPolicy(guess_with_tool)
@@ -83,16 +76,6 @@ async def test_it_plays_as_it_was_written(agent: Callable[..., Any]) -> None:
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-@pytest.mark.usefixtures("no_sockets")
-def test_the_cookbook_trains_it(tmp_path: Path) -> None:
-    row = train_one_step("test_google_adk:by_default", TASKS[:2], tmp_path, policy_names=DEFAULTS)
-
-    assert row["env/all/total_episodes"] == 4
-    assert row["env/all/total_ac_tokens"] > 0
-    assert row["optim/grad_norm"] > 0
-
-
-@pytest.mark.usefixtures("no_sockets")
 async def test_an_agent_that_is_a_tool_of_another_is_the_policy_too() -> None:
     from google.adk.agents import LlmAgent
     from google.adk.tools.agent_tool import AgentTool
@@ -111,7 +94,6 @@ async def test_an_agent_that_is_a_tool_of_another_is_the_policy_too() -> None:
     assert trajectory.transitions[-1].metrics["lineages"] == 2
 
 
-@pytest.mark.usefixtures("no_sockets")
 async def test_an_output_schema_is_asked_for_and_checked() -> None:
     from google.adk.agents import LlmAgent
     from pydantic import BaseModel

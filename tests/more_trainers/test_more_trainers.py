@@ -1,10 +1,4 @@
-"""What the pages of ``docs/trainers.md`` show, run; a script stands for the model.
-
-1. Trainers that hand out an endpoint keep the tokens themselves: the agent plays there, its reward
-   is theirs (verifiers with its own command, AReaL's contract).
-2. Trainers that take tokens get those that were sampled: slime's over a router that samples.
-3. Trainers that take texts get the agent's messages one reply at a time (SkyRL-gym).
-"""
+"""What the pages of ``docs/trainers.md`` show, run; a script stands for the model."""
 
 import asyncio
 import json
@@ -27,8 +21,6 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy, sequences
 
-# -- verifiers -----------------------------------------------------------------------------------
-
 
 def test_verifiers_plays_the_agent_and_keeps_its_turns_and_reward(
     endpoint: str, tmp_path: Path
@@ -47,9 +39,8 @@ def test_verifiers_plays_the_agent_and_keeps_its_turns_and_reward(
     subprocess.run([command, *options], env=own, check=True, cwd=tmp_path)
 
     [path] = tmp_path.rglob("traces.jsonl")
-    [traces] = zip(
-        *(json.loads(line)["traces"] for line in path.read_text().splitlines()), strict=True
-    )
+    lines = path.read_text().splitlines()
+    [traces] = zip(*(json.loads(line)["traces"] for line in lines), strict=True)
     assert [trace["rewards"] for trace in traces] == [{"agent": {"score": 1.0, "weight": 1.0}}] * 3
     said = [[node["sampled"] for node in trace["nodes"]].count(True) for trace in traces]
     assert sorted(said) == sorted(bisections(task) for task in TASKS[:3])
@@ -61,9 +52,6 @@ def bisections(task: dict[str, int]) -> int:
     return len(asyncio.run(do_single_rollout(ScriptedPolicy(chat_agent.model), env)).transitions)
 
 
-# -- AReaL ---------------------------------------------------------------------------------------
-
-
 async def test_areals_class_plays_at_its_endpoint_and_returns_the_reward(endpoint: str) -> None:
     from areal_agent import AgentWorkflow
 
@@ -72,9 +60,6 @@ async def test_areals_class_plays_at_its_endpoint_and_returns_the_reward(endpoin
         reward = await AgentWorkflow().run({"task": TASK}, **given, more="of a later version")
 
     assert reward == 1.0
-
-
-# -- slime ---------------------------------------------------------------------------------------
 
 
 class Status(Enum):
@@ -119,7 +104,6 @@ async def test_slimes_sample_has_the_sampled_tokens_masks_and_reward() -> None:
     policy = ScriptedPolicy(chat_agent.model)
     trajectory = await do_single_rollout(policy, ChatAgentEnv(chat_agent.agent, TASK))
     [expected] = sequences(trajectory)
-
     sample = await generated(router, TASK)
 
     assert sample.tokens == expected.prompt_ids + expected.response_ids
@@ -133,9 +117,6 @@ async def test_a_sample_that_slime_stops_is_aborted_and_its_agent_with_it() -> N
     stopped = {"meta_info": {"finish_reason": {"type": "abort"}}}
 
     assert (await generated(lambda body: stopped, TASK)).status is Status.ABORTED
-
-
-# -- SkyRL-gym -----------------------------------------------------------------------------------
 
 
 def test_skyrl_gym_plays_the_agent_one_reply_at_a_time() -> None:

@@ -1,10 +1,4 @@
-"""verifiers both ways (``evert.verifiers``), with verifiers itself; a script stands for the model.
-
-1. An environment of verifiers' is the same as an agent: prompts, replies, rewards, metrics, limits.
-2. Agents of every form are what verifiers plays: what they say and earn is the trace's.
-3. There and back: an agent as an environment of verifiers', as an agent.
-4. What fails is told, and nothing is left behind.
-"""
+"""verifiers both ways (``evert.verifiers``), with verifiers itself and a script for the model."""
 
 import asyncio
 import os
@@ -16,7 +10,6 @@ import verifiers.v1 as vf
 from game import TASKS
 from openai import OpenAI
 from tests.more_trainers.conftest import served_chat
-from tests.more_trainers.test_more_trainers import bisections
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 from verifiers_sums import ENVIRONMENT
@@ -49,11 +42,9 @@ async def by_evert(agent: Agent, task: Any, say: Any, **options: Any) -> Traject
     return await do_single_rollout(ScriptedPolicy(say), ChatAgentEnv(agent, task, **options))
 
 
-# -- 1: environments as agents ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [0, 1])
 async def test_an_environment_of_verifiers_is_the_same_as_an_agent(number: int) -> None:
+    assert (sums.tasks(), sums.tasks(limit=2)) == ([*SUMS], [0, 1])
     [trace] = (await by_verifiers(ENVIRONMENT, number, answer)).traces
     policy = ScriptedPolicy(answer)
     played = await do_single_rollout(policy, ChatAgentEnv(sums, number))
@@ -74,14 +65,6 @@ async def test_a_limit_of_verifiers_truncates_the_episode() -> None:
     [turn] = (await by_evert(agent, 1, answer)).transitions
 
     assert turn.metrics["stop/truncated"] == turn.metrics["env_stop/max_turns"] == 1.0
-
-
-def test_the_tasks_are_the_numbers_of_the_taskset() -> None:
-    assert sums.tasks() == [*SUMS]
-    assert sums.tasks(limit=2) == [0, 1]
-
-
-# -- 2: agents as environments ---------------------------------------------------------------------
 
 
 async def noting(client: Any, task: dict[str, int]) -> Outcome:
@@ -117,18 +100,10 @@ def as_environment(name: str, **more: Any) -> dict[str, Any]:
 HERE = "tests.more_trainers.test_verifiers"
 
 
-async def test_an_agent_is_an_environment_of_verifiers() -> None:
-    episode = await by_verifiers(as_environment("chat_agent:agent"), 3, chat_agent.model)
-
-    [trace] = episode.traces
-    assert (trace.ok, trace.reward) == (True, 1.0)
-    assert trace.num_turns == await asyncio.to_thread(bisections, TASKS[3])
-
-
 async def test_its_outcome_is_the_traces() -> None:
     [trace] = (await by_verifiers(as_environment(f"{HERE}:noting"), 0, chat_agent.model)).traces
 
-    assert trace.reward == 1.25
+    assert (trace.ok, trace.reward) == (True, 1.25)
     assert trace.metrics == {"asked": 2.0, "right": 1.0}
     assert (trace.num_turns, trace.stop_condition) == (2, "truncated")
 
@@ -147,21 +122,17 @@ async def test_an_agent_that_fails_fails_the_rollout_with_its_error() -> None:
     assert "as told" in episode.traces[0].last_error.message
 
 
-# -- 3: there and back -----------------------------------------------------------------------------
-
-
 async def test_an_agent_there_and_back_is_the_agent() -> None:
     back = VerifiersAgent(as_environment("chat_agent:agent"))
-    once = await by_evert(chat_agent.agent, TASKS[20], chat_agent.model)
-    twice = await by_evert(back, 20, chat_agent.model)
+    once, twice = [
+        [(turn.ob.to_ints(), turn.reward) for turn in played.transitions]
+        for played in (
+            await by_evert(chat_agent.agent, TASKS[20], chat_agent.model),
+            await by_evert(back, 20, chat_agent.model),
+        )
+    ]
 
-    prompts = [[turn.ob.to_ints() for turn in each.transitions] for each in (once, twice)]
-    assert prompts[0] == prompts[1]
-    rewards = [[turn.reward for turn in each.transitions] for each in (once, twice)]
-    assert rewards[0] == rewards[1]
-
-
-# -- 4: failures, and the end ----------------------------------------------------------------------
+    assert once == twice
 
 
 @pytest.mark.parametrize(

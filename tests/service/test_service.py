@@ -29,9 +29,6 @@ def greedy(client: tinker.SamplingClient) -> list[int]:
     return sampled(client)[0].tokens
 
 
-# -- sampling ------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def sampler(trained: tinker.TrainingClient) -> tinker.SamplingClient:
     return trained.save_weights_and_get_sampling_client().result()
@@ -61,9 +58,6 @@ def test_a_reply_ends_at_a_token_that_stops(sampler: tinker.SamplingClient) -> N
     assert (sequence.tokens, sequence.stop_reason) == ([first], "stop")
 
 
-# -- checkpoints ---------------------------------------------------------------------------------
-
-
 def test_saved_weights_are_sampled_by_their_path(
     service: tinker.ServiceClient, trained: tinker.TrainingClient, sampler: tinker.SamplingClient
 ) -> None:
@@ -81,9 +75,6 @@ def test_training_goes_on_from_a_saved_state(
     client = again.save_weights_and_get_sampling_client().result()
 
     assert greedy(client) == greedy(sampler)
-
-
-# -- training ------------------------------------------------------------------------------------
 
 
 def test_identity_trains_two_steps_and_goes_on_to_a_third(
