@@ -1,13 +1,4 @@
-"""Real programs as agents, over the loopback server, as ``evert.agents`` has them.
-
-1. A Node.js script with the npm package ``openai`` plays an episode: whole, streamed, with a tool.
-2. Claude Code, Codex, Gemini CLI and Aider fix a file, with their whole prompt and a lean one: an
-   episode is one datum, and nothing but the task is asked of the policy.
-3. What a program says when it fails is in the error; a prompt that is too long ends the episode.
-
-``test_gallery.py`` trains them by the command.
-``frameworks/make_programs.py`` and ``make_environment.py`` install them.
-"""
+"""Real programs as agents, over the loopback server, as ``evert.agents`` has them."""
 
 import json
 import shutil
@@ -103,16 +94,12 @@ async def play(
     return trajectory, trajectory.transitions[-1]
 
 
-# -- 1. a script -----------------------------------------------------------------------------------
-
-
 async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -> None:
     assert (PROGRAMS / "node_modules" / "openai").exists(), "run `make frameworks`"
     (tmp_path / "node_modules").symlink_to(PROGRAMS / "node_modules")
     (tmp_path / "game.mjs").write_text(GAME)
     node = shutil.which("node") or "node"
     agent = ProcessAgent([node, "game.mjs"], cwd=tmp_path)
-
     trajectory, last = await play(agent, [GUESS, "I go higher."], "777")
 
     assert last.logs["stdout"] == '[500,"Too low","I go higher."]\n', last.logs["stderr"]
@@ -122,62 +109,33 @@ async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -
     assert last.metrics["tools/calls"] == 1
 
 
-# -- 2. four programs fix a file ------------------------------------------------------------------
-
-READ_AND_EDIT = [
-    call("Read", file_path="calc.py"),
-    call("Edit", file_path="calc.py", old_string="a - b", new_string="a + b"),
-    "Done.",
+EDIT = {"file_path": "calc.py", "old_string": "a - b", "new_string": "a + b"}
+REPLACE = call("replace", instruction="Add.", **EDIT)
+FIXES: list[tuple[Any, list[str], int]] = [
+    (claude, [call("Read", file_path="calc.py"), call("Edit", **EDIT), "Done."], 3000),
+    (codex_of_npm, [*(call("exec_command", cmd=c) for c in ("cat calc.py", PATCH)), "Done."], 3000),
+    (gemini, [call("read_file", file_path="calc.py"), REPLACE, "Done."], 5000),
 ]
-READ_AND_REPLACE = [
-    call("read_file", file_path="calc.py"),
-    call(
-        "replace", file_path="calc.py", instruction="Add.", old_string="a - b", new_string="a + b"
-    ),
-    "Done.",
-]
-SHELL = [call("exec_command", cmd="cat calc.py"), call("exec_command", cmd=PATCH), "Done."]
+"""A program, what its model says, and more tokens than its lean prompt has."""
 WHOLE_FILE = ["calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"]
 
 
 @pytest.mark.parametrize("lean", [False, True])
-async def test_claude_code_fixes_a_file(lean: bool) -> None:
-    agent = claude("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
-    trajectory, last = await play(agent, READ_AND_EDIT, "calc.py")
+@pytest.mark.parametrize(("ready", "replies", "short"), FIXES, ids=["claude", "codex", "gemini"])
+async def test_a_program_fixes_a_file(
+    ready: Any, replies: list[str], short: int, lean: bool
+) -> None:
+    agent = ready("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
+    trajectory, last = await play(agent, replies, "calc.py")
 
     assert last.reward == 1.0, last.logs
     assert last.logs["stdout"] == "Done.\n"
     assert last.metrics["tools/calls"] == 2
     assert len(trajectory.transitions) == 3  # no title, no summary
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # though it adds `replace_all`
-    assert last.metrics["drift/completed_arguments"] == 1
-    assert (trajectory.transitions[0].ob.length < 3000) is lean
-
-
-@pytest.mark.parametrize("lean", [False, True])
-async def test_codex_fixes_a_file(lean: bool) -> None:
-    agent = codex_of_npm("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
-    trajectory, last = await play(agent, SHELL, "calc.py")
-
-    assert last.reward == 1.0, last.logs
-    assert last.logs["stdout"] == "Done.\n"
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1
-    assert len(trajectory.transitions) == 3
-    assert (trajectory.transitions[0].ob.length < 3000) is lean
-
-
-@pytest.mark.parametrize("lean", [False, True])
-async def test_gemini_cli_fixes_a_file(lean: bool) -> None:
-    agent = gemini("Fix {task}.", lean=lean, files=FILES, reward=CHECK)
-    trajectory, last = await play(agent, READ_AND_REPLACE, "calc.py")
-
-    assert last.reward == 1.0, last.logs
-    assert last.logs["stdout"] == "Done.\n"
-    assert last.metrics["tools/calls"] == 2
-    assert len(trajectory.transitions) == 3
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1
-    assert last.metrics["drift"] == 0
-    assert (trajectory.transitions[0].ob.length < 5000) is lean
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # though Claude Code adds `replace_all`
+    assert last.metrics.get("drift/completed_arguments", 0) == (ready is claude)
+    assert ready is not gemini or last.metrics["drift"] == 0
+    assert (trajectory.transitions[0].ob.length < short) is lean
 
 
 async def test_aider_fixes_a_file() -> None:
@@ -190,23 +148,18 @@ async def test_aider_fixes_a_file() -> None:
     assert len(trajectory.transitions) == 1  # no message of a commit
 
 
-async def test_claude_code_may_do_what_it_is_allowed_to_and_no_more() -> None:
-    make = [call("Bash", command="""python3 -c 'open("made", "w")'"""), "Done."]
-    python = ["Bash(python3 *)"]
-    allowed = claude("Go.", lean=True, tools=python, reward=MADE)
-    denied = claude("Go.", lean=True, reward=MADE)
-    everything = claude("Go.", lean=True, permission_mode="bypassPermissions", reward=MADE)
-
-    earned = [(await play(agent, make))[1].reward for agent in (allowed, denied, everything)]
-    assert earned == [1.0, 0.0, 1.0]
-
-
-async def test_gemini_cli_may_do_what_it_is_allowed_to_and_no_more() -> None:
-    make = [call("run_shell_command", command="touch made"), "Done."]
-    allowed = gemini("Go.", lean=True, tools=["run_shell_command"], reward=MADE)
-    denied = gemini("Go.", reward=MADE)
-
-    assert [(await play(agent, make))[1].reward for agent in (allowed, denied)] == [1.0, 0.0]
+async def test_programs_may_do_what_they_are_allowed_to_and_no_more() -> None:
+    bash = [call("Bash", command="""python3 -c 'open("made", "w")'"""), "Done."]
+    shell = [call("run_shell_command", command="touch made"), "Done."]
+    for ready, replies, reward, options in (
+        (claude, bash, 1.0, {"lean": True, "tools": ["Bash(python3 *)"]}),
+        (claude, bash, 0.0, {"lean": True}),
+        (claude, bash, 1.0, {"lean": True, "permission_mode": "bypassPermissions"}),
+        (gemini, shell, 1.0, {"lean": True, "tools": ["run_shell_command"]}),
+        (gemini, shell, 0.0, {}),
+    ):
+        _, last = await play(ready("Go.", reward=MADE, **options), replies)
+        assert last.reward == reward, options
 
 
 @pytest.mark.parametrize("ready", [claude, codex_of_npm, gemini, aider_of_pypi])
@@ -229,9 +182,6 @@ async def test_what_a_task_says_is_text_and_no_command_of_the_programs(
 
     assert not (tmp_path / "ran").exists()
     assert not any("what nobody is to read" in prompt for prompt in prompts)
-
-
-# -- 3. errors -------------------------------------------------------------------------------------
 
 
 async def test_what_a_program_says_at_its_start_is_in_the_error() -> None:
