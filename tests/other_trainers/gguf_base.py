@@ -14,18 +14,21 @@ WHOLE = {
     "lm_head.weight": "output.weight",
 }
 PARTS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
+    **{f"self_attn.{letter}_proj": f"attn_{letter}" for letter in "qkv"},
+    **{f"self_attn.{letter}_norm": f"attn_{letter}_norm" for letter in "qk"},
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+
+
+FIELDS = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
+    "head_count": "num_attention_heads", "head_count_kv": "num_key_value_heads",
+    "layer_norm_rms_eps": "rms_norm_eps", "key_length": "head_dim", "value_length": "head_dim",
+}  # fmt: skip
 
 
 def write_gguf(base: Path, out: Path) -> None:
@@ -33,16 +36,9 @@ def write_gguf(base: Path, out: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     writer = gguf.GGUFWriter(str(out), "qwen3")
     writer.add_name(base.name)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    for field, name in FIELDS.items():
+        getattr(writer, f"add_{field}")(config[name])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
     writer.add_file_type(0)
     _add_tokenizer(writer, config, json.loads((base / "tokenizer.json").read_text()))
     for name, weight in load_file(base / "model.safetensors").items():

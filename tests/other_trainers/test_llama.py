@@ -1,7 +1,4 @@
-"""llama.cpp's server serves the shipped base, and evert samples from it.
-
-Tokens are the server's own ids; their log-probabilities are the engine's for the same weights.
-"""
+"""llama.cpp's server serves the shipped base, and evert samples from it."""
 
 import asyncio
 import subprocess

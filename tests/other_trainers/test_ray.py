@@ -1,10 +1,4 @@
-"""The Cookbook's loop, unchanged, with its rollouts in Ray's actors.
-
-1. Two steps earn what they earn in this process, agents that are closures included.
-2. Workers that are killed: every group is accounted for.
-3. Errors are the agent's own; a task that kills its workers is named.
-4. A worker that is stopped is told from a slow one.
-"""
+"""The Cookbook's loop, unchanged, with its rollouts in Ray's actors."""
 
 import asyncio
 import json
