@@ -25,6 +25,9 @@ SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=
 FINISHED = [*SMALL, "steps=3", "save_every=2"]
 """The settings of the run that ``finished`` is."""
 
+Shown = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 NO_SOCKETS = """
 import runpy, socket, sys
 
@@ -144,20 +147,12 @@ def make_model(vocabulary: int, end: int | None) -> Any:
     config: Any = Qwen3Config
     torch.manual_seed(0)
     made: Any = Qwen3ForCausalLM
-    model = made(
-        config(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            eos_token_id=end,
-        )
-    ).eval()
+    settings = config(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+        tie_word_embeddings=True, eos_token_id=end,
+    )  # fmt: skip
+    model = made(settings).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Norm weights, too: a forward pass that forgets one must not pass for the model.

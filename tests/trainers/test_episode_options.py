@@ -1,32 +1,279 @@
-"""What an agent needs of its episodes, in the same words for training, evaluation and sweeps.
-
-1. An agent that builds its own client and names its own models is trained, beside a frozen one.
-2. It is evaluated in the same words, and scores as its training says it does.
-3. It is swept in the same words; frozen models can be searched, too.
-4. An agent with two trained roles is trained and evaluated; a run is a frozen model of it, which a
-   resumed run keeps though that run went on.
-5. An endpoint answers beside the policy, and its key is written nowhere; so do weights of the
-   service that a run is on.
-"""
+"""Models beside the policy, roles and limits, in the same words for each command."""
 
 import asyncio
 import csv
+import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import chdir
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import chz
 import pytest
 import tinker
-from tests.trainers.conftest import chat_endpoint
+from rich.console import Console
+from tests.kit import ask
+from tests.trainers.conftest import Patch, Shown, chat_endpoint
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.utils.ml_log import dump_config
 
+import evert
+from evert import AgentDatasetBuilder, RemoteModel, ScriptedPolicy, TinkerModel
+from evert.bridge.env.options import EnvOptions, EnvSettings
+from evert.bridge.errors import RendererMismatchError
 from evert.trainers.commands import evaluate, train
+from evert.trainers.config.arguments import gather
+from evert.trainers.config.backend import EngineChoice, running_engine
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.evaluate import read_evaluate_settings
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.frozen_models import (
+    check_frozen,
+    fingerprint,
+    frozen_models,
+    needs_engine,
+    pinned,
+)
+from evert.trainers.config.model_names import ModelNameError
+from evert.trainers.config.train import MAPPINGS, read_train_settings
+from evert.trainers.engine.common.errors import ModelNotFoundError
+from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import choices, read_plan
+from evert.trainers.training.cookbook import cookbook_config, own_settings
+
+PATH = "tinker://r/sampler_weights/"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The files of a run that tell where its weights are, and those of its last ones."""
+    folder = tmp_path / "run"
+    weights = folder / "checkpoints" / "r" / "sampler_weights" / "final"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(b"after twenty")
+    settings = {"env": "identity", "model_name": "evert-tiny-20q", "renderer_name": "qwen3"}
+    (folder / "run.json").write_text(json.dumps({"settings": settings}))
+    records = [
+        {"name": "000010", "batch": 10, "sampler_path": f"{PATH}000010"},
+        {"name": "final", "batch": 20, "sampler_path": f"{PATH}final"},
+    ]
+    lines = [json.dumps(record) + "\n" for record in records]
+    (folder / "checkpoints.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_a_name_becomes_a_model_with_the_options_that_follow_it(run: Path) -> None:
+    last = run / "checkpoints" / "r" / "sampler_weights" / "final"
+    own = "http://own"
+    given = {
+        "user": "evert-tiny", "user.temperature": "0.5", "user.max_tokens": "9",
+        "temperature": "evert-tiny", "a.b": "evert-tiny",  # names like an option, or with dots
+        "judge": str(run), "early": f"{run}@10", "other": "tinker://a/weights/b",
+        "critic": "https://host:8000/v1#org/model", "critic.api_key_env": "HOST_KEY",
+        "critic.timeout": "9", "gpt-5.2": "openai:gpt-5-mini", "gpt-5.2.temperature": "0",
+        "mine": "openai:m", "mine.base_url": "http://127.0.0.1:1/v1",
+    }  # fmt: skip
+    assert frozen_models(given, own) == {
+        "user": TinkerModel("evert-tiny", temperature=0.5, max_tokens=9, base_url=own),
+        "temperature": TinkerModel("evert-tiny", base_url=own),
+        "a.b": TinkerModel("evert-tiny", base_url=own),
+        "judge": TinkerModel("evert-tiny-20q", str(last), "qwen3", base_url=own),
+        "early": TinkerModel("evert-tiny-20q", f"{PATH}000010", "qwen3", base_url=own),
+        "other": TinkerModel(None, "tinker://a/weights/b", base_url=own),
+        "critic": RemoteModel("org/model", "https://host:8000/v1", "HOST_KEY", 9.0),
+        "gpt-5.2": RemoteModel("gpt-5-mini", temperature=0.0),
+        "mine": RemoteModel("m", "http://127.0.0.1:1/v1"),
+    }
+
+
+def test_mappings_are_given_a_key_at_a_time() -> None:
+    examples = {"limits": "limits.max_turns=20"}
+    limits = RolloutLimits(max_turns=3)
+    for given in ({"limits.max_turns": 3}, {"limits": {"max_turns": 3}}, {"limits": limits}):
+        assert gather({"steps": 1, **given}, examples) == {"steps": 1, "limits": {"max_turns": 3}}
+    assert gather({"limits": None}, examples) == {"limits": {}}
+    named = {"gpt-4.1": "evert-tiny", "judge": "runs/x"}
+    assert gather({"models": named}, {"models": ""}) == {"models": named}
+
+
+def test_the_embedded_engine_has_what_is_on_this_machine_and_a_service_its_own(
+    run: Path, tiny_model: str
+) -> None:
+    here = frozen_models({"a": "evert-tiny", "b": str(run), "c": "openai:m"})
+    check_frozen(here, embedded=True)
+    with pytest.raises(RecipeError, match=r"models\.d are weights on a Tinker service \(tinker:"):
+        check_frozen({"d": TinkerModel("evert-tiny", f"{PATH}x")}, embedded=True)
+    with pytest.raises(ModelNotFoundError, match="No folder"):
+        check_frozen({"d": TinkerModel("./nowhere", renderer_name="qwen3")}, embedded=True)
+    with pytest.raises(RendererMismatchError, match="has no chat template"):
+        check_frozen({"d": TinkerModel(tiny_model)}, embedded=True)
+    check_frozen({"a": TinkerModel("Qwen/Qwen3-8B"), "b": RemoteModel("m")}, embedded=False)
+    for named in ("evert-tiny", str(run)):
+        with pytest.raises(RecipeError, match=r"models\.judge is on this machine .*#MODEL\.$"):
+            check_frozen(frozen_models({"judge": named}), embedded=False)
+
+
+def test_the_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_path: Path) -> None:
+    named = {"critic": "https://critic.invalid:8000/v1#m", "other": "openai:m"}
+    settings = read_train_settings({"env": "identity", "device": "cpu", "models": named}, {})
+    with running_engine(EngineChoice("embedded", "a reason"), settings, tmp_path):
+        refused = map(network_is_refused, ("critic.invalid", "api.openai.com", "other.invalid"))
+        assert [*refused] == [False, False, True]
+    assert not needs_engine(frozen_models(named) | {"s": ScriptedPolicy(["x"])})
+    assert needs_engine(frozen_models({**named, "user": "evert-tiny"}))
+
+
+def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> None:
+    given = {"judge": str(run), "judge.temperature": "0", "user": "evert-tiny"}
+    assert pinned(given, {}) == {**given, "judge": f"{run}@20"}
+    assert pinned(given, {"judge": f"{run}@10"}) == {**given, "judge": f"{run}@10"}
+    assert pinned({"judge": f"{run}@10"}, {"judge": f"{run}@20"}) == {"judge": f"{run}@10"}
+    with pytest.raises(ModelNameError, match="no run and no model"):
+        pinned({"judge": "runs/none"}, {})
+
+
+def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
+    given = {"judge": str(run), "judge.temperature": "0"}
+    before = fingerprint(given)
+    file = run / "checkpoints" / "r" / "sampler_weights" / "final" / "model.safetensors"
+    assert fingerprint({**given, "judge": f"{run}@20"}) == before
+    assert fingerprint({**given, "judge.temperature": "1"}) != before
+    file.write_bytes(b"after thirty")
+    assert fingerprint(given) != before
+    assert fingerprint({"a": "openai:m"}) != fingerprint({"a": "openai:n"})
+
+
+def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fills_in() -> None:
+    shared, plain = chz.chz_fields(EpisodeSettings).keys(), EpisodeSettings()
+    assert EnvOptions.__annotations__.keys() - {"renderer", "models"} == shared - {"seats"}
+    for field in fields(EnvSettings):
+        if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
+            assert value == getattr(EnvSettings(), field.name), field.name
+    assert (shared | MAPPINGS.keys()) - {"cookbook", "gym", "tasks"} <= {*own_settings().values()}
+
+
+class Bringing:
+    """An agent that knows what it needs."""
+
+    env_options: ClassVar[Any] = {
+        "policy_names": "mine",
+        "limits": RolloutLimits(max_turns=3),
+        "models": {"judge": ScriptedPolicy(lambda prompt: "yes")},
+        "agent_timeout": 7.0,
+    }
+
+    async def __call__(self, client: Any, task: str) -> float:
+        return await asks_a_judge(client, task)
+
+
+def test_a_run_keeps_to_what_an_agent_brings_itself() -> None:
+    settings = read_train_settings({"agent": Bringing(), "train_tasks": ["tree"]}, {})
+    made = cookbook_config(settings, Path("run"), embedded=True, context_length=99)
+    dataset, _ = asyncio.run(made.dataset_builder())
+    [group] = dataset.get_batch(0)
+    env: Any = asyncio.run(group.make_envs())[0]
+    assert env.rollout_limits.max_turns == 3
+    assert env._settings.names == ("mine",)
+    assert (env._settings.agent_timeout, env._settings.context_length) == (7.0, 99)
+
+
+def test_values_are_read_as_what_they_are_and_what_was_not_set_is_left_to_the_agent() -> None:
+    given = {
+        "env": "identity", "policy_names": "gpt-4o,*", "seats": "a,b", "limits.max_turns": "3",
+        "parse_error_policy.max_consecutive": "2", "format_retries": "0", "context_length": "99",
+        "on_truncation": "end", "on_agent_error": "-1", "limits.rollout_timeout_seconds": "1.5",
+    }  # fmt: skip
+    assert env_options(EpisodeSettings(), {}) == {}
+    assert env_options(read_train_settings(given, {}), {}) == {
+        "policy_names": ("gpt-4o", "*"), "format_retries": 0, "context_length": 99,
+        "limits": RolloutLimits(max_turns=3, rollout_timeout_seconds=1.5),
+        "parse_error_policy": ParseErrorPolicy(max_consecutive=2),
+        "on_truncation": "end", "on_agent_error": -1.0,
+    }  # fmt: skip
+
+
+def test_recipes_set_them_and_each_can_be_overridden(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "limited_game.py").write_text(
+        "from evert import Game\n"
+        "GAME = Game('my/Limited-v0', agent='a:b', train_tasks='a:c', recipe={\n"
+        "    'limits': {'max_turns': 3, 'max_tool_calls': 4}, 'models': {'user': 'evert-tiny'},\n"
+        "    'policy_names': ('gpt-4o',)})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"env": "limited_game", "limits.max_turns": "9"}
+    trained = read_train_settings(given, {})
+    evaluated = read_evaluate_settings({**given, "models": "evert-tiny"})
+    for settings in (trained, evaluated):
+        assert settings.limits == {"max_turns": "9", "max_tool_calls": 4}
+        assert settings.policy_names == ("gpt-4o",)
+    assert trained.models == evaluated.frozen == {"user": "evert-tiny"}
+
+
+async def asks_a_judge(client: Any, task: str) -> float:
+    reply = await ask(client, task)
+    return float(await ask(client, reply or "nothing", model="judge") == "yes")
+
+
+class Locked:
+    """An agent that cannot be copied, as most that hold a client."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    async def __call__(self, client: Any, task: str) -> float:
+        with self.lock:
+            return await asks_a_judge(client, task)
+
+
+def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(tmp_path: Path) -> None:
+    judge = ScriptedPolicy(lambda prompt: "yes")
+    again: dict[str, Any] = {
+        "log_path": tmp_path / "run", "device": "cpu", "batch_size": 2, "group_size": 2,
+        "max_tokens": 4, "limits": RolloutLimits(max_turns=5), "console": Console(quiet=True),
+    }  # fmt: skip
+    run = evert.train(asks_a_judge, ["tree", "sea"], steps=1, models={"judge": judge}, **again)
+    assert len(judge.prompts) == 4
+    assert run.steps()[-1]["env/all/reward/total"] == 1.0
+    about = (run.read_json("run.json") or {})["settings"]
+    assert about["models"] == {"judge": "<a ScriptedPolicy>"}
+    assert about["limits"] == {"max_turns": "5"}
+    with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, given from Py"):
+        evert.train(asks_a_judge, ["tree", "sea"], steps=2, **again)
+    evert.train(asks_a_judge, ["tree", "sea"], steps=2, models={"judge": judge}, **again)
+    assert len(run.steps()) == 2
+
+
+def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_kind() -> None:
+    agent, judge = Locked(), ScriptedPolicy(lambda prompt: "yes")
+    beside: Any = {"models": {"judge": judge, "user": TinkerModel("evert-tiny")}}
+    builder = AgentDatasetBuilder(agent=agent, train_tasks=["tree"], env_options=beside)
+    written = dump_config(builder)
+    models = written["env_options"]["models"]
+    assert (written["agent"], models["judge"]) == ("<a Locked>", "<a ScriptedPolicy>")
+    assert models["user"]["base_model"] == "evert-tiny"
+    group: Any = asyncio.run(builder())[0].get_batch(0)[0]
+    assert group.agent is agent
+    assert group.options["models"]["judge"] is judge
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 8192), ({"context_length": 99}, 99)])
+def test_a_builder_asks_the_engine_in_this_process_for_the_context(
+    tmp_path: Path, given: Any, expected: int
+) -> None:
+    builder = AgentDatasetBuilder(agent=asks_a_judge, train_tasks=["tree"], env_options=given)
+    with embedded_engine(tmp_path, device="cpu"):
+        here, _ = asyncio.run(builder())
+    without, _ = asyncio.run(builder())
+    groups: Any = [*here.get_batch(0), *without.get_batch(0)]
+    lengths = [group.options.get("context_length") for group in groups]
+    assert lengths == [expected, given.get("context_length")]
+
 
 AGENTS = '''
 """Agents as others write them."""
@@ -63,7 +310,7 @@ async def debate(client, task):
 '''
 SMALL = [
     "train_tasks=whole_agents:TASKS", "device=cpu", "steps=2", "batch_size=2", "group_size=2",
-    "max_tokens=8", "eval_every=0", "samples=1",
+    "max_tokens=8", "eval_every=0", "samples=1", "test_group_size=2",
 ]  # fmt: skip
 NAMED = [
     "agent=whole_agents:named", "test_tasks=whole_agents:HELD_OUT",
@@ -105,75 +352,50 @@ def played(folder: str) -> list[Episode]:
     return [*EpisodeLog(Path(folder)).by_key.values()]
 
 
-# -- 1. training ---------------------------------------------------------------------------------
-
-
-def test_an_agent_that_names_its_own_models_is_trained_beside_a_frozen_one(
-    named: RunFolder,
-) -> None:
+def test_an_agent_that_names_its_models_is_trained_beside_a_frozen_one(named: RunFolder) -> None:
     steps = named.steps()
-
     assert len(steps) == 2
     assert {step["env/all/turns_per_episode"] for step in steps} == {2}  # the user's are none
     assert all(step["env/all/wish"] > 0 for step in steps)
-
-
-def test_what_a_run_was_given_is_in_its_folder(named: RunFolder) -> None:
-    settings = (named.read_json("run.json") or {})["settings"]
-
+    settings = (named.read_json("run.json") or {})["settings"]  # with what it was given
     assert settings["models"] == {"simulator": "evert-tiny", "simulator.max_tokens": "6"}
     assert settings["policy_names"] == ["gpt-4o", "gpt-4o-mini"]
     assert settings["limits"] == {"max_turns": "9"}
     options = config(named)["env_options"]
-    assert options["context_length"] == 8192
-    assert options["models"]["simulator"]["base_model"] == "evert-tiny"
-    assert options["models"]["simulator"]["max_tokens"] == 6
-    assert config(named)["limits"]["max_turns"] == 9
+    model = options["models"]["simulator"]
+    assert (model["base_model"], model["max_tokens"]) == ("evert-tiny", 6)
+    assert (options["context_length"], config(named)["limits"]["max_turns"]) == (8192, 9)
 
 
-# -- 2. evaluating -------------------------------------------------------------------------------
-
-
-def test_it_is_evaluated_in_the_same_words_and_scores_as_its_training_says(
-    named: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [*NAMED, "models=runs/named", "split=test", "seeds=1", "device=cpu"]
-
-    assert evaluate.main([*arguments, "out=warm"]) == 0
-    assert evaluate.main([*arguments, "out=cold", "temperature=0"]) == 0
-
+def test_it_is_evaluated_alike_to_the_score_of_training(named: RunFolder, capsys: Shown) -> None:
+    arguments = [*NAMED, "models=runs/named", "split=test", "device=cpu"]
+    assert evaluate.main([*arguments, "out=warm", "seeds=2"]) == 0
+    assert evaluate.main([*arguments, "out=cold", "seeds=1", "temperature=0"]) == 0
     after = named.after or {}
     for out, how in (("warm", "temperature_1"), ("cold", "greedy")):
         [row] = rows(f"{out}/scores.csv")
-        assert float(row["reward"]) == pytest.approx(after[how]["reward"], abs=1e-4)
+        assert row["episodes"] == str(after[how]["episodes"])
+        for name in ("reward", "success", "low", "high"):
+            assert float(row[name]) == pytest.approx(after[how][name], abs=1e-4)
     assert {episode.turns for episode in played("warm")} == {2}
-
     assert evaluate.main(["out=warm"]) == 0  # goes on, with all that it was given
-    assert len(played("warm")) == 2
+    assert len(played("warm")) == 4
     capsys.readouterr()
     assert evaluate.main([*arguments, "models.simulator=evert-tiny-20q", "out=warm"]) == 1
     assert "frozen: {'simulator': 'evert-tiny'" in capsys.readouterr().err
 
 
-def test_who_plays_without_weights_meets_the_frozen_models_too(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_plays_without_weights_meets_the_frozen_models_too(home: Path, capsys: Shown) -> None:
     arguments = [*NAMED, "models=http://127.0.0.1:9/v1#other", "split=test", "seeds=1"]
-
     assert evaluate.main([*arguments, "out=endpoint"]) == 1
-
     shown = capsys.readouterr()
     assert "other at http://127.0.0.1:9/v1" in shown.out
     assert "APIConnectionError" in shown.err  # the policy's; the simulated user answered
 
 
-# -- 3. sweeping ---------------------------------------------------------------------------------
-
-
 def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path) -> None:
     words = dict(each.split("=", 1) for each in (*SMALL, *NAMED))
     searched = read_plan({**words, "models.simulator": "evert-tiny,evert-tiny-20q"})
-
     assert ([*searched.space], searched.trials) == (["models.simulator"], 2)
     [*names] = choices(searched.space["models.simulator"])
     chosen = train.parse(searched.arguments({"models.simulator": names[1]}))
@@ -181,14 +403,10 @@ def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path
     assert chosen == chz.replace(train.parse([*SMALL, *NAMED]), **other)
 
 
-# -- 4. seats, and runs as frozen models ---------------------------------------------------------
-
 DEBATE = ["agent=whole_agents:debate", "test_tasks=whole_agents:HELD_OUT", "seats=pro,con"]
 
 
-def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(
-    named: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_roles_are_trained_and_evaluated_beside_a_run(named: RunFolder, capsys: Shown) -> None:
     words = [*DEBATE, "models.judge=runs/named", "models.judge.temperature=0"]
     words += ["models.judge.max_tokens=4"]
 
@@ -218,12 +436,7 @@ def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(
     assert len(run.steps()) == 3
 
 
-# -- 5. endpoints, and a service -----------------------------------------------------------------
-
-
-def test_an_endpoint_answers_beside_the_policy_and_its_key_is_written_nowhere(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_answers_and_its_key_is_written_nowhere(home: Path, monkeypatch: Patch) -> None:
     asked: set[tuple[str, str]] = set()
 
     def wants_tea(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -235,7 +448,6 @@ def test_an_endpoint_answers_beside_the_policy_and_its_key_is_written_nowhere(
     with chat_endpoint(wants_tea) as address:
         guest = [f"models.simulator={address}#guest", "models.simulator.api_key_env=GUEST_KEY"]
         assert train.main([*SMALL, *words, *guest, "steps=1", "log_path=runs/guest"]) == 0
-
     assert asked == {("guest", "Bearer s3cret")}
     run = RunFolder(Path("runs/guest"), resumed=True)
     assert run.steps()[-1]["env/all/wish"] == len("Some tea.")
@@ -250,8 +462,8 @@ async def saved_weights() -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-def test_weights_of_the_service_that_a_run_is_on_answer_beside_its_policy(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_service_is_trained_on_alike_and_its_weights_answer_beside_the_policy(
+    home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-dummy")
     service = ["engine=service", "base_url=http://service.invalid", "log_path=runs/service"]
@@ -261,8 +473,10 @@ def test_weights_of_the_service_that_a_run_is_on_answer_beside_its_policy(
         path = asyncio.run(saved_weights())
         arguments = [*SMALL, *words, *service, f"models.simulator={path}", "steps=1"]
         assert train.main(arguments) == 0
-
+    assert "engine: http://service.invalid (TINKER_API_KEY is set)" in capsys.readouterr().out
     run = RunFolder(Path("runs/service"), resumed=True)
+    assert (run.read_json("run.json") or {})["engine"]["engine"] == "service"
+    assert not (run.path / "checkpoints").exists()
     assert run.steps()[-1]["env/all/wish"] > 0
     options = config(run)["env_options"]
     model = options["models"]["simulator"]

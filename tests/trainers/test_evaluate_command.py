@@ -1,25 +1,32 @@
-"""``evert evaluate``, end to end.
-
-Models and players are told apart in a table, a CSV and figures; every episode is on record, and is
-played once, however often an evaluation is interrupted, gone on with or added to. A run scores as
-its training says it does. Mistakes: ``test_refusals.py``.
-"""
+"""``evert evaluate``, also of what ``evert serve`` serves; mistakes: ``test_refusals.py``."""
 
 import csv
+import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-from tests.trainers.conftest import chat_endpoint
+import torch
+from tests.trainers.conftest import Patch, Shown
 
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers.commands import evaluate, train
+from evert.trainers.commands.serve import ServeSettings, serving
+from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, NamedServer, find_model
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.network import network_is_refused
+from evert.trainers.episodes.players import find
 from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
@@ -40,23 +47,13 @@ def run(*arguments: str) -> int:
     return evaluate.main(arguments)
 
 
-# -- what it leaves behind -----------------------------------------------------------------------
-
-
-def test_players_without_a_model_are_compared_and_every_episode_is_on_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_players_are_compared_and_every_episode_is_on_record(tmp_path: Path, capsys: Shown) -> None:
     out = tmp_path / "e"
-
-    assert (
-        run("env=twenty_questions", "models=random,oracle", "max_tasks=9", "seeds=2", f"out={out}")
-        == 0
-    )
-
+    asked = ["env=twenty_questions", "models=random,oracle", "max_tasks=9", "seeds=2"]
+    assert run(*asked, f"out={out}") == 0
     shown = capsys.readouterr().out
-    assert "twenty_questions: 2 episodes a task, temperature 1" in shown
-    assert "oracle: 36 episodes in" in shown
-    assert "100.0%" in shown
+    for said in ("2 episodes a task, temperature 1", "oracle: 36 episodes in", "100.0%"):
+        assert said in shown
     found = {(row["model"], row["split"], row["category"]): row for row in rows(out)}
     assert float(found["oracle", "test", ""]["success"]) == 1.0
     assert float(found["oracle", "test", ""]["questions"]) < 8
@@ -75,11 +72,8 @@ def test_players_without_a_model_are_compared_and_every_episode_is_on_record(
     assert len({episode.category for episode in played}) > 3
 
 
-def test_weights_of_the_embedded_engine_are_evaluated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Shown) -> None:
     code = run(*IDENTITY, "split=test", "max_tasks=6", "seeds=3", f"out={tmp_path}/e")
-
     assert code == 0
     shown = capsys.readouterr().out
     assert "evert-tiny: engine: embedded on cpu, 1 thread" in shown
@@ -98,29 +92,25 @@ def test_weights_of_the_embedded_engine_are_evaluated(
     assert not (tmp_path / "e" / evaluate.CATEGORIES_FIGURE).exists()
 
 
-# -- interrupted, and gone on with -------------------------------------------------------------
-
-
-def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
-    arguments = [*IDENTITY, "split=test", "parallel=1", "max_tasks=24", "seeds=8"]
-    command = [sys.executable, "-m", "evert.trainers.cli", "evaluate", *arguments]
-    part, whole = tmp_path / "part", tmp_path / "whole"
-
-    process = subprocess.Popen(
-        [*command, f"out={part}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def interrupt_after(episodes: int, log: Path) -> None:
+    """Ctrl-C, once so many episodes are on record."""
     deadline = time.monotonic() + 120
-    while not (part / EPISODES).exists() or (part / EPISODES).read_text().count("\n") < 20:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
+    while not log.exists() or log.read_text().count("\n") < episodes:
+        assert time.monotonic() < deadline, "they never came"
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=280)
-    kept = episodes(part)
+    os.kill(os.getpid(), signal.SIGINT)
 
-    assert process.returncode == INTERRUPTED, errors
+
+def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path, capsys: Shown) -> None:
+    arguments = [*IDENTITY, "split=test", "max_tasks=24", "seeds=8"]
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    waiting = threading.Thread(target=interrupt_after, args=(20, part / EPISODES), daemon=True)
+    waiting.start()
+    assert run(*arguments, "parallel=1", f"out={part}") == INTERRUPTED
+    waiting.join()
+    kept = episodes(part)
     assert 20 <= len(kept) < 192
-    resume = shlex.split(shown.rpartition("to go on: ")[2])
+    resume = shlex.split(capsys.readouterr().out.rpartition("to go on: ")[2])
     assert resume == ["evert", "evaluate", f"out={part}"]
     assert run(*resume[2:], "parallel=64") == 0
     assert run(*arguments, "parallel=64", f"out={whole}") == 0
@@ -132,7 +122,7 @@ ORACLE = ["env=twenty_questions", "models=oracle", "max_tasks=3"]
 
 
 def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seeds_are_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     folder = tmp_path / "e"
     out, log = f"out={folder}", folder / EPISODES
@@ -167,8 +157,6 @@ def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seed
     assert "other fields than this version of evert writes" in capsys.readouterr().err
 
 
-# -- agents of one's own ----------------------------------------------------------------------
-
 OWN_AGENT = """
 TASKS = [{"word": word, "category": word[0]} for word in ("ab", "ac", "bd", "be")]
 
@@ -183,15 +171,13 @@ async def agent(client, task):
 
 
 def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     (tmp_path / "evaluated_agent.py").write_text(OWN_AGENT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = ["agent=evaluated_agent:agent", "test_tasks=evaluated_agent:TASKS", "success=0.5"]
-
     assert run(*own, "models=evert-tiny", "seeds=2", "max_tokens=8", "out=e") == 0
-
     played = episodes(tmp_path / "e")
     failed = [episode for episode in played if episode.error]
     assert len(played) == 8
@@ -207,32 +193,10 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said
     assert 'evaluated_agent.py", line ' in shown
 
 
-# -- runs ----------------------------------------------------------------------------------------
-
-
-def test_training_and_evaluating_find_the_same_score(finished: RunFolder, tmp_path: Path) -> None:
-    after = finished.after
-    assert after is not None
-    tests = ["env=identity", f"models={finished.path}", "split=test"]
-
-    assert run(*tests, "seeds=4", "seed=0", f"out={tmp_path}/warm") == 0
-    assert run(*tests, "seeds=1", "temperature=0", f"out={tmp_path}/cold") == 0
-
-    for out, how in (("warm", "temperature_1"), ("cold", "greedy")):
-        (row,) = rows(tmp_path / out)
-        assert row["episodes"] == str(after[how]["episodes"])
-        for name in ("reward", "success", "low", "high"):
-            assert float(row[name]) == pytest.approx(after[how][name], abs=1e-4)
-
-
-def test_a_run_plays_the_game_that_is_named_and_the_same_weights_once(
-    finished: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_weights_play_a_game_once(finished: RunFolder, tmp_path: Path, capsys: Shown) -> None:
     models = f"models={finished.path},{finished.path}@3"
     arguments = ["env=guess_number", models, "split=test", "max_tasks=2", "seeds=1"]
-
     assert run(*arguments, f"out={tmp_path}/e") == 0
-
     shown = capsys.readouterr().out
     assert "plays evert.envs.guess_number:guess_number_agent; it was trained with" in shown
     played = episodes(tmp_path / "e")
@@ -247,10 +211,8 @@ def test_a_run_that_was_trained_further_is_played_anew(copied: RunFolder, tmp_pa
     arguments = ["env=identity", f"models={copied.path}", "split=test", "seeds=1", "max_tasks=6"]
     assert run(*arguments, f"out={tmp_path}/e") == 0
     first = episodes(tmp_path / "e")
-
     assert train.main([f"log_path={copied.path}", "steps=4"]) == 0
     assert run(*arguments, f"out={tmp_path}/e") == 0
-
     both = episodes(tmp_path / "e")
     (row,) = rows(tmp_path / "e")
     assert both[: len(first)] == first
@@ -260,46 +222,103 @@ def test_a_run_that_was_trained_further_is_played_anew(copied: RunFolder, tmp_pa
     )
 
 
-# -- endpoints --------------------------------------------------------------------------------
-
-
-def asks_from_a_list(body: dict[str, Any], key: str) -> dict[str, Any]:
-    """A model that searches once if it can, and then guesses dogs and cats."""
-    if body.get("tools") and body["messages"][-1]["role"] == "user":
-        function = {"name": "search", "arguments": '{"query": "dog"}'}
-        call = {"id": "1", "type": "function", "function": function}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-    is_first = [m["role"] for m in body["messages"]].count("user") == 1
-    return {"role": "assistant", "content": "Is it a dog?" if is_first else "Is it a cat?"}
-
-
-def test_an_endpoint_plays_and_its_searches_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with chat_endpoint(asks_from_a_list) as address:
-        asked = ["env=twenty_questions", "models=openai:cat", f"base_url={address}", "seeds=1"]
-        assert run(*asked, "max_tasks=5", "split=train", "search=True", f"out={tmp_path}/e") == 0
-
-    played = episodes(tmp_path / "e")
-    assert any(episode.success for episode in played)
-    lost = next(episode for episode in played if not episode.success)
-    assert (lost.metrics["questions"], lost.metrics["searches"]) == (20, 20)
-    assert "openai:cat: 5 episodes in" in capsys.readouterr().out  # and no picture of a cat
-
-
 def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Shown, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
-    out = f"out={tmp_path}/e"
-    nobody = "base_url=http://127.0.0.1:9/v1"
+    out, nobody = f"out={tmp_path}/e", "base_url=http://127.0.0.1:9/v1"
     arguments = ["env=twenty_questions", "models=oracle,openai:gpt", "max_tasks=2", "parallel=2"]
-
     assert run(*arguments, nobody, out) == 1
-
     said = capsys.readouterr().err
-    assert (
-        "error: openai:gpt: the endpoint does not answer as it should: APIConnectionError" in said
-    )
+    assert "error: openai:gpt: the endpoint does not answer as it should: APIConnectionE" in said
     assert f"to go on: evert evaluate {out}" in said
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
+
+
+KEY = "a-key-of-ours-1"
+
+
+@pytest.fixture
+def url(monkeypatch: Patch) -> Iterator[str]:
+    """Of a server of evert-tiny, with a key from the environment."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with serving(ServeSettings(model="evert-tiny", device="cpu")) as said:
+        assert KEY not in said
+        yield said.partition(" at ")[2].split()[0]
+
+
+def ask(url: str, body: dict[str, Any], key: str) -> Any:
+    request = urllib.request.Request(
+        f"{url}/completions", json.dumps(body).encode(), {"Authorization": f"Bearer {key}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_weights_are_served_and_evaluated_in_the_type_that_is_asked_for(monkeypatch: Patch) -> None:
+    engines: list[Engine] = []
+    make = Engine.__init__
+
+    def watched(self: Engine, *given: Any) -> None:
+        make(self, *given)
+        engines.append(self)
+
+    monkeypatch.setattr(Engine, "__init__", watched)
+    with serving(ServeSettings(model="evert-tiny", device="cpu", dtype="bfloat16")):
+        assert engines[0].base_sampler("evert-tiny")._model.weights.model.dtype == torch.bfloat16
+    unsaid = EvaluateSettings(env="identity", models=("evert-tiny",))
+    said = EvaluateSettings(env="identity", models=("evert-tiny",), dtype="bfloat16")
+    assert "dtype" not in unsaid.asked  # but the run's
+    assert said.run_of("evert-tiny").dtype == "bfloat16"
+
+
+def test_ctrl_c_ends_a_server_that_answers_what_it_said_it_would() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+    program = [sys.executable, "-m", "evert.trainers.cli"]
+    command = [*program, "serve", "model=evert-tiny", "device=cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        serves, key = process.stdout.readline(), process.stdout.readline()
+        url = serves.partition(" at ")[2].split()[0]
+        body = {"model": "evert-tiny", "prompt": "Hello", "max_tokens": 3, "temperature": 0}
+        [choice] = ask(url, body, key.split()[1])["choices"]
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert len(choice["token_ids"]) <= 3
+    assert choice["text"] == "".join(choice["logprobs"]["tokens"])
+    assert "curl http://127.0.0.1" in rest
+    assert rest.endswith("Stopped.\n")
+    assert process.returncode == 0
+
+
+def test_what_is_served_plays_as_the_same_weights_here_do(url: str, tmp_path: Path) -> None:
+    models = f"models=vllm:{url},evert-tiny"
+    assert run("env=identity", models, "split=test", "max_tasks=8", f"out={tmp_path}/e") == 0
+    served, own = rows(tmp_path / "e")
+    played = sorted(episodes(tmp_path / "e"), key=lambda e: (e.model, e.task, e.seed))
+    assert {**served, "model": ""} == {**own, "model": ""}
+    assert [e.reward for e in played[:32]] == [e.reward for e in played[32:]]
+
+
+def test_a_model_that_the_server_lacks_is_refused(url: str, tmp_path: Path, capsys: Shown) -> None:
+    for named, said in (
+        ([f"models=vllm:{url}#another"], f"Name one of them after a #: vllm:{url}#evert-tiny"),
+        ([f"models=vllm:{url}", "model_name=evert-tiny-20q"], "our tokenizer (evert-tiny-20q)"),
+    ):
+        assert run("env=identity", *named, f"out={tmp_path}/e") == 1
+        assert said in capsys.readouterr().err
+    assert find_model("vllm:http://h:1/v1") == NamedServer("http://h:1/v1")
+    assert find_model("vllm:http://h:1/v1/#m") == NamedServer("http://h:1/v1", "m")
+    with pytest.raises(ModelNameError, match=r"vllm:http://HOST:PORT/v1#MODEL"):
+        find_model("vllm:model")
+
+
+def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() -> None:
+    settings = EvaluateSettings(
+        env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
+    )
+    contestant = find("https://far.example/v1#m", settings)
+    assert isinstance(contestant.named, NamedEndpoint)
+    with contestant.ready(print):
+        assert not network_is_refused("far.example")
+        assert network_is_refused("elsewhere.example")

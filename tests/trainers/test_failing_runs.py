@@ -1,10 +1,4 @@
-"""Runs in which episodes fail, by the command, on the embedded engine.
-
-A batch that nothing can be learned from is skipped, counted and said. A run in which most episodes
-fail says so at its first step, with the reason and one traceback, and ends after three such steps.
-By default an episode that fails is left out; one that is scored stays in. It is the same in each of
-the Cookbook's modes. How failures are told apart and counted: ``test_tally.py``.
-"""
+"""Runs in which episodes fail; how failures are told apart and counted: ``test_tally.py``."""
 
 import re
 import shlex
@@ -14,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainers.conftest import Patch, Shown
 from tinker_cookbook.rl import train as cookbook
 
 from evert import AgentDatasetBuilder, embedded_engine
@@ -29,12 +24,8 @@ AGENTS = '''
 import asyncio
 from pathlib import Path
 
-import openai
-
 TASKS = list(range(4))
 TEST = [100, 101]
-
-
 ASKED = [{"role": "user", "content": "Say e."}]
 
 
@@ -88,12 +79,6 @@ def calls_from_the_second_batch_on(client, task):
     if len(Path("episodes").read_text()) <= 4:
         return task / 4
     return reward(client.chat.completions.create(messages=ASKED))
-
-
-async def other_model(task):
-    client = openai.AsyncOpenAI(api_key="none", max_retries=0)
-    await client.chat.completions.create(model="gpt-5.2", messages=ASKED)
-    return 1.0
 '''
 SMALL = [
     "train_tasks=failing_agents:TASKS", "device=cpu", "batch_size=2", "group_size=2",
@@ -114,11 +99,10 @@ RETRY = ["cookbook.rollout_error_tolerance=True"]
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _home(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "failing_agents.py").write_text(AGENTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delitem(sys.modules, "failing_agents", raising=False)
 
 
@@ -135,14 +119,8 @@ def result() -> dict[str, Any]:
     return folder().read_json(RESULT) or {}
 
 
-# -- batches that teach nothing ----------------------------------------------------------------
-
-
-def test_a_run_whose_first_batch_calls_no_model_skips_it_and_trains_on_the_next(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(capsys: Shown) -> None:
     assert run("calls_from_the_second_batch_on", "steps=3") == 0
-
     shown = capsys.readouterr().out
     assert "step 1 is skipped: 4 of 4 episodes failed (4 episodes without a model call)" in shown
     assert "training: step 1/3  failed 100%" in shown
@@ -157,7 +135,6 @@ def test_a_run_whose_first_batch_calls_no_model_skips_it_and_trains_on_the_next(
 
 def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_files() -> None:
     assert run("no_call", "steps=2", "failed_steps=0", "test_tasks=failing_agents:TEST") == 0
-
     assert result()["skipped_batches"] == 2
     assert result()["held_out"]["after"]["greedy"]["reward"] == 25.125  # what it returns
     assert folder().plot.exists()
@@ -165,49 +142,31 @@ def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_file
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
 
 
-def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(capsys: Shown) -> None:
     assert run("raises_at_first", "steps=3") == 1
-    (again,) = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("To resume: ")
-    ]
+    again = capsys.readouterr().err.partition("To resume: evert train ")[2].splitlines()[0]
     Path("fixed").touch()
-
-    assert train.main(shlex.split(again.partition("evert train ")[2])) == 0
-
-    assert [row["step"] for row in folder().steps()] == [0, 1, 2]
-    assert [row[FAILED] for row in folder().steps()] == [0.0, 0.0, 0.0]
+    assert train.main(shlex.split(again)) == 0
+    steps = folder().steps()
+    assert [(row["step"], row[FAILED]) for row in steps] == [(0, 0.0), (1, 0.0), (2, 0.0)]
     assert result()["failures"]["kinds"] == {}
 
 
-async def test_under_the_cookbooks_own_loop_a_batch_without_a_call_is_skipped_too(
-    tmp_path: Path,
-) -> None:
+async def test_a_batch_without_a_call_is_skipped_by_the_cookbooks_loop_too(tmp_path: Path) -> None:
+    builder = AgentDatasetBuilder(
+        agent="failing_agents:calls_from_the_second_batch_on",
+        train_tasks="failing_agents:TASKS", batch_size=2, group_size=2,
+    )  # fmt: skip
     config = cookbook.Config(
-        recipe_name="test",
-        model_name="evert-tiny",
-        renderer_name="qwen3_instruct",
-        dataset_builder=AgentDatasetBuilder(
-            agent="failing_agents:calls_from_the_second_batch_on",
-            train_tasks="failing_agents:TASKS",
-            batch_size=2,
-            group_size=2,
-        ),
-        learning_rate=1e-4,
-        max_tokens=8,
-        eval_every=0,
-        save_every=0,
+        recipe_name="test", model_name="evert-tiny", renderer_name="qwen3_instruct",
+        dataset_builder=builder, learning_rate=1e-4, max_tokens=8, eval_every=0, save_every=0,
         log_path=str(tmp_path / "run"),
-    )
+    )  # fmt: skip
     with embedded_engine(tmp_path / "store", device="cpu"), logging_to(tmp_path):
         await cookbook.main(config)
-
     assert [TRAIN_REWARD in row for row in folder().steps()] == [False, True]
     assert folder().checkpoints()[-1]["batch"] == 2
 
-
-# -- what is said, and the end ---------------------------------------------------------------------
 
 TRACEBACK = """\
   Traceback (most recent call last):
@@ -218,45 +177,36 @@ TRACEBACK = """\
   LookupError: no table """
 
 
-def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(capsys: Shown) -> None:
     tests = "test_tasks=failing_agents:TEST"
     assert run("raises", "steps=9", tests) == 1
-
     shown, said = capsys.readouterr()
-    assert "held-out tasks, untrained: 4 of 4 episodes failed (4 agent errors)\n" in shown
-    assert "the commonest, 4 times: LookupError: no table " in shown
-    assert "\n  The tables are: none.\n" in shown
-    assert TRACEBACK.format(home=Path.cwd()) in re.sub(r"line \d+", "line N", shown)
-    assert "Correct the agent where the traceback points. " in shown
-    assert "step 1 is skipped: 4 of 4 episodes failed (4 agent errors) as before" in shown
+    shown = re.sub(r"line \d+", "line N", shown)
+    for part in (
+        "held-out tasks, untrained: 4 of 4 episodes failed (4 agent errors)\n",
+        "the commonest, 4 times: LookupError: no table ",
+        "\n  The tables are: none.\n",
+        TRACEBACK.format(home=Path.cwd()),
+        "Correct the agent where the traceback points. ",
+        "step 1 is skipped: 4 of 4 episodes failed (4 agent errors) as before",
+    ):
+        assert part in shown
     assert shown.count("Traceback") == 1
-    assert (
+    for part in (
         "error: In 3 steps in a row nearly all episodes failed: 12 of 12 episodes failed "
-        "(12 agent errors). The commonest: LookupError: no table "
-    ) in said
-    assert "Correct the agent where the traceback points. " in said
-    assert "failed_steps=0 goes on whatever fails" in said
-    assert "To resume: " in said
+        "(12 agent errors). The commonest: LookupError: no table ",
+        "Correct the agent where the traceback points. ",
+        "failed_steps=0 goes on whatever fails",
+        "To resume: ",
+    ):
+        assert part in said
     assert "Traceback" not in said
     assert [row["step"] for row in read_jsonl(Path("run/batches.jsonl"))] == [0, 1, 2]
     assert run("raises", "steps=5", "failed_steps=0", tests) == 0  # a resumed run may change it
 
 
-def test_calls_to_another_model_are_told_from_no_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("other_model", "steps=1") == 1
-
-    shown = capsys.readouterr().out
-    assert "step 1 is skipped: 4 of 4 episodes failed (4 wrong model names)" in shown
-    assert "The agent asked for 'gpt-5.2'; the policy is " in shown
-
-
-def test_where_few_fail_the_step_is_silent_and_the_end_says_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_where_few_fail_the_step_is_silent_and_the_end_says_it(capsys: Shown) -> None:
     assert run("some_raise", "steps=2") == 0
-
     shown = capsys.readouterr().out
     assert "Traceback" not in shown
     said = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
@@ -269,52 +219,40 @@ def test_where_few_fail_the_step_is_silent_and_the_end_says_it(
     assert failure["traceback"].startswith("Traceback")
 
 
-# -- left out, or scored --------------------------------------------------------------------------
-
-
 def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too() -> None:
     scored = ["on_agent_error=-1.0", "cookbook.rollout_error_tolerance=False"]
     assert run("one_hangs", "steps=2", *scored) == 0
-
     assert result()["failures"]["kinds"] == {"agent_timeout": 1}
     assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 8
 
 
-def test_fail_fast_is_there_for_the_asking(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fail_fast_is_there_for_the_asking(capsys: Shown) -> None:
     assert run("some_raise", "steps=2", "cookbook.rollout_error_tolerance=False") == 1
-
     said = capsys.readouterr().err
     assert 'failing_agents.py", line ' in said
     assert "some_raise raised LookupError after 1 model calls: no table 0" in said
 
 
 @pytest.mark.parametrize("mode", [[], STREAM], ids=["one by one", "stream"])
-def test_what_is_no_failure_of_the_agent_still_stops_the_run(
-    mode: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_any_other_failure_stops_the_run(
+    mode: list[str], monkeypatch: Patch, capsys: Shown
 ) -> None:
     def broken(self: Any, *arguments: Any, **options: Any) -> Any:
         raise SamplingRequestError("the sampler is on fire")
 
     for name in ("sample_async", "sample"):  # of the Cookbook 0.5 and 0.6
         monkeypatch.setattr(SamplingClient, name, broken)
-
     assert run("some_raise", "steps=2", *mode) == 1
     assert "error: the sampler is on fire" in capsys.readouterr().err
-
-
-# -- the Cookbook's modes ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC], ids=["stream", "async"])
 def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str]) -> None:
     assert run("some_raise", "steps=2", *mode) == 0
-
     assert result()["failures"]["kinds"] == {"agent_error": 2}
 
 
-def test_side_by_side_batches_without_a_call_are_skipped_and_the_end_says_how_many_steps_were_done(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_side_by_side_batches_without_a_call_are_skipped_and_counted(capsys: Shown) -> None:
     assert run("calls_from_the_second_batch_on", "steps=3", *ASYNC) == 0
     shown = capsys.readouterr().out
     assert "1 batches were skipped" in shown
@@ -322,9 +260,7 @@ def test_side_by_side_batches_without_a_call_are_skipped_and_the_end_says_how_ma
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC, RETRY], ids=["stream", "async", "retry"])
-def test_nothing_but_failures_ends_every_mode(
-    mode: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_but_failures_ends_every_mode(mode: list[str], capsys: Shown) -> None:
     assert run("raises", "steps=4", *mode) == 1
     said = capsys.readouterr().err
     if mode is STREAM and version("tinker-cookbook") < "0.6":

@@ -1,9 +1,4 @@
-"""A run that was stopped goes on, wherever and however it was stopped.
-
-A kill at any moment loses at most a step, and SIGTERM does what Ctrl-C does. No step stands twice
-in the metrics, no checkpoint without a use stays on the disk, and checkpoints that were damaged or
-deleted are gone back behind. The curve is always that of a run that nobody stopped.
-"""
+"""A run that was stopped, wherever and however, goes on to the curve of one that nobody stopped."""
 
 import json
 import shlex
@@ -17,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks import kill9
 from tests.nightly import IS_NIGHT
-from tests.trainers.conftest import FINISHED, environment
+from tests.trainers.conftest import FINISHED, Patch, Shown, environment
 
 from evert.trainers.commands import train
 from evert.trainers.rundir import metrics
@@ -26,11 +21,6 @@ from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RunFolderError
 from evert.trainers.training.resuming import take_up, tidy
-
-
-@pytest.fixture(autouse=True)
-def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TINKER_API_KEY", raising=False)
 
 
 def resume(folder: RunFolder) -> int:
@@ -68,25 +58,17 @@ def forget(folder: RunFolder, name: str) -> None:
     files.keep_lines(listed, lambda record: record.get("name") != name)
 
 
-# -- stopped -------------------------------------------------------------------------------------
-
-
-def test_a_killed_run_goes_on_to_the_same_figures_and_leaves_nothing_behind(
-    finished: RunFolder, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_to_the_same_figures(finished: RunFolder, tmp_path: Path) -> None:
     names = ["settings", "first checkpoint", "scores after"] if IS_NIGHT else ["first checkpoint"]
     stops = [kill9.Moment(name, 0.0, kill9.APPEARS[name]) for name in names]
     wanted = kill9.state(finished.path)
     run = kill9.stop_and_go_on(tmp_path / "run", stops, signal.SIGKILL, wanted, FINISHED)
-
     assert run.problems == ()
     assert (run.commands, len(run.moments)) == (len(names) + 1, len(names))
     assert wanted["hidden"] == []
 
 
-def test_sigterm_does_what_ctrl_c_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
     command = [sys.executable, "-m", "evert.trainers.cli", "train", *tiny, "steps=200"]
     folder = RunFolder(tmp_path / "run", resumed=True)
@@ -113,9 +95,6 @@ def test_sigterm_does_what_ctrl_c_does(
     assert steps_written(folder) == list(range(done + 1))
 
 
-# -- what was done and what was kept -------------------------------------------------------------
-
-
 def test_a_finished_run_keeps_the_checkpoints_that_were_asked_for(finished: RunFolder) -> None:
     names = ("000002", "final")
     assert saved(finished) == {f"{k}/{n}" for k in ("weights", "sampler_weights") for n in names}
@@ -137,7 +116,7 @@ def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder
     ("lost", "rows"), [("nothing", 2), ("final", 3)], ids=["too few rows", "a step done again"]
 )
 def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
-    copied: RunFolder, finished: RunFolder, lost: str, rows: int, capsys: pytest.CaptureFixture[str]
+    copied: RunFolder, finished: RunFolder, lost: str, rows: int, capsys: Shown
 ) -> None:
     forget(copied, lost)
     files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < rows)
@@ -153,7 +132,7 @@ def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
 
 
 def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
-    copied: RunFolder, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+    copied: RunFolder, finished: RunFolder, capsys: Shown
 ) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
     final.rename(final.with_name("000003"))
@@ -166,11 +145,8 @@ def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
     assert saved(copied) == saved(finished)
 
 
-# -- damaged -------------------------------------------------------------------------------------
-
-
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    copied: RunFolder, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+    copied: RunFolder, finished: RunFolder, capsys: Shown
 ) -> None:
     for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
         part = file.read_bytes()[:1000]
@@ -183,7 +159,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_again(
-    copied: RunFolder, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+    copied: RunFolder, finished: RunFolder, capsys: Shown
 ) -> None:
     listed, before = copied.path / files.CHECKPOINTS, saved(copied)
     text = listed.read_text()
@@ -191,7 +167,6 @@ def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_a
     assert resume(copied) == 1
     assert "lists no checkpoint, and" in capsys.readouterr().err
     assert saved(copied) == before
-
     listed.write_text(text)
     shutil.rmtree(copied.path / "checkpoints")
     assert resume(copied) == 0
@@ -201,19 +176,59 @@ def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_a
     assert steps_written(copied) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("content", ["{", '{"scores": {}}', '{"scores": 3}'])
-def test_odd_scores_of_the_untrained_weights_are_an_error_or_taken_again(
-    copied: RunFolder, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (copied.path / files.BEFORE).write_text(content)
-    status, message = resume(copied), capsys.readouterr().err
-    assert status == 0 or "Delete before.json to have the untrained weights scored again" in message
-    assert "Traceback" not in message
-
-
 def test_a_run_does_not_go_on_with_another_engine(copied: RunFolder) -> None:
     about = copied.read_json(files.RUN) or {}
     settings = train.parse([f"log_path={copied.path}"])
     copied.write_json(files.RUN, {**about, "engine": {"engine": "service"}})
     with pytest.raises(RunFolderError, match=r"trained with engine=service, .* are on a service"):
         take_up(copied, settings, (), "embedded", None)  # type: ignore[arg-type]
+
+
+SETTINGS = (
+    "env=identity device=cpu batch_size=1 group_size=2 eval_every=0 samples=1 save_every=2 steps=4"
+)
+SCRIPT = """
+mount -t tmpfs -o size=$1 none $2 || exit 99
+unset TINKER_API_KEY
+train="$3 -m evert.trainers.cli train $4 log_path=$2/run"
+$train > /dev/null 2> $5/first
+echo $? >> $5/first
+mount -o remount,size=400m $2
+$train > $5/shown 2> $5/second
+echo $? >> $5/second
+cp $2/run/*.jsonl $2/run/run.json $5
+ls -A $2/run > $5/left
+"""
+
+
+def can_mount() -> bool:
+    """Whether this user may mount something for itself."""
+    unshare = shutil.which("unshare")
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return unshare is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mount namespace here")
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ("64k", "cannot be written to: No space left on device"),  # its first step
+        pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
+    ],
+)
+def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, said: str) -> None:
+    (disk := tmp_path / "disk").mkdir()
+    arguments = [size, str(disk), sys.executable, SETTINGS, str(tmp_path)]
+    subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *arguments], check=True)
+    message, *_, status = (first := (tmp_path / "first").read_text()).splitlines()
+    assert status == "1"
+    assert message.startswith("error: ")
+    assert said in message
+    assert "Traceback" not in first
+    assert "To resume: " in first
+    assert (tmp_path / "second").read_text() == "0\n"
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    listed = (tmp_path / "checkpoints.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in listed] == ["000002", "000004", "final"]
+    assert not [name for name in (tmp_path / "left").read_text().split() if name.startswith(".")]

@@ -20,15 +20,11 @@ import pytest
 from tests.nightly import each
 
 SECRETS = {
-    "TINKER_API_KEY": "tml-sentinel-01",
-    "AWS_SECRET_ACCESS_KEY": "wJalr/sentinel+02\\",
-    "WANDB_API_KEY": "sentinel" + "03" * 16,
-    "HF_TOKEN": "hf_sentinel04",
-    "GITHUB_TOKEN": "ghp_sentinel05",
-    "OPENAI_API_KEY": 'sk-"sentinel"-06',
-    "DATABASE_URL": "postgres://me:sentinel-07@host/db",
-    "MY_PASSWORD": "zwölf-sentinel-08",
-}
+    "TINKER_API_KEY": "tml-sentinel-01", "AWS_SECRET_ACCESS_KEY": "wJalr/sentinel+02\\",
+    "WANDB_API_KEY": "sentinel" + "03" * 16, "HF_TOKEN": "hf_sentinel04",
+    "GITHUB_TOKEN": "ghp_sentinel05", "OPENAI_API_KEY": 'sk-"sentinel"-06',
+    "DATABASE_URL": "postgres://me:sentinel-07@host/db", "MY_PASSWORD": "zwölf-sentinel-08",
+}  # fmt: skip
 
 EVERT = """
 import shlex, sys
@@ -97,13 +93,10 @@ def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
         "out=evaluation seeds=1",
     )
     done = subprocess.run(
-        [sys.executable, "-c", EVERT, *commands],
-        cwd=tmp_path,
-        env={**os.environ, **SECRETS, "WANDB_MODE": "offline"},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", EVERT, *commands], cwd=tmp_path,
+        env={**os.environ, **SECRETS, "WANDB_MODE": "offline"}, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     for command in ("train", "report", "evaluate"):
         assert f"{command} ended with 0" in done.stdout, done.stderr
 
@@ -169,18 +162,14 @@ async def test_what_a_run_was_given_from_python_is_on_no_way_out(tmp_path: Path)
 
     async def ran(*words: str) -> bytes:
         program = await asyncio.create_subprocess_exec(
-            *(sys.executable, *words),
-            cwd=tmp_path,
-            env={**os.environ, **SECRETS},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+            *(sys.executable, *words), cwd=tmp_path, env={**os.environ, **SECRETS},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
         return (await program.communicate())[0]
 
     ways = {"train": await ran("given.py"), "commands": await ran("-c", EVERT, *COMMANDS)}
     written = read(tmp_path)
     ways |= written
-
     assert b"[PASSWORD]" in ways["train"], ways["train"].decode()
     assert b"report ended with 0" in ways["commands"], ways["commands"].decode()
     assert b"is an address without a model" in ways["commands"]

@@ -1,15 +1,11 @@
-"""Self-play by command: seats, a league of the run's own checkpoints, opponents of an evaluation.
-
-1. A run with a league trains both seats, each with a curve of its own, also against its past,
-   in workers too.
-2. Held-out games are against a named opponent; an evaluation's too, with wins, draws and losses.
-"""
+"""Self-play by command: seats, a league of the run's own checkpoints, opponents."""
 
 import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainers.conftest import Shown
 
 import evert
 from evert.trainers.commands import evaluate
@@ -35,7 +31,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> None:
     first, *_, last = run.steps()
-
     for step in (first, last):
         assert {"env/all/seat/x/reward", "env/all/seat/o/reward"} <= step.keys()
     assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
@@ -58,13 +53,10 @@ def test_held_out_games_are_against_the_perfect_player(run: RunFolder) -> None:
     assert before["drawn"] + before["lost"] == pytest.approx(1.0)
 
 
-def test_an_evaluation_has_wins_draws_and_losses_at_each_seat_in_turn(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_counts_wins_by_seat(run: RunFolder, tmp_path: Path, capsys: Shown) -> None:
     out = tmp_path / "e"
     plays = ["env=tic_tac_toe", f"models={run.path}@2", "split=test", "max_tasks=4", "seeds=1"]
     assert evaluate.main([*plays, "opponent=random", f"out={out}"]) == 0
-
     shown = capsys.readouterr().out
     assert "against random" in shown
     assert all(word in shown for word in ("won", "drawn", "lost"))
@@ -72,7 +64,6 @@ def test_an_evaluation_has_wins_draws_and_losses_at_each_seat_in_turn(
         [row] = csv.DictReader(file)
     assert sum(float(row[name]) for name in ("won", "drawn", "lost")) == pytest.approx(1.0)
     metrics = [episode.metrics for episode in EpisodeLog(out).by_key.values()]
-    assert [("seat/x/reward" in each, "seat/o/reward" in each) for each in metrics].count(
-        (True, False)
-    ) == 2
+    seats = [("seat/x/reward" in each, "seat/o/reward" in each) for each in metrics]
+    assert seats.count((True, False)) == 2
     assert evaluate.main([*plays, f"opponent={run.path}@1", f"out={tmp_path}/other"]) == 0

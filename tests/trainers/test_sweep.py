@@ -1,10 +1,4 @@
-"""The sweep command, with real runs.
-
-1. Runs that are killed are recorded as failed, the rest go on; resuming completes those alone.
-2. A sweep that is killed leaves no run behind; Ctrl-C says how to go on.
-3. A run that falls over is a row with its error; so is one without the objective.
-4. A folder with something else in it, or with another sweep, is refused.
-"""
+"""The sweep command, with real runs: killed, resumed, interrupted, refused."""
 
 import csv
 import io
@@ -25,7 +19,7 @@ import optuna
 import psutil
 import pytest
 from optuna.storages.journal import JournalFileBackend
-from tests.trainers.conftest import environment
+from tests.trainers.conftest import Patch, Shown, environment
 
 from evert.trainers.commands import sweep, train
 from evert.trainers.commands.sweep import open_sweep
@@ -148,10 +142,7 @@ def resumed(swept: Swept) -> Swept:
     return Swept(swept.folder, status, text, errors.getvalue(), rows_of(swept.folder))
 
 
-# -- four runs, two killed -----------------------------------------------------------------------
-
-
-def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
+def test_killed_runs_are_marked_and_the_others_go_on_with_other_values(swept: Swept) -> None:
     assert swept.errors == ""
     assert sorted(swept.rows) == list(range(RUNS))
     for number, row in swept.rows.items():
@@ -159,11 +150,6 @@ def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
         assert row["status"] == ("failed" if killed else "completed"), row
         assert (row["objective"] == "") is killed
         assert row["error"].startswith("killed by SIGKILL") is killed
-
-
-def test_each_run_has_other_values_and_a_line_on_the_screen_with_the_table_and_the_way_on(
-    swept: Swept,
-) -> None:
     keys = ("learning_rate", "seed")
     assert len({tuple(row[key] for key in keys) for row in swept.rows.values()}) == RUNS
     settings = (folder_of(0, swept.folder).read_json("run.json") or {})["settings"]
@@ -174,7 +160,7 @@ def test_each_run_has_other_values_and_a_line_on_the_screen_with_the_table_and_t
     assert swept.shown.strip().endswith("evert sweep out=s")
 
 
-def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
+def test_resuming_completes_the_failed_runs_from_their_checkpoints_and_no_others(
     swept: Swept, resumed: Swept
 ) -> None:
     assert (resumed.status, resumed.errors) == (0, "")
@@ -189,9 +175,6 @@ def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
             assert [row[key] for key in same] == [swept.rows[number][key] for key in same]
     assert resumed.shown.count(" completed ") >= 2
     assert "run 0 completed" not in resumed.shown
-
-
-def test_a_killed_run_goes_on_from_its_own_checkpoint(resumed: Swept) -> None:
     printed = (resumed.folder / "output" / f"{KILLED[1]:03}.txt").read_text()
     assert "resuming after step 1 of 2" in printed
     assert [row["step"] for row in folder_of(KILLED[1], resumed.folder).steps()] == [0, 1]
@@ -214,31 +197,19 @@ def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
 
 
-def test_the_folder_says_what_the_sweep_is_and_its_journal_is_a_study_that_optuna_reads(
-    resumed: Swept,
-) -> None:
+def test_the_folder_says_what_the_sweep_is_and_optuna_reads_its_journal(resumed: Swept) -> None:
     about = json.loads((resumed.folder / "sweep.json").read_text())
     assert about["arguments"]["learning_rate"] == "1e-4,1e-3"
     assert "parallel" not in about["arguments"]
     assert {"command", "versions", "git", "machine"} <= about.keys()
-
     backend = JournalFileBackend(str(resumed.folder / "journal.log"))
     study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
     assert len(study.trials) == RUNS + len(KILLED)
     assert study.best_value == max(float(row["objective"]) for row in resumed.rows.values())
 
 
-def interrupt_after(done: int, folder: Path) -> None:
-    """Ctrl-C, once the first run has gone further than that."""
-    wait_until(lambda: folder_of(0, folder).steps_done() > done)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-# -- interrupted ---------------------------------------------------------------------------------
-
-
-def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_no_run_outlives_a_killed_sweep_and_ctrl_c_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     long = [*SMALL, "group_size=2", "steps=500", "seed=0,1", "parallel=1", "out=s"]
     with sweeping(tmp_path, *long) as process:
@@ -250,10 +221,14 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     done = folder_of(0, tmp_path / "s").steps_done()
     assert done >= 1
 
+    def interrupt() -> None:
+        wait_until(lambda: folder_of(0, tmp_path / "s").steps_done() > done)
+        os.kill(os.getpid(), signal.SIGINT)
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "few", raising=False)
-    waiting = threading.Thread(target=interrupt_after, args=(done, tmp_path / "s"), daemon=True)
+    waiting = threading.Thread(target=interrupt, daemon=True)
     waiting.start()
     assert sweep.main(["out=s"]) == INTERRUPTED
     waiting.join()
@@ -270,9 +245,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
 
 
 @pytest.mark.nightly
-def test_a_sweep_that_is_told_to_stop_while_its_runs_begin_says_how_to_go_on(
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_that_is_stopped_while_its_runs_begin_says_how_to_go_on(tmp_path: Path) -> None:
     with sweeping(tmp_path, *SMALL, "steps=500", "seed=0,1", "parallel=2", "out=s") as process:
         wait_until((tmp_path / "s" / "output" / "001.txt").exists, process)
         process.terminate()
@@ -282,12 +255,7 @@ def test_a_sweep_that_is_told_to_stop_while_its_runs_begin_says_how_to_go_on(
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
 
 
-# -- runs that fall over -------------------------------------------------------------------------
-
-
-def test_a_run_that_falls_over_is_a_row_with_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_is_a_row(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     (tmp_path / "few.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -307,34 +275,29 @@ def test_a_run_that_falls_over_is_a_row_with_its_error(
     assert "To try the others again:" in shown
 
 
-# -- folders -------------------------------------------------------------------------------------
-
-
 WHOLE = {"env": "identity", "steps": "1", "learning_rate": "1e-4..1e-2", "trials": "3"}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A working directory with a sweep that has not begun."""
     monkeypatch.chdir(tmp_path)
     open_sweep({**WHOLE, "out": "s", "parallel": "3"}, ["evert", "sweep"])
     return tmp_path
 
 
-def test_a_folder_of_another_sweep_is_refused(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_another_sweep_or_another_process_is_refused(home: Path, capsys: Shown) -> None:
     before = sorted(home.rglob("*"))
     for searched in ("seed=0,1", "steps=2 learning_rate=1e-4..1e-2"):
         assert sweep.main(["env=identity", *searched.split(), "out=s"]) == 1
-        said = capsys.readouterr().err
-        assert "s holds another sweep:\n  env=identity steps=1" in said
+        assert "s holds another sweep:\n  env=identity steps=1" in capsys.readouterr().err
     assert sorted(home.rglob("*")) == before
+    with alone_in(home / "s", "sweeping", "out"):
+        assert sweep.main(["out=s"]) == 1
+    assert "Another process is sweeping in s" in capsys.readouterr().err
 
 
-def test_a_sweep_is_opened_again_by_its_folder_by_its_command_or_with_more_trials(
-    home: Path,
-) -> None:
+def test_a_sweep_is_opened_again_by_its_folder_or_with_more_trials(home: Path) -> None:
     for given in ({}, WHOLE, {"parallel": "1"}):
         _, plan = open_sweep({**given, "out": "s"}, ())
         assert plan.trials == 3
@@ -342,17 +305,7 @@ def test_a_sweep_is_opened_again_by_its_folder_by_its_command_or_with_more_trial
         assert open_sweep({**given, "out": "s"}, ())[1].trials == 5
 
 
-def test_a_folder_in_which_another_process_sweeps_is_refused(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with alone_in(home / "s", "sweeping", "out"):
-        assert sweep.main(["out=s"]) == 1
-    assert "Another process is sweeping in s" in capsys.readouterr().err
-
-
-def test_without_optuna_a_sweep_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_optuna_a_sweep_says_what_to_install(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in [name for name in sys.modules if name.startswith("evert.trainers.sweeping")]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,35 +1,31 @@
-"""``evert.train``: the training command from Python.
-
-1. A function and a list of tasks are trained on, and the run comes back.
-2. A game is, by its name; also inside a running event loop, as notebooks have one.
-3. A run of functions is resumed by calling it again; the command says that it cannot.
-4. What was wrong is said by the same errors as the command's.
-5. The caller's random numbers go on as if nobody had trained; those of a run are its seed's.
-6. A sampler chooses the tasks, and a resumed run's goes on as the whole one's.
-"""
+"""``evert.train``: the training command from Python, of an agent with images, too."""
 
 import functools
-import math
+import pickle
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tinker
 import torch
+from examples.colours import agent, demonstrations, square
 from rich.console import Console
 from tests.kit import ask
+from tests.trainers.conftest import Shown
 
 import evert
+from evert.bases.making.seeing import SeeingConfig, main
 from evert.bridge.groups.curriculum import read_sampler_log
+from evert.bridge.groups.dataset import AgentDatasetBuilder
+from evert.bridge.tokens.bases import model_renderer
+from evert.envs.as_gymnasium.env import AgentGymEnv
 from evert.trainers.commands import train as command
-from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import RunFolderError
-from evert.trainers.training.batch_log import EpisodesFailedError
 
 TASKS = ["tree", "river"]
 SMALL: dict[str, Any] = {
@@ -97,35 +93,18 @@ def test_the_callers_random_numbers_go_on_as_if_nobody_had_trained(tmp_path: Pat
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before = numbers()
     first = drawn("e")
-
     assert [before, numbers()] == expected
     assert drawn("t") == first  # an agent's own numbers are the run's
 
 
-def test_a_folder_that_vanishes_is_a_message(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    says = make_agent("e")
-
-    async def vandal(client: Any, task: str) -> float:
-        shutil.rmtree(path, ignore_errors=True)
-        return float(await says(client, task))
-
-    with pytest.raises(RunFolderError, match="cannot be used: No such file or directory"):
-        evert.train(vandal, TASKS, steps=1, log_path=path, **SMALL)
-
-
-def test_a_run_of_functions_goes_on_by_calling_it_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_functions_goes_on_by_calling_it_again(tmp_path: Path, capsys: Shown) -> None:
     again = {"log_path": str(tmp_path / "run"), **SMALL}
     first = evert.train(make_agent("e"), TASKS, steps=1, **again)
     assert first.before is first.after is None
-
     assert command.main([f"log_path={tmp_path / 'run'}", "steps=2"]) == 1
     message = capsys.readouterr().err
     assert "the agent 'says'" in message
     assert f"call evert.train again with them and log_path='{tmp_path / 'run'}'" in message
-
     run = evert.train(make_agent("e"), TASKS, steps=2, **again)
     assert [row["step"] for row in run.steps()] == [0, 1]
     with pytest.raises(RunFolderError, match="train_tasks: '2 tasks' -> '3 tasks'"):
@@ -138,26 +117,6 @@ async def test_a_game_is_trained_by_its_name_where_a_loop_is_running(tmp_path: P
     assert isinstance(run, RunFolder)
     assert run.result["name"] == "identity"
     assert (run.read_json("config.json") or {})["temperature"] == 0.5
-
-
-def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(UsageError, match="There is no setting 'stepz'"):
-        evert.train(make_agent("e"), TASKS, stepz=2, log_path=path)
-    with pytest.raises(UsageError, match="learning_rate takes a finite number, got nan"):
-        evert.train(make_agent("e"), TASKS, learning_rate=math.nan, log_path=path)
-    with pytest.raises(evert.InvalidAgentError, match="must be a callable"):
-        evert.train(3, TASKS, log_path=path)  # type: ignore[arg-type]
-    assert not path.exists()
-
-
-def test_an_agent_that_raises_leaves_no_folder_where_nothing_was_reached(tmp_path: Path) -> None:
-    async def broken(client: Any, task: str) -> float:
-        raise KeyError("the mistake")
-
-    with pytest.raises(EpisodesFailedError, match="The commonest: KeyError: 'the mistake'"):
-        evert.train(broken, TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL)
-    assert not (tmp_path / "run").exists()
 
 
 def test_what_has_an_import_path_is_written_down_by_it() -> None:
@@ -187,3 +146,60 @@ def test_a_resumed_run_chooses_the_tasks_that_the_whole_one_would_have(tmp_path:
     with pytest.raises(evert.InvalidDatasetError, match="No sampler at 'evert:Nothing'"):
         dealt("other", 1, "evert:Nothing")
     assert not (tmp_path / "other").exists()
+
+
+RENDERER = "qwen3_vl_instruct"
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("seeing"))
+    main(SeeingConfig(out=folder))
+    return folder
+
+
+async def test_a_dataset_builds_its_renderer_with_the_models_image_processor(seeing: str) -> None:
+    builder = AgentDatasetBuilder(
+        agent=agent, train_tasks=range(2), batch_size=2, model_name=seeing, renderer_name=RENDERER
+    )
+    dataset, _ = await builder()
+    [group, _] = pickle.loads(pickle.dumps(dataset.get_batch(0)))  # as a worker gets them
+    [env, *_] = await group.make_envs()
+    found: Any = await env.initial_observation()
+    await group.cleanup()
+    [image] = [c for c in found[0].chunks if isinstance(c, tinker.types.ImageChunk)]
+    assert image.expected_tokens == 4
+
+
+def test_an_agent_with_images_is_warmed_up_and_trained(seeing: str, tmp_path: Path) -> None:
+    run = evert.train(
+        agent, range(4), test_tasks=range(2), log_path=str(tmp_path / "run"), device="cpu",
+        model_name=seeing, renderer_name=RENDERER, demonstrations=demonstrations, warm_up_steps=2,
+        warm_up_batch=4, steps=2, batch_size=2, group_size=2, max_tokens=3, samples=1,
+        console=Console(quiet=True),
+    )  # fmt: skip
+    assert [row["step"] for row in run.steps()] == [0, 1]
+    assert all(row["optim/kl_sample_train_v2"] < 1e-6 for row in run.steps())
+    assert run.after is not None
+
+
+def test_gymnasium_has_images_among_the_messages_and_says_that_they_are_no_tokens(
+    seeing: str,
+) -> None:
+    renderer = model_renderer(seeing, RENDERER)
+    env = AgentGymEnv(agent, range(4), renderer=renderer, render_mode="ansi")
+    observation, info = env.reset(seed=1)
+    colour, url = square(info["task"])
+    assert observation[0]["content"] == "[image_url]What colour is the square?"
+    assert env.observation_space.contains(observation)
+    assert info["messages"][0]["content"][0]["image_url"]["url"] == url
+    assert "tokens" not in info
+    assert "[image_url]What colour" in str(env.render())
+    observation, reward, terminated, _, info = env.step(colour)
+    assert (reward, terminated) == (1.0, True)
+    assert observation[-1] == {"role": "assistant", "content": colour}
+    env.close()
+    env = AgentGymEnv(agent, range(4), renderer=renderer, level="tokens")
+    with pytest.raises(evert.RendererMismatchError, match="holds images, which are no token ids"):
+        env.reset()
+    env.close()

@@ -1,12 +1,8 @@
-"""``tasks=``: games that a taskset makes, reasoning-gym's among them, and an agent with a tool.
+"""Games of Gymnasium's, of tasksets and of ``docs/add-a-game.md``, and the calculator's agent."""
 
-1. A taskset is named on the command line and from Python alike, trains, and is gone on with.
-2. Held-out questions are never trained on; the score is the generator's own.
-3. A wrong name or argument is answered by what there is.
-4. The calculator agent of ``examples`` is paid for what its tool does; a warm-up shows it how.
-"""
-
+import re
 import runpy
+import shlex
 from importlib.metadata import EntryPoint
 from itertools import islice
 from pathlib import Path
@@ -16,6 +12,7 @@ import pytest
 from rich.console import Console
 from tests.bridge.chat_templates import TEMPLATES, tokenizer_of
 from tests.kit import play, reward
+from tests.trainers.conftest import Patch, Shown
 from tinker_cookbook.supervised.data import conversation_to_datum
 
 import evert
@@ -24,40 +21,76 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.envs import tasksets
 from evert.envs.games import GameError
 from evert.envs.reasoning_gym import Reasoning, reasoning_gym
+from evert.trainers import cli
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.config.train import read_train_settings, recorded
 from evert.trainers.training.warm_up import messages_of
+
+LAKE = {"gym": "FrozenLake-v1", "gym.is_slippery": "False", "gym.max_episode_steps": "6"}
+AGENT = (
+    "evert:GymAgent('FrozenLake-v1', illegal=-1.0, "
+    "is_slippery=False, max_episode_steps=6, prompt='')"
+)
+
+
+def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
+    typed = read_train_settings({**LAKE, "steps": "3", "limits.max_tool_calls": "1"}, {})
+    python = {"id": "FrozenLake-v1", "is_slippery": False, "max_episode_steps": 6}
+    given = read_train_settings({"gym": python, "steps": 3, "limits": {"max_tool_calls": 1}}, {})
+    for settings in (typed, given):
+        assert settings.agent == AGENT
+        assert settings.demonstrations == f"{AGENT}.demonstrations"
+        assert settings.name == "FrozenLake-v1"
+        assert settings.steps == 3
+        assert settings.limits.keys() == {"max_turns", "max_tool_calls"}
+    assert recorded(typed) == recorded(given) | {"limits": recorded(typed)["limits"]}
+
+
+def test_a_run_that_is_gone_on_with_has_what_it_had() -> None:
+    written = recorded(read_train_settings(LAKE, {}))
+    before = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
+    again = read_train_settings({"steps": "200"}, before)
+    assert recorded(again) == {**written, "steps": 200}
+    assert recorded(read_train_settings(LAKE, before)) == written
+
+
+def test_an_evaluation_names_it_alike() -> None:
+    settings = read_evaluate_settings({**LAKE, "models": "evert-tiny"})
+    run = settings.run_of("")
+    assert settings.agent_of(run) == AGENT
+    assert settings.name == "FrozenLake-v1"
+    assert [len(tasks) for tasks in settings.tasks_by_split().values()] == [200, 200]
+    assert "max_turns" in settings.limits
+    assert settings.run_of("Qwen/Qwen3-8B").agent == AGENT.replace(", prompt=''", "")
+
+
+def test_a_run_learns_to_reply_and_trains(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"console": Console(quiet=True), "log_path": tmp_path / "run"}
+    run = evert.train(
+        gym={"id": "FrozenLake-v1", "is_slippery": False, "max_episode_steps": 3}, test_tasks="",
+        eval_every=0, batch_size=4, steps=2, warm_up_steps=12, warm_up_batch=16, **given,
+    )  # fmt: skip
+    first = run.steps()[0]
+    assert first["env/all/illegal"] < 0.5  # it never replied so before the warm-up
+    assert first["env/all/turns_per_episode"] > 1
+    assert len(evert.train(steps=3, **given).steps()) == 3
+
 
 SUMS = {"tasks": "reasoning_gym:chain_sum", "tasks.max_terms": "2", "tasks.max_digits": "1"}
 PYTHON = {"id": "reasoning_gym:chain_sum", "max_terms": 2, "max_digits": 1}
 
 
-def test_it_is_named_on_the_command_line_and_from_python() -> None:
+def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> None:
     typed = read_train_settings(SUMS, {})
     evaluated = read_evaluate_settings({**SUMS, "models": "evert-tiny"})
     path = "evert.envs.reasoning_gym:Reasoning('chain_sum', max_digits=1, max_terms=2)"
-
     assert typed.agent == path
     assert typed.name == evaluated.name == "reasoning_gym:chain_sum"
     assert recorded(typed) == recorded(read_train_settings({"tasks": PYTHON}, {}))
     assert [len(tasks) for tasks in evaluated.tasks_by_split().values()] == [200, 100]
     assert evaluated.agent_of(evaluated.run_of("")) == path
-
-
-def test_a_run_trains_and_is_gone_on_with(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"console": Console(quiet=True), "log_path": tmp_path / "run"}
-    small: dict[str, Any] = {
-        "batch_size": 2,
-        "group_size": 2,
-        "max_tokens": 4,
-        "test_tasks": "",
-        "steps": 1,
-    }
-    first = evert.train(tasks=PYTHON, **given, **small)
-    second = evert.train(**given, steps=2)
-
-    assert "env/all/solved" in first.steps()[0]
-    assert len(second.steps()) == 2
+    before = {k: tuple(v) if isinstance(v, list) else v for k, v in recorded(typed).items()}
+    assert recorded(read_train_settings({"steps": "9"}, before)) == {**recorded(typed), "steps": 9}
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
@@ -88,25 +121,18 @@ async def test_the_score_is_the_generators_own(reply: str, score: float) -> None
     agent = Reasoning("chain_sum", "gcd", prompt="default")
     task = agent.train_tasks[0]
     trajectory = await play(agent, reply.format(agent.item(task)[1]["answer"]), task=task)
-
-    earned = reward(trajectory)
     metrics = trajectory.transitions[-1].metrics
-    assert earned == pytest.approx(score, abs=0.19)
+    assert reward(trajectory) == metrics["score_chain_sum"] == pytest.approx(score, abs=0.19)
     assert metrics["solved"] == (score == 1)
-    assert metrics["score_chain_sum"] == earned
 
 
-async def test_a_demonstration_gives_the_agents_question_and_an_answer_that_is_scored_in_full() -> (
-    None
-):
+async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_right() -> None:
     for agent in (Reasoning("chain_sum"), Reasoning("leg_counting", prompt="default")):
         shown = list(islice(agent.demonstrations(3), 20))
         asked = {agent.item(task)[1]["question"]: task for task in agent.train_tasks[:2000]}
         first = next(one for one in shown if one[-2]["content"] in asked)
         task = asked[first[-2]["content"]]
-        trajectory = await play(agent, first[-1]["content"], task=task)
-
-        assert reward(trajectory) == 1
+        assert reward(await play(agent, first[-1]["content"], task=task)) == 1
         assert shown == list(islice(agent.demonstrations(3), 20))
     with pytest.raises(GameError, match="has no answers to show"):
         next(Reasoning("rush_hour", size=50).demonstrations(0))
@@ -122,19 +148,13 @@ async def test_a_demonstration_gives_the_agents_question_and_an_answer_that_is_s
         ({"id": "wrong:x"}, r"The taskset wrong \(builtins:str\) made a str of 'x'; expected"),
     ],
 )
-def test_what_there_is_not_is_said(
-    given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_there_is_not_is_said(given: dict[str, Any], message: str, monkeypatch: Patch) -> None:
     own = f"{reasoning_gym.__module__}:reasoning_gym"
     values = {"reasoning_gym": own, "broken": "builtins:int", "wrong": "builtins:str"}
     entries = [EntryPoint(name, value, tasksets.GROUP) for name, value in values.items()]
     monkeypatch.setattr(tasksets, "entry_points", lambda group: entries)
-
     with pytest.raises(GameError, match=message):
         tasksets.task_game(given)
-
-
-# -- the calculator --------------------------------------------------------------------------------
 
 
 CALCULATOR = runpy.run_path("examples/calculator.py")
@@ -148,27 +168,18 @@ def hermes(expression: str) -> str:
 @pytest.mark.parametrize(
     ("replies", "earned"),
     [
-        ([hermes("12 * 34"), "It is 408."], 1.0),
-        (["408"], 1.0),
-        ([hermes("12 * 34"), "It is 40."], 0.5),
-        ([hermes("12 / 34"), "No."], 0.1),
-        (["It is 40."], 0.0),
+        ([hermes("12 * 34"), "It is 408."], 1.0), (["408"], 1.0), (["It is 40."], 0.0),
+        ([hermes("12 * 34"), "It is 40."], 0.5), ([hermes("12 / 34"), "No."], 0.1),
     ],
-)
+)  # fmt: skip
 async def test_the_calculator_is_paid_for_what_its_tool_does(
-    replies: list[str], earned: float, monkeypatch: pytest.MonkeyPatch
+    replies: list[str], earned: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     own = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
-    trajectory = await play(
-        CALCULATOR["agent"],
-        *replies,
-        task={"question": "What is 12 * 34?", "answer": "408"},
-        renderer=own,
-        policy_names=["gpt-4o-mini"],
-    )
-
-    assert reward(trajectory) == earned
+    given = {"renderer": own, "policy_names": ["gpt-4o-mini"]}
+    task = {"question": "What is 12 * 34?", "answer": "408"}
+    assert reward(await play(CALCULATOR["agent"], *replies, task=task, **given)) == earned
 
 
 def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> None:
@@ -181,8 +192,32 @@ def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> No
     )
     learned = own.tokenizer.decode([t for t, w in zip(targets, weights, strict=True) if w])
     asked = own.build_generation_prompt(messages[:-1]).to_ints()
-
     expression = shown["messages"][0]["content"].removeprefix("What is ").removesuffix("?")
     answer = shown["messages"][-1]["content"]
     assert learned == f"{hermes(expression)}<|im_end|>{answer}<|im_end|>"
     assert datum.model_input.to_ints()[: len(asked)] == asked
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "add-a-game.md").read_text()
+
+
+def test_the_commands_of_the_page_train_score_and_report_its_game(
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+) -> None:
+    [game] = re.findall(r"^```python\n(.*?GAME = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "round_number.py").write_text(game)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = re.findall(r"^evert .*$", PAGE, re.MULTILINE)
+    train, evaluate, report = [shlex.split(line)[1:] for line in lines]
+    small = ["steps=2", "batch_size=4", "group_size=4", "eval_every=0", "samples=1", "device=cpu"]
+    assert cli.main([*train, *small]) == 0
+    trained = capsys.readouterr().out
+    assert "round_number: mean reward, 2 steps" in trained
+    assert "25 held-out tasks" in trained
+    assert "Pick a number between" in (tmp_path / "runs/round/samples.md").read_text()
+    assert cli.main([*evaluate, "seeds=1", "max_tasks=5", "device=cpu", "out=scores"]) == 0
+    rows = (tmp_path / "scores/scores.csv").read_text()
+    assert {"evert-tiny", "runs/round"} <= set(re.findall(r"evert-tiny|runs/round", rows))
+    assert cli.main(report) == 0
+    assert "round_number" in (tmp_path / "runs/round/report/index.html").read_text()

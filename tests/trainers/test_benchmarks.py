@@ -1,0 +1,150 @@
+"""``benchmarks/learning.py``, the same in its shortest form, and ``benchmarks/trainers.py``."""
+
+import json
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from benchmarks import learning, trainers
+from rich.console import Console
+from tests.trainers.conftest import Patch, Shown
+
+from evert.bridge.clients.client import AgentClient
+from evert.envs.twenty_questions.game import Game, Rules
+from evert.envs.twenty_questions.measures import measures
+from evert.envs.twenty_questions.player import (
+    TEST_TASKS,
+    TRAIN_TASKS,
+    Task,
+    TwentyQuestions,
+    noun_of,
+)
+from evert.trainers.commands.train import train
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.reporting.figures.metrics import Curve
+
+
+def result(seed: int, before: float, after: float) -> dict[str, Any]:
+    """What a run returns."""
+    held_out = {
+        when: {how: {"reward": mean} for how in ("greedy", "temperature_1")}
+        for when, mean in (("before", before), ("after", after))
+    }
+    seconds = {"total": 10.0}
+    return {"seed": seed, "steps": 3, "held_out": held_out, "seconds": seconds, "folder": ""}
+
+
+@pytest.mark.nightly
+def test_quick_benchmarks_save_their_figures(tmp_path: Path, capsys: Shown) -> None:
+    out = ["--out", str(tmp_path)]
+    assert learning.main(["--quick", "--games", "identity", "--seeds", "1", *out]) == 0
+    assert "at T = 1" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "learning.json").read_text())
+    assert saved["machine"]["cpus"]
+    assert [run["steps"] for run in saved["runs"]["identity"]] == [learning.QUICK_STEPS]
+    figure = tmp_path / "docs.png"
+    assert trainers.main(["--quick", "--only", "cookbook", "--figure", str(figure), *out]) == 0
+    saved = json.loads((tmp_path / "trainers.json").read_text())
+    assert saved["machine"]["cpus"]
+    assert [len(run["scores"]) for run in saved["runs"]["cookbook"]] == [trainers.QUICK_STEPS]
+    for each in (figure, tmp_path / "learning.png"):
+        assert each.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_log_becomes_a_curve() -> None:
+    trl = [{"reward": 0.5, "step_time": 2.0}, {"reward": 0.75, "step_time": 3.0}, {"loss": 5.0}]
+    verl = [{"critic/score/mean": 0.25, "timing_s/step": 6.0}]
+    assert trainers.curve_of(trl, *trainers.TRL) == Curve([1, 2], [2.0, 5.0], [0.5, 0.75])
+    assert trainers.curve_of(verl, *trainers.VERL) == Curve([1], [6.0], [0.25])
+
+
+def test_a_run_that_learned_nothing_fails_the_benchmark(
+    tmp_path: Path, capsys: Shown, monkeypatch: Patch
+) -> None:
+    def train(*, seed: int, **values: Any) -> SimpleNamespace:
+        if seed == 0:
+            raise RecipeError("it broke")
+        return SimpleNamespace(result=result(seed, 0.5, 1.0 if seed == 1 else 0.5))
+
+    monkeypatch.setattr(learning, "train", train)
+    assert learning.main(["--games", "identity", "--seeds", "3", "--out", str(tmp_path)]) == 1
+    failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED")]
+    assert failed == [
+        "FAILED identity, seed 0: RecipeError: it broke",
+        "FAILED identity, seed 2: no better after training than before",
+    ]
+    assert len(json.loads((tmp_path / "learning.json").read_text())["runs"]["identity"]) == 2
+
+
+def curve(*scores: float) -> Curve:
+    return Curve([*range(len(scores))], [2.0 * (n + 1) for n in range(len(scores))], [*scores])
+
+
+def test_a_trainer_that_ends_low_fails(tmp_path: Path, capsys: Shown, monkeypatch: Patch) -> None:
+    def broken(*_: object) -> Curve:
+        raise RuntimeError("it broke")
+
+    monkeypatch.setitem(trainers.TRAINERS, "cookbook", lambda *_: curve(0, *[1.0] * 5))
+    monkeypatch.setitem(trainers.TRAINERS, "verl", lambda *_: curve(0, *[0.94] * 5))
+    monkeypatch.setitem(trainers.TRAINERS, "trl", broken)
+    assert trainers.main(["--out", str(tmp_path)]) == 1
+    output = capsys.readouterr()
+    assert all(figure in output.out for figure in ("1.000", "0.940", "2.0"))  # seconds a step
+    assert [line for line in output.err.splitlines() if line.startswith("FAILED")] == [
+        "FAILED verl, seed 0: ends at 0.940, below 0.95",
+        "FAILED trl, seed 0: RuntimeError: it broke",
+    ]
+
+
+def test_a_process_that_fails_is_an_error_and_nothing_of_one_that_is_too_slow_is_left(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(trainers, "PYTHON", Path(sys.executable))
+    with pytest.raises(trainers.RunError, match=r"(?s)ended with code 1.*ValueError: no GPU"):
+        trainers.run(tmp_path, sys.executable, "-c", "raise ValueError('no GPU')")
+    monkeypatch.setattr(trainers, "LONGEST", 3.0)
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
+    code = (
+        "import subprocess, sys; "
+        f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True); "
+        "sys.stdin.read(); import time; time.sleep(120)"
+    )
+    with pytest.raises(trainers.RunError, match="It took over 3 s"):
+        trainers.run(tmp_path, sys.executable, "-c", code)
+    pid, deadline = int((tmp_path / "output.log").read_text()), time.monotonic() + 30
+    with suppress(psutil.NoSuchProcess):
+        left = psutil.Process(pid)
+        while left.status() != psutil.STATUS_ZOMBIE:  # one that nobody waits for may stay
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+ONE = Rules(max_questions=1, show_category=False)
+
+
+async def first_question(client: AgentClient, task: Task) -> float:
+    """Ask one question; what it tells, in bits."""
+    game = await TwentyQuestions(rules=ONE, style="short").play(client, Game(noun_of(task), ONE))
+    found = measures(game)
+    client.metric("asks_first", found["asks_first"])
+    return found["bits"]
+
+
+@pytest.mark.nightly
+def test_a_few_steps_of_rl_make_the_base_ask_what_tells_most(tmp_path: Path) -> None:
+    run = train(
+        first_question, TRAIN_TASKS, test_tasks=TEST_TASKS, model_name="evert-tiny-20q", steps=8,
+        batch_size=16, group_size=16, learning_rate=2e-3, max_tokens=24, eval_every=0, save_every=0,
+        samples=0, test_group_size=2, device="cpu", log_path=str(tmp_path / "run"),
+        console=Console(quiet=True),
+    )  # fmt: skip
+    held_out = run.result["held_out"]
+    before, after = (held_out[when]["temperature_1"]["reward"] for when in ("before", "after"))
+    assert before < 0.75  # the best question tells 1.27 bits
+    assert after > before + 0.2
+    assert run.steps()[-1]["env/all/asks_first"] > 0.9
