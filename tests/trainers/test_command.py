@@ -1,10 +1,4 @@
-"""What all commands share.
-
-1. Whatever was typed, a line names the setting, what it got and what it takes; no traceback.
-2. Ctrl-C and SIGTERM stop a command, which cleans up; a second one ends it at once and quietly.
-3. Help is readable: a line a setting, with its value and where it is from.
-4. A coroutine runs to its end in a script and in a notebook.
-"""
+"""What all commands share: what was typed, Ctrl-C, help, and coroutines in notebooks too."""
 
 import asyncio
 import errno
@@ -19,6 +13,7 @@ from typing import Any, Literal
 
 import chz
 import pytest
+from tests.trainers.conftest import Patch, Shown
 
 from evert.bridge.errors import AgentError, EvertError
 from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
@@ -46,13 +41,6 @@ class Settings:
     inner: Inner | None = chz.field(default=None, doc="a part")
 
 
-def usage(arguments: list[str]) -> str:
-    return "what there is to say about " + " ".join(arguments)
-
-
-# -- 1. what was typed ---------------------------------------------------------------------------
-
-
 def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -> None:
     pairs = read_pairs(["env=a=b", "steps=1", "steps=2", "inner.depth=1"], chz.chz_fields(Settings))
     assert pairs == {"env": "a=b", "steps": "2", "inner.depth": "1"}
@@ -71,12 +59,14 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -
         ({"inner.wide": "1"}, "no setting 'inner.wide' in inner. Did you mean 'inner.width'?"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_setting_and_what_that_takes(
-    given: Mapping[str, Any], said: str
-) -> None:
+def test_a_wrong_value_says_what_its_setting_takes(given: Mapping[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         read_settings(Settings, given)
     assert said in str(refused.value)
+
+
+def usage(arguments: list[str]) -> str:
+    return "what there is to say about " + " ".join(arguments)
 
 
 def fails(error: BaseException) -> Any:
@@ -107,7 +97,7 @@ CAUSED.__cause__ = KeyError("the mistake")
     ],
 )
 def test_an_error_is_a_line_with_its_notes_and_an_agents_own_shown_where_it_happened(
-    error: BaseException, said: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, said: str, capsys: Shown
 ) -> None:
     error.add_note("To go on: do that")
     assert run_command(fails(error), [], usage) == 1
@@ -129,23 +119,18 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
         assert process.stderr.read() == ""
 
 
-def test_an_error_nobody_foresaw_keeps_its_traceback() -> None:
-    for unforeseen in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "gone")):
-        with pytest.raises(type(unforeseen)):
-            run_command(fails(unforeseen), [], usage)
-
-
-def test_a_command_ends_with_its_own_status_and_finds_modules_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_command_has_its_status_its_unforeseen_errors_and_modules_beside_it(
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.chdir(tmp_path)
     assert run_command(lambda arguments: len(arguments), ["a", "b"], usage) == 2
     assert run_command(lambda arguments: None, [], usage) == 0
     assert str(tmp_path) in sys.path
+    for unforeseen in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "gone")):
+        with pytest.raises(type(unforeseen)):  # with its traceback
+            run_command(fails(unforeseen), [], usage)
 
-
-# -- 2. Ctrl-C -----------------------------------------------------------------------------------
 
 STUBBORN = """
 import asyncio, sys, time
@@ -187,21 +172,19 @@ def stubborn(seconds: float) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_command_which_cleans_up(number: signal.Signals) -> None:
+def test_a_signal_stops_a_command_which_cleans_up_and_a_second_ends_it_at_once(
+    number: signal.Signals,
+) -> None:
     with stubborn(0.01) as process:
         process.send_signal(number)
         shown, errors = process.communicate(timeout=280)
     assert process.returncode == INTERRUPTED
     assert (shown, errors) == ("saving\nsaved\n\nTo go on: again\n", "")
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_it_at_once_and_quietly(second: signal.Signals) -> None:
     with stubborn(600) as process:
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         assert process.stdout.readline() == "saving\n"
-        process.send_signal(second)
+        process.send_signal(number)
         shown, errors = process.communicate(timeout=280)
     assert process.returncode == INTERRUPTED
     assert (shown, errors) == ("", "")
@@ -219,42 +202,28 @@ sys.exit(run_command(body, [], str))
 """)
     command = [sys.executable, "-m", "ours"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
     assert (ended.returncode, ended.stderr) == (INTERRUPTED, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_without_a_loop_is_stopped_too(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-
+def test_a_command_without_a_loop_is_stopped_too(number: signal.Signals, capsys: Shown) -> None:
     def body(arguments: list[str]) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(number)
 
-    try:
-        assert run_command(body, [], usage) == INTERRUPTED
-    finally:
-        signal.signal(signal.SIGINT, before[1])
-    assert signal.getsignal(signal.SIGTERM) == before[0]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_command(body, [], usage) == INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) == before
     assert capsys.readouterr() == ("\nInterrupted.\n", "")
 
 
-# -- 3. help -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_is_shown_wherever_it_is_asked_for(
-    word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_shown_wherever_it_is_asked_for(word: str, capsys: Shown) -> None:
     assert run_command(fails(AssertionError()), ["a=1", word], usage) == 0
     assert capsys.readouterr().out == "what there is to say about a=1\n"
 
 
-def test_help_has_a_line_a_setting_with_its_value_and_where_it_is_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_help_has_a_line_a_setting_with_its_value_and_where_it_is_from(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     presets = {"recipe identity": {"steps": 30, "env": "a-name-that-is-far-too-long-to-fit"}}
     lines = settings_help(Settings, {"rate": "0.5"}, presets).splitlines()
@@ -267,22 +236,20 @@ def test_help_has_a_line_a_setting_with_its_value_and_where_it_is_from(
     assert all(len(line) <= 90 for line in lines)
 
 
-# -- 4. coroutines -------------------------------------------------------------------------------
-
-
 async def refuses() -> None:
     await asyncio.sleep(0)
     raise EvertError(threading.current_thread().name)
 
 
-def test_a_coroutine_runs_in_this_thread_where_no_loop_is_running() -> None:
+def test_a_coroutine_runs_in_this_thread_or_in_a_notebook_in_another() -> None:
     with pytest.raises(EvertError, match=threading.current_thread().name):
         run_async(refuses())
 
+    async def notebook() -> None:
+        with pytest.raises(EvertError, match="^evert"):
+            run_async(refuses())
 
-async def test_a_coroutine_runs_in_a_notebook_too() -> None:
-    with pytest.raises(EvertError, match="^evert"):
-        run_async(refuses())
+    asyncio.run(notebook())
 
 
 async def test_an_interrupted_notebook_waits_until_it_is_cleaned_up() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from tests.trainers.conftest import Patch, Shown
 from transformers import AutoConfig
 
 from evert.trainers import cli
 from evert.trainers.commands import plan
-from evert.trainers.commands.plan import PlanSettings, in_bytes, make_plan
+from evert.trainers.commands.plan import PlanSettings, make_plan
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.planning import plan as planned
@@ -59,13 +60,11 @@ def qwen(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def free(monkeypatch: pytest.MonkeyPatch, gigabytes: float) -> None:
+def free(monkeypatch: Patch, gigabytes: float) -> None:
     monkeypatch.setattr("evert.trainers.engine.planning.free_bytes", lambda _: int(gigabytes * 1e9))
 
 
-def test_a_model_is_planned_without_its_weights(
-    qwen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_planned_without_weights(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
     free(monkeypatch, 24)
     assert cli.main(["engine", "plan", f"model={qwen}", "dtype=bfloat16", "device=cpu"]) == 0
     shown = capsys.readouterr().out
@@ -76,9 +75,7 @@ def test_a_model_is_planned_without_its_weights(
     assert "rows at a time               7  of 2,048 tokens; others wait" in shown
 
 
-def test_what_does_not_fit_ends_with_1_and_what_to_do(
-    qwen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_says_what_to_do(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
     free(monkeypatch, 24)
     assert plan.main(["plan", f"model={qwen}", "full_parameter=True", "device=cpu"]) == 1
     said = capsys.readouterr().out.splitlines()[-1]
@@ -86,7 +83,7 @@ def test_what_does_not_fit_ends_with_1_and_what_to_do(
     assert "an adapter (full_parameter=False), dtype=bfloat16" in said
 
 
-def test_less_memory_makes_smaller_passes(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_less_memory_makes_smaller_passes(qwen: str, monkeypatch: Patch) -> None:
     found = []
     for gigabytes in (12, 400):
         free(monkeypatch, gigabytes)
@@ -98,16 +95,9 @@ def test_less_memory_makes_smaller_passes(qwen: str, monkeypatch: pytest.MonkeyP
     assert small.base == large.base
 
 
-def test_on_cuda_the_base_is_planned_in_bfloat16(
-    qwen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_cuda_the_base_is_planned_in_bfloat16(qwen: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     free(monkeypatch, 80)
     found = make_plan(PlanSettings(model=qwen, device="cuda"))
     assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 8192)
     assert found.cache == (80 * 10**9 - found.held) // 4
-
-
-def test_bytes_are_said_for_people() -> None:
-    said = [in_bytes(count) for count in (5, 1500, 3_400_000, 8_040_000_000)]
-    assert said == ["5 B", "1.5 kB", "3.4 MB", "8.0 GB"]

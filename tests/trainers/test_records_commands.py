@@ -1,16 +1,11 @@
-"""``evert rescore``, ``evert export``, and the runs and evaluations that they read.
-
-rescore    other rewards beside the old ones
-export     conversations as the Cookbook's supervised training reads them
-record     the option of runs, of evaluations and of workers
-"""
+"""``evert rescore``, ``evert export``, and the runs and evaluations that they read."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.kit import assistant, call, policy_of, system, tool, user
+from tests.trainers.conftest import Shown
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
@@ -52,9 +47,6 @@ async def record(path: Path, of: Any = agent) -> Path:
     return path
 
 
-# -- rescore -------------------------------------------------------------------------------------
-
-
 async def length(record: RolloutRecord) -> float:
     """A reward that is awaited, as a judge's is."""
     return len(record.messages()) + float(record.task == 3)
@@ -64,11 +56,8 @@ def broken(record: RolloutRecord) -> None:
     """No reward."""
 
 
-async def test_rescoring_shows_old_against_new_and_takes_no_other_reward(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, capsys: Shown) -> None:
     await record(tmp_path)
-
     assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length", "show=2"]) == 0
     shown = capsys.readouterr().out
     assert "6 rollouts, 6 with another reward" in shown
@@ -79,7 +68,6 @@ async def test_rescoring_shows_old_against_new_and_takes_no_other_reward(
     assert "1 -> 5  iteration 0, group 0, member 0  1" in shown
     rows = [json.loads(line) for line in (tmp_path / "rescored.jsonl").read_text().splitlines()]
     assert [(row["old"], row["new"]) for row in rows] == [(1, 5)] * 2 + [(2, 5)] * 2 + [(3, 6)] * 2
-
     for reward, message in (
         ("broken", "The reward of rollout 0/0 is None"),
         ("TASKS", "is a list; expected a function from a RolloutRecord to a number"),
@@ -88,11 +76,8 @@ async def test_rescoring_shows_old_against_new_and_takes_no_other_reward(
         assert message in capsys.readouterr().err
 
 
-def test_a_run_without_a_whole_rollout_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
-
     assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length"]) == 1
     assert cli.main(["export", f"run={tmp_path}"]) == 1
     said = capsys.readouterr().err
@@ -100,15 +85,9 @@ def test_a_run_without_a_whole_rollout_is_said(
     assert "no model was called" in said
 
 
-# -- export --------------------------------------------------------------------------------------
-
-
-async def test_what_is_exported_trains_on_the_tokens_that_were_sampled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_what_is_exported_trains_on_the_sampled_tokens(tmp_path: Path, capsys: Shown) -> None:
     await record(tmp_path)
     out = tmp_path / "sft.jsonl"
-
     assert cli.main(["export", f"run={tmp_path}", "min_reward=2", f"out={out}"]) == 0
     assert "2 conversations of 4 rollouts (6 on record)" in capsys.readouterr().out
     register_with_cookbook()
@@ -126,12 +105,9 @@ async def test_what_is_exported_trains_on_the_tokens_that_were_sampled(
     assert sorted(trained) == sorted([played[2], played[4]])
 
 
-async def test_conversations_that_are_no_texts_are_left_out_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, capsys: Shown) -> None:
     await record(tmp_path, with_few_shot_calls)
     out = tmp_path / "sft.jsonl"
-
     assert cli.main(["export", f"run={tmp_path}", f"out={out}"]) == 1
     assert "No conversation of 6 rollouts can be written" in capsys.readouterr().err
     await record(tmp_path)
@@ -141,9 +117,6 @@ async def test_conversations_that_are_no_texts_are_left_out_and_said(
     assert "None of 12 rollouts earned min_reward=9" in capsys.readouterr().err
 
 
-# -- record --------------------------------------------------------------------------------------
-
-
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
     given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
     config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)
@@ -151,7 +124,6 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
     assert test is not None
     for builder in [*train.get_batch(1), *test.get_batch(0)[:1]]:
         await do_group_rollout(builder, policy_of(lambda prompt: "I am 7."))
-
     assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["000001.jsonl"]
     records = [*read_records(tmp_path)]
     played = [(r.row["iteration"], r.row["group_idx"]) for r in records]
@@ -165,7 +137,6 @@ async def test_a_rollout_of_ones_own_loop_is_written(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "step-3.jsonl")
     batch = await evert.rollout(agent, TASKS, policy_of(), group_size=2, record=recorder)
     records = sorted(read_records(recorder.path), key=lambda record: str(record.task))
-
     assert [record.reward for record in records] == batch.rewards.flatten().tolist()
 
 
@@ -173,7 +144,6 @@ def test_an_evaluation_writes_its_rollouts(tmp_path: Path) -> None:
     words = [f"agent={HERE}:agent", f"test_tasks={HERE}:TASKS", "models=evert-tiny", "max_tokens=4"]
     assert cli.main(["evaluate", *words, "seeds=2", "record=True", f"out={tmp_path}"]) == 0
     about = [record.row["about"] for record in read_records(tmp_path)]
-
     assert sorted((each["task_number"], each["seed"]) for each in about) == [
         (task, seed) for task in range(3) for seed in range(2)
     ]

@@ -1,9 +1,4 @@
-"""How failures are told, counted and said, and how a run's groups are played.
-
-An exception, or a trajectory, is a failure of one of the kinds, with the agent's own words; those
-that are alike are counted together. ``LeaveOut`` goes on without the episodes that failed, and lets
-every other error through. A run that is over ends, whoever still waits for its rollouts.
-"""
+"""How failures are told, counted and said, and how a run's groups are played."""
 
 import asyncio
 import copy
@@ -20,6 +15,7 @@ import openai
 import pytest
 from google import genai
 from tests import kit
+from tests.trainers.conftest import Patch
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
@@ -66,13 +62,26 @@ async def exits(client: Any) -> float:
     raise SystemExit(2)
 
 
-async def hangs(client: Any) -> float:
-    await kit.ask(client)
-    await asyncio.sleep(3600)
+async def no_call(client: Any) -> float:
     return 0.0
 
 
-async def no_call(client: Any) -> float:
+async def no_key(client: Any) -> None:
+    openai.OpenAI()
+
+
+async def no_gemini_key(client: Any) -> None:
+    genai.Client()
+
+
+async def no_anthropic_key(client: Any) -> None:
+    messages: list[Any] = [kit.user("Hi")]
+    anthropic.Anthropic().messages.create(model="policy", max_tokens=8, messages=messages)
+
+
+async def hangs(client: Any) -> float:
+    await kit.ask(client)
+    await asyncio.sleep(3600)
     return 0.0
 
 
@@ -84,19 +93,6 @@ async def rambles(client: Any) -> float:
 
 async def other_model(client: Any) -> str:
     return await kit.ask(client, model="gpt-5.2")
-
-
-async def no_key(client: Any) -> None:
-    openai.OpenAI()
-
-
-async def no_anthropic_key(client: Any) -> None:
-    messages: list[Any] = [kit.user("Hi")]
-    anthropic.Anthropic().messages.create(model="policy", max_tokens=8, messages=messages)
-
-
-async def no_gemini_key(client: Any) -> None:
-    genai.Client()
 
 
 async def reads_a_number(client: Any) -> float:
@@ -141,9 +137,6 @@ async def failures_of(agent: Any, **options: Any) -> list[Failure]:
     return [each for each in found if each is not None]
 
 
-# -- one failure ----------------------------------------------------------------------------------
-
-
 ERROR, CORRECT = "agent_error", "Correct the agent where the traceback points."
 UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPLY}"
 
@@ -168,15 +161,13 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
     ],
 )
 async def test_what_is_scored_and_what_is_left_out_is_a_failure_of_its_kind_with_its_remedy(
-    agent: Any, kind: str, error: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+    agent: Any, kind: str, error: str, remedy: str, monkeypatch: Patch
 ) -> None:
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     models: Any = {"models": {"judge": POLICY}} if agent is other_model else {}
     limits = LIMITS if agent is rambles else None
-
     scored, *left_out = await failures_of(agent, limits=limits, **models)
-
     assert len(left_out) == (kind in (ERROR, "agent_timeout", "wrong_model_name"))
     for found, what_else in zip([scored, *left_out], (SCORED, NOT_SCORED), strict=False):
         assert found.kind == kind
@@ -204,8 +195,6 @@ async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
             assert "https://me:[PASSWORD]@h \ufffd" in text
 
 
-# -- several --------------------------------------------------------------------------------------
-
 TABLE = Failure("agent_error", "LookupError: no table 1", "Traceback: ...")
 OTHER_TABLE = Failure("agent_error", "LookupError: no table 2")
 VALUE = Failure("agent_error", "ValueError: no")
@@ -214,10 +203,8 @@ SLOW = Failure("agent_timeout", "too slow")
 
 def test_those_that_are_alike_are_counted_together() -> None:
     found = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
-
     assert found.kinds == {"agent_error": 3, "agent_timeout": 1}
-    assert found.commonest == TABLE
-    assert (found.count, found.share) == (4, 0.5)
+    assert (found.commonest, found.count, found.share) == (TABLE, 4, 0.5)
     assert found.said() == (
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "the commonest, 2 times: LookupError: no table 1\n"
@@ -225,23 +212,18 @@ def test_those_that_are_alike_are_counted_together() -> None:
         f"Correct the agent where the traceback points. {NOT_SCORED}"
     )
     scored = Failure("agent_error", "ValueError: no", is_scored=True)
-    assert Failures.of(2, [(scored, 2)]).summary() == (
-        "2 of 2 episodes failed and were scored (2 agent errors)"
-    )
-    assert Failures.of(2, [(scored, 1), (SLOW, 1)]).summary() == (
-        "2 of 2 episodes failed (1 agent error, 1 timeout)"
-    )
+    for others, said in (
+        ([(scored, 2)], "2 of 2 episodes failed and were scored (2 agent errors)"),
+        ([(scored, 1), (SLOW, 1)], "2 of 2 episodes failed (1 agent error, 1 timeout)"),
+    ):
+        assert Failures.of(2, others).summary() == said
     nothing = Failures.of(4, [])
     assert (nothing.share, nothing.commonest, nothing.advice()) == (0.0, None, "")
     assert nothing.said() == "0 of 4 episodes failed"
     assert Failures.of(0, []).share == 0.0
 
-
-def test_sets_add_up_and_read_back_and_keep_a_few_of_many() -> None:
     one, other = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
-
     whole = together([one, other])
-
     assert (whole.episodes, whole.kinds) == (8, {"agent_timeout": 4, "agent_error": 2})
     assert whole.found[0] == (SLOW, 4)
     assert Failures.read(json.loads(json.dumps(asdict(whole)))) == whole
@@ -258,9 +240,6 @@ def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() ->
         assert two.advice().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
-
-
-# -- playing --------------------------------------------------------------------------------------
 
 
 def builder(agent: Any, group_size: int = 3) -> ChatAgentGroupBuilder:
@@ -285,7 +264,6 @@ def failing_once() -> Callable[..., Any]:
 
 async def test_an_episode_that_fails_is_left_out_of_its_group_and_no_other_error() -> None:
     group = await do_group_rollout(builder(failing_once()), POLICY, LeaveOut())
-
     assert sorted(group.get_total_rewards()) == [1.0, 2.0]
     (error,) = group.rollout_errors
     assert error.error_type == "AgentError.LookupError"
@@ -340,9 +318,6 @@ async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: P
         assert policy.most == most
 
 
-# -- the tally ------------------------------------------------------------------------------------
-
-
 class Told:
     """A tally with what it said."""
 
@@ -364,11 +339,9 @@ class Told:
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
     told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
-
     told.tally.take(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
     told.tally.take(Batch(index=7, groups=2), Account.of([good], []))
-
     (record,) = told.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
     row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}
@@ -378,14 +351,10 @@ async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: P
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
 
 
-async def test_an_overflow_that_can_be_learned_from_is_said_and_is_no_reason_to_end(
-    tmp_path: Path,
-) -> None:
+async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path: Path) -> None:
     told, grown = Told(tmp_path), await trajectory_of(rambles, limits=LIMITS)
-
     for _ in range(5):
         told.batch([], [grown])
-
     assert len(told.said) == 1
     assert told.said[0].startswith("step 1: 1 of 1 episodes failed (1 context overflow)")
     assert told.records[0]["metrics"] == {
@@ -396,11 +365,9 @@ async def test_an_overflow_that_can_be_learned_from_is_said_and_is_no_reason_to_
 
 def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
     told = Told(tmp_path, failed_steps=0)
-
     told.tally.tell("held-out tasks", Failures.of(1, [(TABLE, 1)]))
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
         told.batch([failure])
-
     first, second, third = told.said
     assert first.startswith("held-out tasks:")
     assert second == "step 1 is skipped: 1 of 1 episodes failed (1 agent error) as before"
@@ -411,9 +378,7 @@ def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> Non
 async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path: Path) -> None:
     told, played = Told(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
-
     told.batch([], [played])
-
     assert told.said == ["step 1 is skipped: no reply in it can be learned from"]
     assert told.tally.has_skipped
     assert read_batches(tmp_path)[1] == 1
@@ -426,11 +391,7 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
     spared: Any = ([], good)
     table: list[tuple[dict[str, Any], list[Any], str]] = [
         ({}, [bad, bad, spared, bad, bad], ""),
-        (
-            {},
-            [bad, bad, spared, bad, bad, bad],
-            "In 3 steps in a row nearly all episodes failed",
-        ),
+        ({}, [bad, bad, spared, bad, bad, bad], "In 3 steps in a row nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 18, good * 2)], ""),
         ({"start": 8}, [bad], "the worst reward there is: on_agent_error=-1.0."),  # its last step
@@ -445,9 +406,6 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
     assert "on_agent_error" not in str(told.tally.error)
 
 
-# -- other strategies -----------------------------------------------------------------------------
-
-
 async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path: Path) -> None:
     told = Told(tmp_path)
     await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), told.tally))
@@ -455,7 +413,6 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
     await do_group_rollout(no_batch, POLICY, Counted(LeaveOut(), told.tally))
     retrying = Counted(RetryOnFailure(max_retries=1), told.tally)
     await do_group_rollout(builder(failing_once()), POLICY, retrying)
-
     left_out, retried = told.records
     assert (left_out["episodes"], left_out["kinds"]) == (3, {"agent_error": 1})
     assert "in agent" in left_out["found"][0][0]["traceback"]
@@ -466,9 +423,7 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
     assert copy.deepcopy(retrying) is retrying  # which the Cookbook does to write it down
 
 
-async def test_a_group_that_is_given_up_is_counted_as_failed_unless_it_ends_the_run(
-    tmp_path: Path,
-) -> None:
+async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(tmp_path: Path) -> None:
     for inner, error in (
         (RetryOnFailure(max_retries=0), AgentError),
         (MinViableGroup(max_retries=0), AllTrajectoriesFailedError),
@@ -483,12 +438,7 @@ async def test_a_group_that_is_given_up_is_counted_as_failed_unless_it_ends_the_
         assert isinstance(told.tally.error, AgentError) is ends
 
 
-# -- the end --------------------------------------------------------------------------------------
-
-
-async def test_a_training_that_nobody_ends_is_cancelled_when_the_run_is_over_or_cancelled(
-    tmp_path: Path,
-) -> None:
+async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: Path) -> None:
     told, cleaned_up = Told(tmp_path, failed_steps=1), []
 
     async def waits_for_ever(failures: Sequence[Failure]) -> None:
@@ -512,7 +462,7 @@ async def test_a_training_that_nobody_ends_is_cancelled_when_the_run_is_over_or_
     assert cleaned_up == [True, True]
 
 
-async def test_what_ends_the_run_is_raised_before_what_the_training_makes_of_it(
+async def test_what_ended_the_run_is_what_is_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = Told(tmp_path, failed_steps=1)

@@ -1,12 +1,4 @@
-"""Runs in Weights & Biases and TensorBoard, read back from what the real packages wrote.
-
-1. A W&B run has a name, tags, settings, engine and versions; the metrics are in it.
-2. TensorBoard has every number of ``metrics.jsonl``, the settings, and the final score.
-3. A resumed run goes on in both, with no step missing and none twice.
-4. A missing package, or a W&B that will not start, is an error before there is a run.
-
-W&B is offline: it keeps what it would send in ``.wandb`` files, in LevelDB's log format.
-"""
+"""Runs in Weights & Biases, offline, and in TensorBoard, as their packages wrote them."""
 
 import io
 import json
@@ -22,6 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
+from tests.trainers.conftest import Patch, Shown
 
 from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
@@ -70,9 +63,6 @@ def first(tracked: RunFolder) -> RunFolder:
     return RunFolder(tracked.path.with_name("first"), resumed=True)
 
 
-# -- Weights & Biases ----------------------------------------------------------------------------
-
-
 def wandb_records(folder: RunFolder) -> list[Any]:
     """Everything W&B recorded of a run, in the order it was written."""
     from wandb.proto import wandb_internal_pb2
@@ -103,14 +93,6 @@ def wandb_runs(folder: RunFolder) -> list[Any]:
     return [record.run for record in wandb_records(folder) if record.HasField("run")]
 
 
-def wandb_config(folder: RunFolder) -> dict[str, Any]:
-    """The run's configuration, as it was left."""
-    config: dict[str, Any] = {}
-    for record in wandb_records(folder):
-        config |= values(record.run.config.update) | values(record.config.update)
-    return config
-
-
 def wandb_history(folder: RunFolder) -> list[dict[str, Any]]:
     """The metrics of each step."""
     return [values(r.history.item) for r in wandb_records(folder) if r.HasField("history")]
@@ -121,15 +103,15 @@ def values(items: Any) -> dict[str, Any]:
     return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}
 
 
-def test_a_run_has_a_name_tags_and_a_project(tracked: RunFolder) -> None:
+def test_a_run_has_a_name_tags_its_configuration_and_its_final_scores(tracked: RunFolder) -> None:
     run = wandb_runs(tracked)[0]
-    assert run.project == "games"
-    assert run.display_name == "identity-evert-tiny-today"
+    assert (run.project, run.display_name) == ("games", "identity-evert-tiny-today")
     assert list(run.tags) == ["identity", "evert-tiny", "night", "try"]
-
-
-def test_its_configuration_says_what_it_is_and_what_it_ran_on(tracked: RunFolder) -> None:
-    config = wandb_config(tracked)
+    config: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    for record in wandb_records(tracked):
+        config |= values(record.run.config.update) | values(record.config.update)
+        summary |= values(record.summary.update)
     about = config["evert"]
     assert about["settings"]["batch_size"] == 2
     assert about["engine"]["engine"] == "embedded"
@@ -138,32 +120,23 @@ def test_its_configuration_says_what_it_is_and_what_it_ran_on(tracked: RunFolder
     assert {"git", "machine", "command"} <= set(about)
     assert config["learning_rate"] == about["settings"]["learning_rate"]  # the Cookbook's own
     assert config["max_steps"] == 3
+    for when, scores in (tracked.read_json(RESULT) or {})["held_out"].items():
+        for how in ("greedy", "temperature_1"):
+            assert summary[f"held_out/{when}/{how}"] == scores[how]["reward"]
 
 
-def test_the_metrics_of_each_step_are_in_it(first: RunFolder) -> None:
+def test_each_steps_metrics_are_in_it_once_resumed(first: RunFolder, tracked: RunFolder) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
     for row, logged in zip(rows, history[:2], strict=True):  # 0.6 adds what is of no step
         assert logged[TRAIN_REWARD] == row[TRAIN_REWARD]
         assert logged["_step"] == row["step"]
         assert logged[FAILED] == row[FAILED] == 0  # and evert's own beside them
-
-
-def test_a_resumed_run_is_the_same_run_and_goes_on(tracked: RunFolder) -> None:
     known = tracked.read_json("wandb.json") or {}
     assert known["project"] == "games"
     assert {run.run_id for run in wandb_runs(tracked)} == {known["id"]}
     trained = [logged["_step"] for logged in wandb_history(tracked) if TRAIN_REWARD in logged]
     assert trained == [0, 1, 2]
-
-
-def test_the_final_scores_are_its_summary(tracked: RunFolder) -> None:
-    summary: dict[str, Any] = {}
-    for record in wandb_records(tracked):
-        summary |= values(record.summary.update)
-    for when, scores in (tracked.read_json(RESULT) or {})["held_out"].items():
-        for how in ("greedy", "temperature_1"):
-            assert summary[f"held_out/{when}/{how}"] == scores[how]["reward"]
 
 
 def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
@@ -181,9 +154,7 @@ def settings(**values: Any) -> TrainSettings:
     return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
 
 
-def test_a_run_is_named_and_tagged_by_what_it_trains_or_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_is_named_and_tagged_by_what_it_trains_or_as_told(monkeypatch: Patch) -> None:
     assert run_name(settings(), Path("runs/identity-evert-tiny-2026")) == "identity-evert-tiny-2026"
     assert run_name(settings(), Path("runs/007")) == "identity-evert-tiny-007"
     assert run_name(settings(wandb_name="mine"), Path("x")) == "mine"
@@ -193,7 +164,7 @@ def test_a_run_is_named_and_tagged_by_what_it_trains_or_by_the_environment(
     assert run_tags(settings(tags="a")) == ["identity", "evert-tiny", "a", "late"]
 
 
-def test_only_wandb_online_opens_a_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_wandb_online_opens_a_door(monkeypatch: Patch) -> None:
     import wandb
 
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080/x")
@@ -205,8 +176,8 @@ def test_only_wandb_online_opens_a_door(monkeypatch: pytest.MonkeyPatch) -> None
     wandb.teardown()
 
 
-def test_wandb_without_a_login_is_an_error_that_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_wandb_without_a_login_says_what_to_do(
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     import wandb
 
@@ -223,9 +194,6 @@ def test_wandb_without_a_login_is_an_error_that_says_what_to_do(
     wandb.teardown()
 
 
-# -- TensorBoard ---------------------------------------------------------------------------------
-
-
 def events(folder: Path) -> Any:
     """The event files of a run."""
     everything = {"scalars": 0, "tensors": 0}
@@ -239,26 +207,17 @@ def scalars(folder: Path, name: str) -> dict[int, float]:
     return dict(found)
 
 
-def test_every_number_of_every_step_is_in_the_event_files(tracked: RunFolder) -> None:
-    rows = tracked.steps()
+def test_every_number_and_setting_is_in_event_files(first: RunFolder, tracked: RunFolder) -> None:
+    rows, found = tracked.steps(), events(tracked.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for name in (TRAIN_REWARD, "time/total", "optim/lr"):
-        assert scalars(tracked.path, name) == pytest.approx(
-            {row["step"]: row[name] for row in rows}
-        )
+        wanted = {row["step"]: row[name] for row in rows}
+        assert scalars(tracked.path, name) == pytest.approx(wanted)
     numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float)} - {"step"}
-    assert numbers <= set(events(tracked.path).Tags()["scalars"])
-
-
-def test_the_held_out_curve_ends_with_the_final_score(first: RunFolder) -> None:
-    curve = scalars(first.path, HELD_OUT_REWARD)
-    result = first.read_json(RESULT) or {}
+    assert numbers <= set(found.Tags()["scalars"])
+    curve, result = scalars(first.path, HELD_OUT_REWARD), first.read_json(RESULT) or {}
     assert sorted(curve) == [0, 1, 2]
     assert curve[2] == pytest.approx(result["held_out"]["after"]["temperature_1"]["reward"])
-
-
-def test_the_settings_are_there_as_text_and_as_hyperparameters(tracked: RunFolder) -> None:
-    found = events(tracked.path)
     (text,) = found.Tensors("settings/text_summary")[0].tensor_proto.string_val
     assert "| batch_size | 2 |" in text.decode()
     session = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
@@ -301,9 +260,12 @@ def test_a_resumed_run_replaces_steps_that_are_done_again_and_makes_up_for_those
     assert scalars(tmp_path, TRAIN_REWARD) == wanted
 
 
-def test_a_run_with_nothing_left_to_do_has_its_final_score_after_the_last_step(
-    tmp_path: Path,
-) -> None:
+def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Path) -> None:
+    (bare := tmp_path / "bare").mkdir()
+    with tracking(settings(), RunFolder(bare, resumed=False), {}, QUIET) as logger:
+        logger.log_metrics({"step": 0}, 0)
+        logger.log_metrics({})
+    assert list(bare.iterdir()) == []
     folder = RunFolder(tmp_path, resumed=True)
     checkpoint(folder, 3)
     with tracking(settings(tensorboard=True), folder, ABOUT, QUIET) as logger:
@@ -311,19 +273,7 @@ def test_a_run_with_nothing_left_to_do_has_its_final_score_after_the_last_step(
     assert scalars(tmp_path, HELD_OUT_REWARD) == {3: 0.5}
 
 
-# -- neither, or not installed -------------------------------------------------------------------
-
-
-def test_a_run_that_asks_for_nothing_has_no_tracker(tmp_path: Path) -> None:
-    with tracking(settings(), RunFolder(tmp_path, resumed=False), {}, QUIET) as logger:
-        logger.log_metrics({"step": 0}, 0)
-        logger.log_metrics({})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_package_is_an_error_that_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     for package, asked in (("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")):
         monkeypatch.setitem(sys.modules, package, None)
         assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1

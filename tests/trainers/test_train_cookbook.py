@@ -1,9 +1,4 @@
-"""A run's settings as the Cookbook's ``rl.train.Config``.
-
-1. Every field of the Config can be set as ``cookbook.PATH=value``, nested and polymorphic ones too.
-2. A field that evert fills in from a setting of its own is refused with that setting's name.
-3. Which fields there are is read off the installed Cookbook; help lists them.
-"""
+"""A run's settings as the Cookbook's ``rl.train.Config``."""
 
 from operator import attrgetter
 from pathlib import Path
@@ -29,8 +24,6 @@ def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
     settings = parse(["env=identity", *arguments])
     return cookbook_config(settings, Path("run"), embedded=True, warm=warm)
 
-
-# -- 1. setting ----------------------------------------------------------------------------------
 
 LATE = AsyncConfig(max_steps_off_policy=2, groups_per_batch=4)
 CLIPPED = {"clip_low_threshold": 0.9}
@@ -88,9 +81,6 @@ def test_rl_starts_from_one_place() -> None:
         config(f"cookbook.load_checkpoint_path={path}", warm=warm)
 
 
-# -- 2. refusing ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
@@ -112,15 +102,10 @@ def test_rl_starts_from_one_place() -> None:
         ("cookbook=1", "cookbook takes paths: cookbook.temperature=0.8, for example; got '1'"),
     ],
 )
-def test_a_wrong_field_or_value_is_refused_by_the_name_it_was_given(
-    argument: str, said: str
-) -> None:
+def test_a_wrong_field_is_refused_by_the_name_it_was_given(argument: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         config(argument)
     assert said in str(refused.value)
-
-
-# -- 3. which there are --------------------------------------------------------------------------
 
 
 def test_each_field_of_the_config_is_a_setting_of_everts_or_can_be_set() -> None:

@@ -13,8 +13,8 @@ import pytest
 import tinker
 import torch
 from rich.console import Console
+from tests.trainers.conftest import Patch
 
-from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers.commands.train import parse
@@ -27,12 +27,10 @@ from evert.trainers.config.backend import (
     threads_of,
 )
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.train import TrainSettings, differing, recorded, renderer_of
-from evert.trainers.episodes.playing import Episode
+from evert.trainers.config.train import TrainSettings, differing, recorded
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import BATCHES, BEFORE, METRICS, RUN, RunFolderError, slug
-from evert.trainers.training.held_out import sample_records, samples_markdown
 from evert.trainers.training.preflight import prepare as check_settings
 from evert.trainers.training.progress import display, follow
 from evert.trainers.training.resuming import open_run
@@ -45,9 +43,6 @@ def settings(**values: Any) -> TrainSettings:
     return TrainSettings(**{**OWN, **values})
 
 
-# -- settings ------------------------------------------------------------------------------------
-
-
 def test_every_recipe_is_complete_and_its_paths_lead_somewhere() -> None:
     for env in games():
         chosen = parse([f"env={env}"])
@@ -56,11 +51,9 @@ def test_every_recipe_is_complete_and_its_paths_lead_somewhere() -> None:
 
 
 def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
-    given = ["env=identity", "steps=3", "batch_size=2", "learning_rate=0.5", "loss_fn=ppo"]
-    chosen = parse(given)
+    chosen = parse(["env=identity", "steps=3", "batch_size=2", "learning_rate=0.5", "loss_fn=ppo"])
     assert (chosen.steps, chosen.batch_size, chosen.learning_rate) == (3, 2, 0.5)
-    assert chosen.loss_fn == "ppo"
-    assert chosen.max_tokens == games()["identity"].recipe["max_tokens"]
+    assert (chosen.loss_fn, chosen.max_tokens) == ("ppo", games()["identity"].recipe["max_tokens"])
     assert parse(["env=guess-number"]).env == "guess_number"  # as it may be written
 
 
@@ -75,12 +68,6 @@ def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> N
     for device in ("gpu", "cuda:", "CPU", ""):
         with pytest.raises(RecipeError, match=f"device takes auto, cpu, .*got '{device}'"):
             settings(device=device)
-
-
-def test_an_unknown_model_needs_a_renderer() -> None:
-    with pytest.raises(InvalidModelError, match=r"Did you mean evert-tiny\?.*renderer_name="):
-        renderer_of(settings(model_name="evert-tny"))
-    assert renderer_of(settings(model_name="Qwen/Qwen3-8B")).startswith("qwen3")
 
 
 def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> None:
@@ -98,12 +85,7 @@ def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> N
     assert differing(older, settings(test_opponent="perfect")) == ["test_opponent: '' -> 'perfect'"]
 
 
-# -- the engine ----------------------------------------------------------------------------------
-
-
-def test_the_engine_follows_from_the_key_and_the_model(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_engine_follows_from_the_key_and_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
     qwen, is_set = {"model_name": "Qwen/Qwen3-8B"}, "TINKER_API_KEY is set"
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     for values in ({}, qwen):
@@ -126,7 +108,7 @@ def test_the_engine_follows_from_the_key_and_the_model(
     assert (threads_of(None, tiny), threads_of(4, tiny), threads_of(None, "Q")) == (1, 4, None)
 
 
-def test_the_engine_describes_itself_in_one_line_and_a_run_chooses_the_type_of_its_weights(
+def test_the_engine_describes_itself_and_has_the_type_of_weights(
     tiny_model: str, tmp_path: Path
 ) -> None:
     chosen = settings(
@@ -147,16 +129,12 @@ def test_the_engine_describes_itself_in_one_line_and_a_run_chooses_the_type_of_i
 
 @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:9"])
 def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_one(
-    base_url: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    base_url: str | None, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     named: list[str | None] = []
     monkeypatch.setattr("evert.trainers.config.backend.complete_client", named.append)
-
     with running_engine(EngineChoice("service", "a key"), settings(base_url=base_url), tmp_path):
         assert named == [base_url]
-
-
-# -- the folder ----------------------------------------------------------------------------------
 
 
 def open_and_leave(made: TrainSettings) -> RunFolder:
@@ -167,9 +145,7 @@ def open_and_leave(made: TrainSettings) -> RunFolder:
     return folder
 
 
-def test_a_new_run_gets_a_folder_with_a_plain_name_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_new_run_gets_a_folder_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = open_and_leave(settings()), open_and_leave(settings())
     assert first.path != second.path
@@ -192,9 +168,7 @@ def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_that_reached_nothing_leaves_no_folder_and_a_killed_one_makes_room_for_another(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_reached_nothing_leaves_no_folder_or_makes_room(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with suppress(KeyError), open_run(settings(log_path=str(path)), str) as folder:
         folder.write_json(RUN, {})
@@ -209,12 +183,12 @@ def test_a_run_that_reached_nothing_leaves_no_folder_and_a_killed_one_makes_room
 
 
 def test_a_process_that_comes_second_changes_nothing(tmp_path: Path) -> None:
-    mine = settings(log_path=str(tmp_path))
+    mine, log = settings(log_path=str(tmp_path)), tmp_path / "logs.log"
     with open_run(mine, str) as folder:
-        (tmp_path / "logs.log").write_text("at work")
+        log.write_text("at work")
         with pytest.raises(RunFolderError, match="Another process is training in"):
             open_and_leave(mine)
-        assert (tmp_path / "logs.log").read_text() == "at work"
+        assert log.read_text() == "at work"
         folder.write_json(RUN, {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["logs.log", RUN]
 
@@ -226,9 +200,7 @@ def test_a_record_with_odd_values_is_refused_with_the_value(tmp_path: Path) -> N
         parse([f"log_path={tmp_path}"])
 
 
-def test_the_rows_of_a_step_are_one_row_and_what_is_added_after_the_last_is_none(
-    tmp_path: Path,
-) -> None:
+def test_the_rows_of_a_step_are_one_row_and_what_comes_later_is_none(tmp_path: Path) -> None:
     def of(step: int, **more: Any) -> dict[str, Any]:
         return {"step": step, "progress/done_frac": 0.5, **more}
 
@@ -252,84 +224,53 @@ def steps_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     return RunFolder(path, resumed=True).steps()
 
 
-# -- what is shown -------------------------------------------------------------------------------
-
-
-async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
-    written = io.StringIO()
-    rows = [
-        {"tokens/cumulative/sampled": 3},
-        {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
-        {"step": 1, HELD_OUT_REWARD: 0.25},
-    ]
-    taken: list[Mapping[str, Any]] = []
-    with display(Console(file=written), tmp_path, 1) as show:
-
-        def take(row: Mapping[str, Any]) -> None:
-            taken.append(row)
-            show(row)
-
-        async with follow(tmp_path, take):
-            (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert written.getvalue().startswith("training: step 1/1  reward 0.50  ")
-    assert len(written.getvalue().splitlines()) == 1
-    assert taken == rows
-
-
-def test_samples_show_what_was_told_and_said() -> None:
-    before, after = (
-        Episode(
-            model="m", digest="", split="test", task=0, seed=0, category="", reward=reward,
-            success=reward == 1, turns=1, tokens=1, metrics={}, target="7",
-            dialogue=[{"told": "Say 7", "said": said}],
-        )
-        for reward, said in ((0.0, "```8"), (1.0, "7"))
-    )  # fmt: skip
-    text = samples_markdown("game", [before], [after])
-    assert "## Task 7" in text
-    assert "### Before: reward 0" in text
-    assert "Say 7\n>>> '''8" in text
-    assert "### After: reward 1" in text
-    assert sample_records([before], [after])[0]["after"]["reward"] == 1.0
-
-
 def step_row(step: int, held_out: float | None = None) -> dict[str, Any]:
     row = {"step": step, "progress/done_frac": 0.5, TRAIN_REWARD: 0.5}
     return row if held_out is None else row | {HELD_OUT_REWARD: held_out}
 
 
-def test_a_long_run_prints_a_line_now_and_then_with_each_held_out_score_once(
-    tmp_path: Path,
-) -> None:
+def shown(path: Path, steps: int, *rows: Mapping[str, Any], **console: Any) -> str:
+    """What a run prints of rows."""
     written = io.StringIO()
-    with display(Console(file=written), tmp_path, 100) as show:
-        for step in range(100):
-            show(step_row(step))
-    shown = written.getvalue().splitlines()
-    assert len(shown) == 10
-    assert "\x1b" not in written.getvalue()
-    assert shown[-1].startswith("training: step 100/100  reward 0.50  ")
-    written = io.StringIO()
-    with display(Console(file=written), tmp_path, 4) as show:
-        for step, held_out in enumerate((0.25, None, 0.75, None)):
-            show(step_row(step, held_out))
-    ends = [line.partition("reward 0.50")[2] for line in written.getvalue().splitlines()]
+    with display(Console(file=written, **console), path, steps) as show:
+        for row in rows:
+            show(row)
+    return written.getvalue()
+
+
+def test_a_long_run_prints_some_lines_with_each_held_out_score_once(tmp_path: Path) -> None:
+    text = shown(tmp_path, 100, *map(step_row, range(100)))
+    assert len(text.splitlines()) == 10
+    assert "\x1b" not in text
+    assert text.splitlines()[-1].startswith("training: step 100/100  reward 0.50  ")
+    rows = [step_row(*each) for each in enumerate((0.25, None, 0.75, None))]
+    ends = [line.partition("reward 0.50")[2] for line in shown(tmp_path, 4, *rows).splitlines()]
     found = [end.rpartition("  ")[0].strip() for end in ends]
     assert found == ["held-out 0.25 before", "", "held-out 0.75 after 2", ""]
+    bar = shown(tmp_path, 2, step_row(1, 0.25), force_terminal=True)
+    assert "\x1b[" in bar
+    assert "held-out 0.25" in bar
+
+
+async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
+    rows: list[Mapping[str, Any]] = [
+        {"tokens/cumulative/sampled": 3},
+        {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
+        {"step": 1, HELD_OUT_REWARD: 0.25},
+    ]
+    taken: list[Mapping[str, Any]] = []
+    async with follow(tmp_path, taken.append):
+        (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert taken == rows
+    text = shown(tmp_path, 1, *rows)
+    assert text.startswith("training: step 1/1  reward 0.50  ")
+    assert len(text.splitlines()) == 1
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
     """The Cookbook's of step 0 is of other episodes than the one in the table."""
-    rows = [step_row(0, held_out=-0.27), step_row(1, held_out=0.1)]
+    rows = [step_row(0, -0.27), step_row(1, 0.1)]
     assert steps_of(tmp_path, rows) == rows
     scores = {"greedy": {"reward": -1.0}, "temperature_1": {"reward": -0.17}}
     (tmp_path / BEFORE).write_text(json.dumps({"scores": scores}))
     assert [row[HELD_OUT_REWARD] for row in steps_of(tmp_path, rows)] == [-0.17, 0.1]
-
-
-def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
-    terminal = io.StringIO()
-    with display(Console(file=terminal, force_terminal=True), tmp_path, 2) as show:
-        show(step_row(1, held_out=0.25))
-    assert "\x1b[" in terminal.getvalue()
-    assert "held-out 0.25" in terminal.getvalue()

@@ -1,10 +1,4 @@
-"""The supervised warm-up before RL.
-
-1. Batches are drawn by seed and number; each datum learns what the assistant says.
-2. A run with a warm-up does it once, RL starts from its weights, and both resume.
-
-Mistakes are said before there is a run: ``test_refusals.py``.
-"""
+"""The supervised warm-up before RL; mistakes: ``test_refusals.py``."""
 
 import sys
 from collections.abc import Iterator
@@ -13,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.trainers.conftest import Patch
 from tinker_cookbook.supervised.types import SupervisedDataset
 
 from evert.bridge.tokens.bases import base_tokenizer
@@ -47,7 +42,7 @@ THIS = sys.modules[__name__]
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _importable(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "warm_up_games", THIS)
 
 
@@ -60,9 +55,6 @@ def settings(tmp_path: Path, **other: Any) -> TrainSettings:
         "log_path": str(tmp_path / "run"),
     }  # fmt: skip
     return TrainSettings(**{**values, **other})
-
-
-# -- 1. the dataset ------------------------------------------------------------------------------
 
 
 def dataset(seed: int = 0, demonstrations: Any = "warm_up_games:greetings") -> SupervisedDataset:
@@ -80,7 +72,6 @@ def texts(made: SupervisedDataset, index: int) -> list[str]:
 
 def test_a_batch_is_decided_by_its_seed_and_number() -> None:
     batch = texts(dataset(), 1)
-
     assert len(dataset()) == 4
     assert len(set(batch)) == 3
     assert texts(dataset(), 1) == batch
@@ -92,17 +83,10 @@ def test_what_the_assistant_says_is_learned_and_nothing_else() -> None:
     (datum, *_) = dataset(demonstrations=lambda seed: iter([HELLO] * 3)).get_batch(0)
     targets, weights = (datum.loss_fn_inputs[key].data for key in ("target_tokens", "weights"))
     learned = [int(t) for t, weight in zip(targets, weights, strict=True) if weight > 0]
-
-    assert base_tokenizer().decode(learned) == "Hello.<|im_end|>"
-    assert sum(weights) == pytest.approx(1.0)
-
-
-def test_too_few_demonstrations_are_an_error() -> None:
     with pytest.raises(DemonstrationsError, match="2 demonstrations were given for a batch of 3"):
         dataset(demonstrations=lambda seed: iter([HELLO] * 2)).get_batch(0)
-
-
-# -- 2. a run ------------------------------------------------------------------------------------
+    assert base_tokenizer().decode(learned) == "Hello.<|im_end|>"
+    assert sum(weights) == pytest.approx(1.0)
 
 
 async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path) -> None:
@@ -116,7 +100,6 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
         rows = read_jsonl(tmp_path / FOLDER / METRICS)
         again = await warm_up(wanted, tmp_path, console, embedded=True)
     nll = [row["train_mean_nll"] for row in rows]
-
     assert str(warm and warm.state_path).startswith("tinker://")
     assert again == warm
     assert read_jsonl(tmp_path / FOLDER / METRICS) == rows
@@ -124,9 +107,7 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
     assert nll[-1] < nll[0] - 0.5
 
 
-async def test_a_warm_up_that_was_stopped_ends_as_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stopped_warm_up_ends_as_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
     """The Cookbook submits a batch ahead: the checkpoint has learned from more than its record."""
     done, stopped = tmp_path / "done", tmp_path / "stopped"
     console, batches = Console(quiet=True), list[int]()
@@ -166,7 +147,6 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     config = folder.read_json("config.json") or {}
     listed = read_jsonl(folder.path / FOLDER / CHECKPOINTS)
     (final,) = [each for each in listed if each["name"] == "final"]
-
     assert config["load_checkpoint_path"] == final["state_path"]
     assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
     assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned before it
@@ -179,7 +159,6 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
 def test_demonstrations_in_short_prompts_are_for_the_tiny_base_alone() -> None:
     _, tiny = choose_recipe({"env": "twenty_questions"})
     _, large = choose_recipe({"env": "twenty_questions", "model_name": "Qwen/Qwen3-8B"})
-
     assert tiny["demonstrations"].endswith(":demonstrations")
     assert tiny["agent"].endswith(":short_twenty_questions_agent")
     assert large["demonstrations"] == ""
@@ -191,7 +170,6 @@ def test_demonstrations_in_short_prompts_are_for_the_tiny_base_alone() -> None:
 def test_on_a_service_checkpoints_of_the_warm_up_expire(tmp_path: Path) -> None:
     here = warm_up_config(settings(tmp_path), tmp_path, embedded=True)
     there = warm_up_config(settings(tmp_path), tmp_path, embedded=False)
-
     assert here.ttl_seconds is None
     assert there.ttl_seconds == 7 * 24 * 3600
     assert here.rolling_save_every > there.rolling_save_every == 0

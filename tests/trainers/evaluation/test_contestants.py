@@ -1,18 +1,10 @@
-"""Who plays, found by name.
-
-1. Bases, folders, runs, steps of a run, players and endpoints are told apart by their names.
-2. All play the agent that the evaluation names, on the device and by the renderer that it names.
-3. Digests are of weights and of what else decides what is said, not of names.
-4. A name that stands for nothing is an error that lists what it may be.
-5. An endpoint plays through its own API: text and tool calls come back as the model's tokens; the
-   evaluation's temperature and cap are kept.
-6. Seeds decide what weights say, whatever else is sampled beside them.
-"""
+"""Who plays, found by name; endpoints that play; seeds that decide what is said."""
 
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,12 +48,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-# -- 1. names ------------------------------------------------------------------------------------
-
-
-def test_a_base_or_a_folder_plays_the_agent_that_fits_its_size(tiny_model: str) -> None:
+def test_whatever_is_named_plays_the_agent_that_fits_it(tiny_model: str) -> None:
     base, folder = found("evert-tiny-20q"), found(tiny_model)
-
     assert base.weights == {"base_model": "evert-tiny-20q"}
     assert base.agent == base.run.agent == SHORT
     assert folder.weights == {"base_model": tiny_model}
@@ -69,11 +57,16 @@ def test_a_base_or_a_folder_plays_the_agent_that_fits_its_size(tiny_model: str) 
     assert folder.max_tokens == 256
     searching = found("evert-tiny-20q", search=True)
     assert searching.agent.endswith(":searching_short_twenty_questions_agent")
+    name = "tinker://abc/sampler_weights/final"
+    there = found(name, IDENTITY, model_name="Qwen/Qwen3-8B")
+    assert (there.weights, there.run.model_name) == ({"model_path": name}, "Qwen/Qwen3-8B")
+    assert found("oracle").agent.endswith(":oracle_agent")
+    assert isinstance(found("openai:gpt-5-mini").named, NamedEndpoint)
+    assert found("openai:gpt-5-mini").agent.endswith(":twenty_questions_agent")
 
 
 def test_a_run_has_its_last_weights_or_those_after_a_step_and_its_own_cap(run: Path) -> None:
     last, early = found(str(run)), found(f"{run}@10")
-
     assert (last.name, last.max_tokens) == (str(run), 9)
     assert isinstance(last.named, NamedWeights)
     assert last.named.checkpoints == run / "checkpoints"
@@ -81,28 +74,8 @@ def test_a_run_has_its_last_weights_or_those_after_a_step_and_its_own_cap(run: P
     assert paths == ["tinker://r/sampler_weights/final", "tinker://r/sampler_weights/10"]
 
 
-def test_weights_of_a_service_need_their_models_name() -> None:
-    name = "tinker://abc/sampler_weights/final"
-    there = found(name, IDENTITY, model_name="Qwen/Qwen3-8B")
-
-    assert there.weights == {"model_path": name}
-    assert there.run.model_name == "Qwen/Qwen3-8B"
-    with pytest.raises(ModelNameError, match="model_name=Qwen/Qwen3-8B"):
-        found(name)
-
-
-def test_players_and_endpoints_have_names_of_their_own() -> None:
-    assert found("oracle").agent.endswith(":oracle_agent")
-    assert isinstance(found("openai:gpt-5-mini").named, NamedEndpoint)
-    assert found("openai:gpt-5-mini").agent.endswith(":twenty_questions_agent")
-
-
-# -- 2. what is played, and on what --------------------------------------------------------------
-
-
 def test_a_run_plays_the_game_or_the_agent_that_is_named_and_not_its_own(run: Path) -> None:
     own = {"agent": "my.module:agent", "test_tasks": "my.module:TEST"}
-
     assert found(str(run)).agent == SHORT
     assert found(str(run), search=True).agent == SHORT.replace(":", ":searching_")
     assert [found(name, own).agent for name in (str(run), "evert-tiny")] == ["my.module:agent"] * 2
@@ -113,29 +86,18 @@ def test_device_threads_renderer_and_cap_are_the_evaluations(run: Path) -> None:
     record["settings"] |= {"device": "cuda", "threads": 7, "renderer_name": "role_colon"}
     (run / "run.json").write_text(json.dumps(record))
     asked: dict[str, Any] = {"device": "cpu", "threads": 2, "renderer_name": "qwen3"}
-
     plays = found(str(run), IDENTITY, **asked, max_tokens=5)
     assert asked == {name: getattr(plays.run, name) for name in asked}
     assert plays.max_tokens == 5
     assert found(str(run), IDENTITY).run.renderer_name == "role_colon"
 
 
-# -- 3. digests ----------------------------------------------------------------------------------
-
-
-def trained(run: Path, step: str, content: bytes) -> Path:
-    """Weights of a step, on disk."""
-    folder = run / "checkpoints" / "r" / "sampler_weights" / step
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(content)
-    return folder / "model.safetensors"
-
-
 def test_a_digest_is_of_the_weights_and_not_of_where_they_are(run: Path) -> None:
-    trained(run, "10", b"after ten")
-    file = trained(run, "final", b"after twenty")
+    for step in ("10", "final"):
+        folder = run / "checkpoints" / "r" / "sampler_weights" / step
+        folder.mkdir(parents=True)
+        (file := folder / "model.safetensors").write_bytes(step.encode())
     before = found(str(run)).digest
-
     assert found(f"{run}@20").digest == before
     assert found(f"{run}@10").digest != before
     moved = run.rename(run.with_name("moved"))
@@ -163,64 +125,42 @@ def test_everybody_has_a_digest_of_their_own() -> None:
     asked = {**QUESTIONS, "renderer_name": "qwen3"}
     digests = [found(name, asked, model_name="evert-tiny").digest for name in names]
     digests.append(found("openai:a", asked, base_url="http://there/v1").digest)
-
     assert len({*digests}) == len(names) + 1
     assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests)
-
-
-# -- 4. mistakes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("runs/a/b", r"no run and no model at 'runs/a/b'.*random or oracle"),
-        *[
-            (name, f"no run and no model at '{name}'")
-            for name in ("/no", "./no", "~/no", "runs/n@20")
-        ],
+        *((each, f"no run and no model at '{each}'") for each in ("/no", "~/no", "runs/n@20")),
         ("oracel", r"Did you mean oracle\?"),
         ("evert-tyni", r"Did you mean evert-tiny\?"),
         ("RUNn", r"Did you mean /.*/run\?"),
         ("RUN@12", "no weights after step 12; it has those after 10, 20"),
+        ("tinker://abc/sampler_weights/final", "model_name=Qwen/Qwen3-8B"),
     ],
 )
-def test_a_name_that_stands_for_nothing_lists_what_may_be_named(
-    run: Path, name: str, said: str
-) -> None:
+def test_a_name_of_nothing_lists_what_may_be_named(run: Path, name: str, said: str) -> None:
     with pytest.raises(ModelNameError, match=said):
         found(name.replace("RUN", str(run)))
-
-
-def test_who_lacks_weights_or_is_of_other_games_says_so(run: Path) -> None:
-    (run / "checkpoints.jsonl").unlink()
-
-    with pytest.raises(ModelNameError, match="has no weights yet"):
-        found(str(run))
     with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*are: none"):
         found("random", {"env": "guess_number"})
-
-
-# -- 5. endpoints --------------------------------------------------------------------------------
-
-
-class Endpoint:
-    """What it is to say, what it was asked, and its address."""
-
-    def __init__(self) -> None:
-        self.replies: list[dict[str, Any]] = []
-        self.asked: list[dict[str, Any]] = []
-        self.url = ""
-
-    def reply(self, body: dict[str, Any], key: str) -> dict[str, Any]:
-        self.asked.append(body)
-        return {**assistant(""), **self.replies.pop(0)}
+    (run / "checkpoints.jsonl").unlink()
+    with pytest.raises(ModelNameError, match="has no weights yet"):
+        found(str(run))
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint()
-    with chat_endpoint(made.reply) as made.url:
+def endpoint() -> Iterator[SimpleNamespace]:
+    """What it is to say, what it was asked, and its address."""
+    made = SimpleNamespace(replies=[], asked=[])
+
+    def reply(body: dict[str, Any], key: str) -> dict[str, Any]:
+        made.asked.append(body)
+        return {**assistant(""), **made.replies.pop(0)}
+
+    with chat_endpoint(reply) as made.url:
         yield made
 
 
@@ -233,15 +173,13 @@ async def searching(client: Any) -> float:
     return float(await ask(client, *messages, tools=[tool("search")]) == "Is it a bird?")
 
 
-async def test_an_endpoint_plays_with_text_and_with_tool_calls(endpoint: Endpoint) -> None:
+async def test_an_endpoint_plays_with_text_and_with_tool_calls(endpoint: SimpleNamespace) -> None:
     function = {"name": "search", "arguments": '{"query": "what flies"}'}
     asks = {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
     endpoint.replies = [asks, {"content": "Is it a bird?"}]
     env = ChatAgentEnv(searching)
     policy = EndpointPolicy(env, RemoteModel("gpt", endpoint.url))
-
     trajectory = await do_single_rollout(policy, env)
-
     assert sum(transition.reward for transition in trajectory.transitions) == 1.0
     assert [body["model"] for body in endpoint.asked] == ["gpt", "gpt"]
     assert endpoint.asked[1]["messages"][-1]["content"] == "a bird"
@@ -256,15 +194,13 @@ async def three_calls(client: Any) -> float:
 
 @pytest.mark.parametrize(("cap", "sent"), [(12, [12, 4, 12]), (None, [None, 4, 40])])
 async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(
-    endpoint: Endpoint, cap: int | None, sent: list[int | None]
+    endpoint: SimpleNamespace, cap: int | None, sent: list[int | None]
 ) -> None:
     endpoint.replies = [{"content": "something"}] * 3
     asked: dict[str, Any] = {"base_url": endpoint.url, "temperature": 0.25, "max_tokens": cap}
-
     with found("openai:gpt", IDENTITY, **asked).ready(lambda line: None) as player:
         env = ChatAgentEnv(three_calls)
         await do_single_rollout(player.policy(env, 0), env)
-
     assert [body["temperature"] for body in endpoint.asked] == [0.25] * 3
     assert [body.get("max_completion_tokens") for body in endpoint.asked] == sent
 
@@ -277,21 +213,16 @@ async def test_a_player_without_a_model_that_calls_one_is_told_so() -> None:
         await env.close()
 
 
-# -- 6. seeds ------------------------------------------------------------------------------------
-
-
 def test_equal_images_have_equal_seeds_and_others_have_others() -> None:
     def seed(*images: bytes) -> int:
         chunks: list[Any] = [tinker.EncodedTextChunk(tokens=[1, 2])]
         chunks += [ImageChunk(data=data, format="png") for data in images]
-        prompt = tinker.ModelInput(chunks=chunks)
         client: Any = None
-        return SeededPolicy(client, 12, 1.0, 7)._seed_of(prompt)
+        return SeededPolicy(client, 12, 1.0, 7)._seed_of(tinker.ModelInput(chunks=chunks))
 
     same = bytes(bytearray(b"a picture"))  # equal, and another object: pickle tells them apart
-    once, twice = seed(b"a picture", b"a picture"), seed(b"a picture", same)
-
-    assert once == twice
+    once = seed(b"a picture", b"a picture")
+    assert once == seed(b"a picture", same)
     assert len({once, seed(b"a picture"), seed(b"a picture", b"another")}) == 3
 
 
@@ -311,7 +242,6 @@ async def test_a_seed_decides_what_is_said_whatever_is_sampled_beside_it() -> No
 
     alone = await tokens(7)
     await tokens(8)
-
     assert await tokens(7) == alone
     assert await tokens(8) != alone
     assert len({tuple(turn) for turn in alone}) > 1

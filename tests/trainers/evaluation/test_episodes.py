@@ -1,20 +1,31 @@
-"""Episodes: planned and played.
-
-What is planned is every task of every split with every seed; what is played comes back in that
-order. An agent's failure is an episode without a reward; an endpoint's is raised. How many are
-played at a time, and what is strict: ``test_held_out.py``; the log: ``test_evaluate_command.py``.
-"""
+"""Episodes, planned and played; held-out tasks before and after training."""
 
 import asyncio
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
-from tests.kit import ask
+from tests.kit import ask, asks_blocking
+from tinker_cookbook.rl.rollout_strategy import FailFast
+from tinker_cookbook.rl.types import RLDataset
 
 from evert import ScriptedPolicy
+from evert.bridge.errors import AgentError
+from evert.bridge.groups.dataset import AgentDataset
+from evert.bridge.tokens.bases import BASE_MODEL
+from evert.envs.identity import identity_agent
 from evert.trainers.episodes.playing import Player, failures, planned, play
+from evert.trainers.training.held_out import (
+    Evaluation,
+    HeldOutError,
+    read_evaluation,
+    samples_markdown,
+    score_weights,
+)
+from evert.trainers.training.strategies import LeaveOut
 
 TASKS: dict[str, list[Any]] = {"train": ["a", {"word": "b", "category": "letter"}], "test": ["c"]}
 
@@ -35,12 +46,8 @@ async def echo(client: Any, task: str) -> float:
     return 0.5
 
 
-# -- planned ----------------------------------------------------------------------------------
-
-
 def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
     found = planned("m", "d", TASKS, range(3, 5))
-
     assert [(e.split, e.task, e.seed) for e, _ in found] == [
         ("train", 0, 3), ("train", 0, 4), ("train", 1, 3), ("train", 1, 4),
         ("test", 0, 3), ("test", 0, 4),
@@ -48,17 +55,10 @@ def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
     assert [task for _, task in found][::2] == ["a", TASKS["train"][1], "c"]
     assert [episode.category for episode, _ in found][::2] == ["", "letter", ""]
     assert {episode.key[0] for episode, _ in found} == {"d"}
-
-
-def test_draws_differ_by_task_and_seed_and_not_by_model() -> None:
     ours, theirs = ([e.draws for e, _ in planned(m, m, TASKS, range(4))] for m in ("m", "n"))
-
-    assert len({*ours}) == len(ours)
+    assert len({*ours}) == len(ours)  # other draws for each task and seed, whatever the model
     assert ours == theirs
     assert all(0 <= draws < 2**31 for draws in ours)
-
-
-# -- played -----------------------------------------------------------------------------------
 
 
 async def test_episodes_come_back_in_the_order_of_the_plan() -> None:
@@ -72,23 +72,17 @@ async def test_episodes_come_back_in_the_order_of_the_plan() -> None:
         return 1.0 if task == "slow" else 0.0
 
     found = await play(plan("slow", "quick"), player(agent), lambda e: over.append(e.target))
-
     assert over == ["quick", "slow"]
     assert [(each.target, each.reward) for each in found] == [("slow", 1.0), ("quick", 0.0)]
 
 
-# -- what an episode has ----------------------------------------------------------------------
-
-
 async def test_an_episode_has_its_reward_turns_counts_transcript_and_a_dialogue_if_asked() -> None:
     (episode,) = await play(plan("hello"), player(echo), success=0.5)
-
     assert (episode.reward, episode.success, episode.turns) == (0.5, True, 2)
     assert episode.tokens > 2
     assert episode.metrics["calls_made"] == 1
     assert episode.transcript == "said hello"
     assert episode.dialogue == []
-
     (episode,) = await play(plan("hello"), player(echo, dialogues=2))
     first, second = episode.dialogue  # what is new at each turn
     assert "hello" in first["told"]
@@ -96,16 +90,14 @@ async def test_an_episode_has_its_reward_turns_counts_transcript_and_a_dialogue_
     assert "again" in second["told"]
 
 
-async def test_a_reward_that_is_enough_but_for_rounding_is_a_success() -> None:
+async def test_a_reward_that_is_enough_but_for_rounding_is_a_success_also_without_a_call() -> None:
     async def agent(client: Any, task: float) -> float:
         return task
 
     for enough in (0.3, 0.1 + 0.2):
         found = await play(plan(0.3, 0.1 + 0.2, 0.29), player(agent), success=enough)
         assert [episode.success for episode in found] == [True, True, False]
-
-
-# -- failures ---------------------------------------------------------------------------------
+        assert {(each.failure, each.metrics["no_llm_call"]) for each in found} == {("", 1.0)}
 
 
 async def failing(client: Any, task: str) -> float:
@@ -114,22 +106,10 @@ async def failing(client: Any, task: str) -> float:
 
 async def test_an_agents_failure_is_an_episode_without_a_reward() -> None:
     (episode,) = await play(plan("a"), player(failing))
-
     assert (episode.reward, episode.success, episode.turns) == (None, False, 0)
     assert (episode.error, episode.failure) == ("ValueError: this does not work", "agent_error")
     assert "in failing" in episode.traceback
     assert failures([episode, replace(episode, failure="")]).kinds == {"agent_error": 1}
-
-
-async def test_an_agent_that_calls_no_model_has_not_failed() -> None:
-    """Players without a model call none."""
-
-    async def agent(client: Any, task: str) -> float:
-        return 1.0
-
-    (episode,) = await play(plan("a"), player(agent))
-
-    assert (episode.reward, episode.failure, episode.metrics["no_llm_call"]) == (1.0, "", 1.0)
 
 
 async def test_an_endpoint_of_the_agents_own_that_is_down_is_no_failure_of_the_agent() -> None:
@@ -138,3 +118,109 @@ async def test_an_endpoint_of_the_agents_own_that_is_down_is_no_failure_of_the_a
 
     with pytest.raises(openai.OpenAIError, match="nobody answers"):
         await play(plan("a", "b"), player(agent))
+
+
+CONFIG: Any = SimpleNamespace(
+    base_url=None, model_name=BASE_MODEL, max_tokens=8, effective_rollout_strategy=FailFast
+)
+TOLERANT: Any = SimpleNamespace(**{**vars(CONFIG), "effective_rollout_strategy": LeaveOut})
+
+
+def tasks(agent: Any = identity_agent, seed: int = 0, **options: Any) -> AgentDataset:
+    return AgentDataset(agent, [1000, 1001, 1002], batch_size=3, group_size=4, seed=seed, **options)
+
+
+async def score(dataset: RLDataset | None, config: Any = CONFIG) -> Evaluation | None:
+    return await score_weights(config, dataset, samples=2, parallel=4, base_model=BASE_MODEL)
+
+
+async def found(dataset: AgentDataset, config: Any = CONFIG) -> Evaluation:
+    evaluation = await score(dataset, config)
+    assert evaluation is not None
+    return evaluation
+
+
+@pytest.mark.usefixtures("engine")
+async def test_every_task_is_played_once_greedily_and_a_groups_times_at_temperature_1() -> None:
+    first, again, other = [await found(tasks(seed=seed)) for seed in (1, 1, 2)]
+    episodes = {how: score.episodes for how, score in first.scores.items()}
+    assert episodes == {"greedy": 3, "temperature_1": 12}
+    assert {(s.model, s.split) for s in first.scores.values()} == {(BASE_MODEL, "test")}
+    assert read_evaluation(json.loads(json.dumps(asdict(first)))) == first == again
+    assert first.scores["greedy"] == other.scores["greedy"]
+    assert first.scores["temperature_1"] != other.scores["temperature_1"]
+    sample, second = first.samples  # the first greedy episodes
+    assert (sample.target, second.target) == ("1000", "1001")
+    (turn,) = sample.dialogue
+    assert "Say you are 1000." in turn["told"]
+    assert turn["said"]
+    text = samples_markdown("identity", [sample], [second])
+    assert "## Task 1000" in text
+    assert f">>> {turn['said']}" in text
+
+
+@pytest.mark.usefixtures("engine")
+async def test_both_ways_together_play_as_many_episodes_as_they_may() -> None:
+    """An agent may be a thread, or several processes."""
+    alive, most = 0, 0
+
+    async def agent(client: Any, task: int) -> float:
+        nonlocal alive, most
+        alive += 1
+        most = max(most, alive)
+        await ask(client, str(task))
+        alive -= 1
+        return 0.0
+
+    await found(tasks(agent))  # 15 episodes
+    assert most == 4
+
+
+async def test_no_held_out_tasks_have_no_score_and_those_that_are_no_agents_are_refused() -> None:
+    class Other(RLDataset):
+        def get_batch(self, index: int) -> Any: ...
+        def __len__(self) -> int:
+            return 0
+
+    assert await score(None) is None
+    with pytest.raises(HeldOutError, match="Held-out tasks are a Other; expected an AgentDataset"):
+        await score(Other())
+
+
+def failing_agent(client: Any, task: int) -> float:
+    if task == 1001:
+        raise ValueError("no such number")
+    return asks_blocking(client)
+
+
+@pytest.mark.usefixtures("engine")
+async def test_an_episode_that_fails_has_no_reward_and_is_told() -> None:
+    evaluation = await found(tasks(failing_agent), config=TOLERANT)
+    greedy = evaluation.scores["greedy"]
+    assert (greedy.episodes, greedy.errors, greedy.reward) == (3, 1, 1.0)
+    failed = evaluation.failures
+    assert (failed.episodes, failed.kinds) == (15, {"agent_error": 5})
+    assert failed.commonest is not None
+    assert failed.commonest.error == "ValueError: no such number"
+    sample = evaluation.samples[1]
+    assert "Before: failed, ValueError: no such number" in samples_markdown("x", [sample], [sample])
+    assert read_evaluation(json.loads(json.dumps(asdict(evaluation)))) == evaluation
+
+
+@pytest.mark.usefixtures("engine")
+async def test_a_failing_agent_stops_a_run_that_fails_fast_unless_failing_has_a_reward() -> None:
+    with pytest.raises(AgentError, match="failing_agent"):
+        await score(tasks(failing_agent))
+    evaluation = await found(tasks(failing_agent, on_agent_error=-1.0))
+    assert evaluation.scores["greedy"].reward == pytest.approx(1 / 3)
+    assert evaluation.failures.summary() == (
+        "5 of 15 episodes failed and were scored (5 agent errors)"
+    )
+
+
+def test_a_record_that_is_none_of_ours_is_refused() -> None:
+    empty: dict[str, Any] = {"scores": {}, "samples": []}
+    odd = {"scores": {"greedy": 3, "temperature_1": 4}, "samples": []}
+    for record in ({}, empty, odd, {"scores": None, "samples": None}):
+        with pytest.raises(HeldOutError, match="Delete before.json to have the untrained weights"):
+            read_evaluation(record)

@@ -1,9 +1,4 @@
-"""Scores and their intervals.
-
-The interval of one episode a task is the exact one; it never has no width, and holds the truth as
-often as it says, near 0 and 1 and where a task's episodes agree. The CSV has everything, the
-terminal's table only the columns that say something.
-"""
+"""Scores, their intervals and their tables."""
 
 import csv
 import io
@@ -46,9 +41,6 @@ def score(episodes: list[Episode]) -> Score:
     return found
 
 
-# -- the interval -----------------------------------------------------------------------------
-
-
 def test_with_one_episode_a_task_it_is_the_exact_interval_of_a_binomial() -> None:
     for won, tasks in ((0, 10), (1, 10), (5, 10), (38, 40), (40, 40), (1, 1)):
         exact = binomtest(won, tasks).proportion_ci(0.95, method="exact")
@@ -56,7 +48,7 @@ def test_with_one_episode_a_task_it_is_the_exact_interval_of_a_binomial() -> Non
         assert found == pytest.approx((exact.low, exact.high)), (won, tasks)
 
 
-def test_all_successes_are_as_sure_as_their_tasks_are_many() -> None:
+def test_an_interval_is_as_narrow_as_its_tasks_are_many_and_no_narrower() -> None:
     for tasks, least in ((1, 0.97), (5, 0.5), (40, 0.08)):
         for episodes in (1, 4, 100):
             low, high = interval([[True] * episodes] * tasks)
@@ -64,8 +56,11 @@ def test_all_successes_are_as_sure_as_their_tasks_are_many() -> None:
             assert high - low > least, (tasks, episodes)
             assert interval([[False] * episodes] * tasks) == pytest.approx((0, 1 - low))
     low, high = interval([[True, True, False, True]])  # one task says next to nothing of others
-    assert low < 0.1
-    assert high > 0.99
+    assert low < 0.1 < 0.99 < high
+    rng = random.Random(0)
+    low, high = interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
+    # 1.96 standard errors of 800 independent episodes to both sides are 0.055.
+    assert high - low < 0.07
 
 
 def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
@@ -89,17 +84,6 @@ def test_it_holds_the_truth_as_often_as_it_says(tasks: int) -> None:
             assert coverage(share, tasks, 8, agree=agree) > 0.93, (share, agree)
 
 
-def test_it_is_no_wider_than_it_has_to_be() -> None:
-    rng = random.Random(0)
-    low, high = interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
-
-    # 1.96 standard errors of 800 independent episodes to both sides are 0.055.
-    assert high - low < 0.07
-
-
-# -- episodes of one task ---------------------------------------------------------------------
-
-
 def test_episodes_of_one_task_count_for_less_the_more_they_agree() -> None:
     assert independent([[True], [False], [True]]) == 3
     assert independent([[True] * 4, [False] * 4, [True] * 4]) == pytest.approx(3)
@@ -113,39 +97,25 @@ def test_episodes_of_one_task_count_for_less_the_more_they_agree() -> None:
     assert 250 < independent(by_task) < 600
 
 
-# -- a score ----------------------------------------------------------------------------------
-
-
-def test_a_score_is_the_share_of_successes_with_its_interval() -> None:
-    played = [episode(task, task < 8) for task in range(10)]
-    found = score(played)
-
+def test_a_score_is_the_share_of_successes_with_its_interval_and_failures_have_no_reward() -> None:
+    found = score([episode(task, task < 8) for task in range(10)])
     assert (found.episodes, found.success, found.reward) == (10, 0.8, 0.8)
     assert (found.low, found.high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
-
-
-def test_questions_are_those_of_the_successes_or_turns_where_none_are_counted() -> None:
-    counts = ((True, 4), (True, 6), (False, 20))
-    played = [episode(n, won, metrics={"questions": q}) for n, (won, q) in enumerate(counts)]
-    assert score(played).questions == 5
-    assert score([episode(turns=7)]).questions == 7
-    assert score([episode(success=False)]).questions is None
-
-
-def test_tool_calls_are_the_games_own_count_or_the_envs() -> None:
-    counts: list[dict[str, float]] = [{"searches": 2, "tools/calls": 3}, {"tools/calls": 3}, {}]
-    assert [score([episode(metrics=each)]).calls for each in counts] == [2, 3, 0]
-
-
-def test_an_episode_whose_agent_failed_is_no_success_and_has_no_reward() -> None:
     failed = episode(1, False, reward=None, error="it broke")
     found = score([episode(0), failed])
-
     assert (found.success, found.reward, found.errors) == (0.5, 1.0, 1)
     assert score([failed]).reward is None
 
 
-# -- groups -----------------------------------------------------------------------------------
+def test_questions_are_of_the_successes_or_turns_and_calls_the_games_or_the_envs() -> None:
+    asked = ((True, 4), (True, 6), (False, 20))
+    played = [episode(n, won, metrics={"questions": q}) for n, (won, q) in enumerate(asked)]
+    assert score(played).questions == 5
+    assert score([episode(turns=7)]).questions == 7
+    assert score([episode(success=False)]).questions is None
+    counts: list[dict[str, float]] = [{"searches": 2, "tools/calls": 3}, {"tools/calls": 3}, {}]
+    assert [score([episode(metrics=each)]).calls for each in counts] == [2, 3, 0]
+
 
 PLAYED = [
     episode(task, task % 2 == 0, model=model, split=split, category=category)
@@ -167,9 +137,6 @@ def test_groups_are_by_model_split_and_category() -> None:
     assert (both.low, both.high) == pytest.approx(interval([[True], [False]]))
 
 
-# -- tables -----------------------------------------------------------------------------------
-
-
 def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
     for count in (2, 24):
         rewards = [0.1 * task**2 for task in range(count)]
@@ -185,7 +152,6 @@ def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
 def test_the_csv_reads_back() -> None:
     rows = scores(PLAYED, "split")
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
-
     assert [(row["model"], row["split"], row["success"]) for row in read] == [
         (model, split, "0.6667") for model in "ab" for split in ("train", "test")
     ]
@@ -193,44 +159,35 @@ def test_the_csv_reads_back() -> None:
     assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,\n")
 
 
-def shown(rows: list[Any], **options: Any) -> str:
-    written = io.StringIO()
-    Console(file=written, width=80).print(as_table(rows, **options))
-    return written.getvalue()
-
-
-def test_how_a_game_is_played_is_shown_where_it_says() -> None:
+def test_how_a_game_is_played_is_shown_where_it_says_with_the_metrics_of_ones_own_game() -> None:
     games = [episode(metrics={"asks_first": share, "repeats": 1.0}) for share in (0.0, 1.0)]
     row, plain = score([*games, episode()]), score([episode()])
-
-    assert row.play == {"asks_first": 0.5, "repeats": 1.0}
-    assert plain.play == {}
+    assert (row.play, plain.play) == ({"asks_first": 0.5, "repeats": 1.0}, {})
     table = as_play_table([row, plain])
     assert table is not None
     assert table.row_count == 1
     assert [column.header for column in table.columns][2:4] == ["asks first", "repeats"]
     assert as_play_table([plain]) is None
-
-
-def test_a_metric_of_ones_own_game_is_averaged_and_has_a_column() -> None:
     metrics = {"jumps": Metric("Jumps", "jumps"), "falls": Metric("Falls", "falls", tabled=False)}
     game = Game("my/Jump-v0", "m:agent", "m:TASKS", metrics=metrics)
     rows = scores([episode(metrics={"jumps": n, "falls": 1.0}) for n in (1.0, 2.0)], game=game)
-
     assert rows[0].play == {"jumps": 1.5}
     assert next(csv.DictReader(io.StringIO(as_csv(rows))))["jumps"] == "1.5000"
     assert as_play_table(rows) is not None
 
 
 def test_the_table_has_every_model_and_the_columns_that_say_something() -> None:
+    def shown(rows: list[Any], **options: Any) -> str:
+        written = io.StringIO()
+        Console(file=written, width=80).print(as_table(rows, **options))
+        return written.getvalue()
+
     asked, called = episode(metrics={"questions": 4}), episode(turns=7)
     assert (counted([called, asked]), counted([called])) == ("questions", "turns")
     plain = shown(scores(PLAYED, "split"), questions=counted([called]))
-    calls = shown([score([episode(metrics={"searches": 1})])])
-    failed = shown([score([episode(success=False, reward=None, error="x")])])
-
     assert (plain.count("66.7%"), plain.count("%-")) == (4, 4)
     assert {"train", "turns"} <= {*plain.split()}
     assert not {"reward", "calls", "failed", "questions"} & {*plain.split()}
-    assert "tool calls" in calls
+    assert "tool calls" in shown([score([episode(metrics={"searches": 1})])])
+    failed = shown([score([episode(success=False, reward=None, error="x")])])
     assert all(word in failed for word in ("failed", "1 (100%)", "reward"))

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +48,19 @@ def score(model: str, split: str = "test", category: str = "", success: float = 
     return Score(model, split, category, 40, success, success - 0.25, 1.0, 1.0, None, 0.0, 0)
 
 
-# -- lines ---------------------------------------------------------------------------------------
-
-
-def test_smoothing_starts_at_the_first_value_and_follows_the_rest() -> None:
+def test_lines_are_smoothed_and_thinned_and_their_names_are_moved_apart() -> None:
     assert smoothed([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
     assert smoothed([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
     # (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
     assert smoothed([0.0, 3.0], 0.5) == pytest.approx([0.0, 2.0])
-
-
-def test_thinning_averages_neighbours() -> None:
     assert thinned([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [2.0, 6.0, 9.0]
-    assert thinned([1.0, 2.0], 3) == [1.0, 2.0]
-    assert thinned([]) == []
+    assert (thinned([1.0, 2.0], 3), thinned([])) == ([1.0, 2.0], [])
     assert len(thinned([0.0] * 100_001)) <= 200
+    assert apart([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.5, 0.6, 0.7])
+    assert apart([0.9, 1.0, 0.95], 0.1) == pytest.approx([0.8, 1.0, 0.9])
+    assert (apart([0.1, 0.9], 0.1), apart([], 0.1)) == (pytest.approx([0.1, 0.9]), [])
+    lengths = (100, 600, 9000, 200_000)
+    assert [clock_unit(each)[0] for each in lengths] == ["seconds", "minutes", "hours", "days"]
 
 
 def test_a_mean_is_of_the_steps_that_every_seed_has() -> None:
@@ -83,16 +79,6 @@ def test_a_single_line_needs_no_name_and_several_are_named_by_what_tells_them_ap
     lines = [("game, lr=1, seed=0", RISING), ("game, lr=2, seed=1", RISING)]
     two = texts(draw_panel("Reward", "mean", lines, by_clock=True))
     assert {"lr=1,\nseed=0", "lr=2,\nseed=1", "seconds of training"} <= set(two)
-
-
-def test_names_are_moved_apart_and_keep_their_order() -> None:
-    for places, expected in (
-        ([0.5, 0.5, 0.5], [0.5, 0.6, 0.7]),
-        ([0.9, 1.0, 0.95], [0.8, 1.0, 0.9]),
-        ([0.1, 0.9], [0.1, 0.9]),
-        ([], []),
-    ):
-        assert apart(places, 0.1) == pytest.approx(expected)
 
 
 def test_as_many_lines_as_there_are_looks_are_all_different_and_keep_their_colours() -> None:
@@ -125,10 +111,9 @@ def test_a_score_has_its_interval_where_it_is_known() -> None:
     (bars,) = axes.collections
     assert isinstance(bars, LineCollection)
     drawn = [[float(y) for _, y in each] for each in bars.get_segments()]
-    assert drawn[0] == [-0.25, 0.25]
-    assert drawn[2] == [0.25, 1.25]
-    assert axes.get_ylim()[0] < -0.25
-    assert axes.get_ylim()[1] > 1.25
+    assert (drawn[0], drawn[2]) == ([-0.25, 0.25], [0.25, 1.25])
+    low, high = axes.get_ylim()
+    assert low < -0.25 < 1.25 < high
 
 
 def test_a_run_is_drawn_by_step_and_by_time_and_games_say_of_how_many_seeds_they_are() -> None:
@@ -139,9 +124,6 @@ def test_a_run_is_drawn_by_step_and_by_time_and_games_say_of_how_many_seeds_they
     assert {"all games", "identity, 3 seeds", "riddles, 1 seed"} <= {
         *texts(draw_games("all games", games))
     }
-
-
-# -- bars ----------------------------------------------------------------------------------------
 
 
 def test_a_share_stands_with_its_interval_and_its_number_at_its_model_and_split() -> None:
@@ -160,14 +142,6 @@ def test_parts_of_the_time_are_named_and_show_their_share() -> None:
     shown = texts(draw_time(["game, seed=0", "game, seed=1", "game, seed=2"], [SPENT, None, SPENT]))
     assert {*SPENT, "30 %", "60 %", "seed=0", "seed=2", "seconds of training"} <= set(shown)
     assert "seed=1" not in shown
-
-
-def test_a_length_of_time_has_the_unit_that_suits_it() -> None:
-    lengths = (100, 600, 9000, 200_000)
-    assert [clock_unit(each)[0] for each in lengths] == ["seconds", "minutes", "hours", "days"]
-
-
-# -- the sweep -----------------------------------------------------------------------------------
 
 
 def test_lists_and_decades_stand_at_even_distances_and_a_range_has_round_numbers() -> None:
@@ -197,9 +171,6 @@ def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same() -> None:
         assert reached[-1] == end
 
 
-# -- what all have -------------------------------------------------------------------------------
-
-
 def test_a_name_is_never_taken_for_a_formula_nor_left_out(tmp_path: Path) -> None:
     hostile = "$\\frac{ _hidden"
     lines = [(hostile, RISING), ("_b", RISING)]
@@ -212,22 +183,3 @@ def test_a_name_is_never_taken_for_a_formula_nor_left_out(tmp_path: Path) -> Non
     assert [plain("a" * 30 + "b" * 30, 11), plain("short", 11)] == ["aaaaa…bbbbb", "short"]
     for name in ("长名字", "a\u202eb", ""):  # a warning would raise
         save(draw_panel(name, name, [(name, RISING), (name, RISING)]), tmp_path / "one.png")
-
-
-def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "one.png").mkdir()
-    with pytest.raises(OSError, match="one.png"):
-        save(draw_run("a run", RISING, RISING), tmp_path / "one.png")
-    assert [path.name for path in tmp_path.iterdir()] == ["one.png"]
-
-
-def test_drawing_leaves_no_state_behind() -> None:
-    code = (
-        "import sys;"
-        "from evert.trainers.reporting.figures.curves import draw_run;"
-        "from evert.trainers.reporting.figures.metrics import Curve;"
-        "draw_run('a run', Curve(), Curve());"
-        "assert 'matplotlib.figure' in sys.modules;"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,14 +1,8 @@
-"""``evert report`` on run folders made up here; ``test_report_browser.py`` has real ones.
-
-A run is read as far as it goes; what is missing stays missing, and no run is refused. Figures
-without a metric are left out, and named. Whatever a model wrote is text on the page, never markup;
-the page loads nothing.
-"""
+"""``evert report`` on run folders made up here; ``test_report_browser.py`` has real ones."""
 
 import html.parser
 import json
 import math
-import random
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
@@ -17,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainers.conftest import Patch, Shown
 
 from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report
 from evert.trainers.episodes.scores import Score, mean_error
 from evert.trainers.reporting import sections
-from evert.trainers.reporting.figures.formatting import count, dollars, duration, score, shorten
 from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
 from evert.trainers.reporting.run import (
@@ -33,49 +27,24 @@ from evert.trainers.reporting.run import (
     Run,
     read_run,
 )
-from evert.trainers.reporting.sections import (
-    PANELS,
-    differing,
-    facts,
-    labels,
-    reward_curve,
-    settings,
-)
-from evert.trainers.reporting.tokens import (
-    Tokens,
-    cost,
-    count_tokens,
-    rewards_error,
-    rollout_files,
-)
+from evert.trainers.reporting.sections import differing, facts, labels, reward_curve, settings
+from evert.trainers.reporting.tokens import Tokens, cost, count_tokens, rewards_error, rollout_files
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 
-MEGABYTE = 1_000_000
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">
 </style></p></section>{{ 7 * 7 }}{% raw %}<a href="javascript:alert(1)" onclick=alert(1)>&lt;"""
 ROLLOUTS = "train_rollout_summaries.jsonl"
 
 
-# -- made-up runs --------------------------------------------------------------------------------
-
-
 def row(step: int, **more: Any) -> dict[str, Any]:
     """A step's metrics as the Cookbook writes them: two seconds, eight episodes."""
     return {
-        "step": step,
-        "progress/done_frac": 0.5,
-        "time/total": 2.0,
-        "time/sampling": 0.5,
-        "time/train_step": 1.25,
-        "env/all/reward/total": step / 10,
-        "env/all/total_episodes": 8,
-        "env/all/total_ac_tokens": 80,
-        "env/all/total_ob_tokens": 400,
-        "env/all/ac_tokens_per_turn": 10.0,
-        "optim/entropy": 0.5,
-        **more,
-    }
+        "step": step, "progress/done_frac": 0.5, "time/total": 2.0, "time/sampling": 0.5,
+        "time/train_step": 1.25, "env/all/reward/total": step / 10, "env/all/total_episodes": 8,
+        "env/all/total_ac_tokens": 80, "env/all/total_ob_tokens": 400,
+        "env/all/ac_tokens_per_turn": 10.0, "optim/entropy": 0.5, **more,
+    }  # fmt: skip
 
 
 def turn(given: int, sampled: int, *, lineage: int | None = 0, **notes: Any) -> dict[str, Any]:
@@ -89,12 +58,9 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
     """A rollout record."""
     turns[-1]["metrics"] = {"stop/completed": 1.0, "lineages": 1, "drift": 0}
     return {
-        "schema_version": 1,
-        "group_idx": group,
-        "traj_idx": 0,
-        "total_reward": reward,
+        "schema_version": 1, "group_idx": group, "traj_idx": 0, "total_reward": reward,
         "steps": list(turns),
-    }
+    }  # fmt: skip
 
 
 def scores(mean: float) -> dict[str, Any]:
@@ -164,46 +130,51 @@ def page_of(*arguments: str | Path) -> str:
     return (out / "index.html").read_text(encoding="utf-8")
 
 
-# -- reading -------------------------------------------------------------------------------------
-
-
 def test_a_run_is_read_as_far_as_it_went(made: MadeUp) -> None:
+    made.rows[0][HELD_OUT_REWARD] = 0.25
     run = read_run(made.write())
     assert (run.name, run.finished, run.progress, run.seconds) == ("game", True, "3 of 3", 6.0)
     assert (run.before["temperature_1"].reward, run.after["greedy"].reward) == (0.25, 0.85)
     assert [step["step"] for step in run.rows] == [0, 1, 2]
     assert run.rows[0][EPISODE_TOKENS] == 10.0
-    unfinished = MadeUp(made.path.with_name("unfinished"))
-    run = read_run(unfinished.write(finished=False))
-    assert (run.finished, bool(run.before), bool(run.after)) == (False, True, False)
-    assert [record["before"]["dialogue"][0]["said"] for record in run.samples] == ["six"]
-    unfinished.rows = []
-    run = read_run(unfinished.write(finished=False))
-    assert (run.rows, run.seconds, count_tokens(run)) == ([], 0.0, None)
-
-
-def test_what_is_no_finite_number_is_no_measurement(made: MadeUp) -> None:
+    curve = run.curve(HELD_OUT_REWARD)  # which ends with the final weights
+    assert (curve.steps, curve.scores, curve.seconds) == ([0, 3], [0.25, 0.75], [0.0, 6.0])
+    spent = {"sampling": 1.5, "training": 3.75, "held-out scores": 0.0, "the rest": 0.75}
+    assert time_spent(run.rows) == spent
     made.rows = [row(0, note="text"), {"no": "step"}, row(1, **{TRAIN_REWARD: math.nan})]
     run = read_run(made.write())
-    assert run.curve(TRAIN_REWARD).steps == [1]
-    assert run.curve("note").steps == []
+    assert (run.curve(TRAIN_REWARD).steps, run.curve("note").steps) == ([1], [])
+    made.rows = [{"step": 0, "progress/done_frac": 1.0, "time/total": 1.0}]
+    assert time_spent(read_run(made.write()).rows) is None
 
 
-def test_held_out_scores_that_were_written_beside_the_training_join_its_steps(
-    tmp_path: Path,
-) -> None:
-    """As the Cookbook's asynchronous loop writes them, after the last step, too."""
-    (tmp_path / "config.json").write_text('{"max_steps": 2}')
+def test_an_unfinished_run_is_said_to_be_one_and_may_have_no_figures(made: MadeUp) -> None:
+    made.rows = made.rows[:1]
+    run = read_run(made.write(finished=False))
+    assert (run.finished, bool(run.before), bool(run.after)) == (False, True, False)
+    assert [record["before"]["dialogue"][0]["said"] for record in run.samples] == ["six"]
+    assert list(held_out_episodes(run, 5000)) == ["Before training"]
+    text = Tags(page_of(made.path)).words
+    assert "0.25 → …" in text
+    assert "steps 1 of 3, not finished" in text
+    made.rows = []
+    run = read_run(made.write(finished=False))
+    assert (run.rows, run.seconds, count_tokens(run)) == ([], 0.0, None)
+    page = page_of(made.path)
+    assert "<img" not in page
+    assert "not shown: tokens" in page
+    assert "Say seven." in page
+
+
+def test_a_run_of_the_cookbooks_own_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
+    """Its asynchronous loop writes them beside the training, after the last step, too."""
+    (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
     scored = {"time/total": 9.0, "test/time/evaluation": 1.0}
-    rows = [
-        {"step": 0, HELD_OUT_REWARD: 0.25, **scored},
-        row(0),
-        row(1),
-        {"step": 1, HELD_OUT_REWARD: 0.5, **scored},
-        {"step": 2, HELD_OUT_REWARD: 0.75, **scored},
-    ]
-    write_lines(tmp_path / "metrics.jsonl", rows)
+    held = [{"step": step, HELD_OUT_REWARD: 0.25 + step / 4, **scored} for step in range(3)]
+    write_lines(tmp_path / "metrics.jsonl", [held[0], row(0), row(1), *held[1:]])
     run = read_run(tmp_path)
+    assert (run.name, run.settings["learning_rate"]) == (tmp_path.name, 0.1)
+    assert run.progress == "2 of 5, not finished"
     assert run.curve(TRAIN_REWARD).steps == [1, 2]
     held_out = run.curve(HELD_OUT_REWARD)
     assert (held_out.steps, held_out.scores) == ([0, 1, 2], [0.25, 0.5, 0.75])
@@ -211,9 +182,7 @@ def test_held_out_scores_that_were_written_beside_the_training_join_its_steps(
     assert (len(run.rows), run.seconds) == (2, 4.0)
 
 
-def test_a_step_done_again_keeps_nothing_of_the_first_time_but_its_held_out_scores(
-    made: MadeUp,
-) -> None:
+def test_a_step_done_again_keeps_only_the_held_out_scores_of_the_first(made: MadeUp) -> None:
     again = row(1, **{TRAIN_REWARD: 9.0})
     made.rows = [row(0), row(1, odd=1.0), {"step": 1, HELD_OUT_REWARD: 0.5}, again]
     run = read_run(made.write())
@@ -231,14 +200,6 @@ def test_success_is_found_under_the_names_that_agents_use(made: MadeUp) -> None:
         assert (held_out.scores, held_out.seconds) == ([0.75], [2.0])
 
 
-def test_a_run_of_the_cookbooks_own_is_read_by_its_configuration(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
-    write_lines(tmp_path / "metrics.jsonl", [row(0)])
-    run = read_run(tmp_path)
-    assert (run.name, run.settings["learning_rate"]) == (tmp_path.name, 0.1)
-    assert run.progress == "1 of 5, not finished"
-
-
 def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_path: Path) -> None:
     made.write()
     (tmp_path / "empty").mkdir()
@@ -252,9 +213,6 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
     ):
         with pytest.raises(ReportError, match=message):
             read_run(tmp_path / name)
-
-
-# -- several runs --------------------------------------------------------------------------------
 
 
 def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
@@ -293,15 +251,6 @@ def test_settings_that_differ_come_first_and_paths_do_not_count(tmp_path: Path) 
     assert dict(settings(older).rows)["new"] == ["1", "not recorded"]
 
 
-# -- curves --------------------------------------------------------------------------------------
-
-
-def test_a_held_out_curve_ends_with_the_final_weights(made: MadeUp) -> None:
-    made.rows[0][HELD_OUT_REWARD] = 0.25
-    curve = read_run(made.write()).curve(HELD_OUT_REWARD)
-    assert (curve.steps, curve.scores, curve.seconds) == ([0, 3], [0.25, 0.75], [0.0, 6.0])
-
-
 def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(1, *(episode(turn(9, 1), group=g, reward=float(g == 0)) for g in range(4)))
@@ -312,17 +261,7 @@ def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) ->
     assert drawn.errors == pytest.approx([math.nan, rewards_error(file), math.nan], nan_ok=True)
 
 
-def test_time_is_split_only_where_it_was_recorded(made: MadeUp) -> None:
-    spent = {"sampling": 1.5, "training": 3.75, "held-out scores": 0.0, "the rest": 0.75}
-    assert time_spent(read_run(made.write()).rows) == spent
-    made.rows = [{"step": 0, "progress/done_frac": 1.0, "time/total": 1.0}]
-    assert time_spent(read_run(made.write()).rows) is None
-
-
-# -- tokens --------------------------------------------------------------------------------------
-
-
-def test_a_conversation_is_trained_on_once_a_lineage(made: MadeUp) -> None:
+def test_a_conversation_is_trained_on_once_a_lineage_where_that_was_recorded(made: MadeUp) -> None:
     made.rows = [row(0)]  # 480 tokens: as many as its rollouts have
     path = made.write()
     linear = episode(turn(100, 10), turn(120, 10))
@@ -334,6 +273,11 @@ def test_a_conversation_is_trained_on_once_a_lineage(made: MadeUp) -> None:
     made.rows = [row(0, **held_out)]  # which are not trained on
     tokens = count_tokens(read_run(made.write()))
     assert tokens == Tokens(prefill=1400, sample=180, train=370, is_estimate=False)
+    for records in ([], [episode(turn(100, 10, lineage=None))]):
+        made.rollouts(0, *records)
+        tokens = count_tokens(read_run(path))
+        assert tokens is not None
+        assert tokens.train is None
 
 
 def test_of_many_steps_some_are_read_and_the_count_is_an_estimate(made: MadeUp) -> None:
@@ -344,15 +288,6 @@ def test_of_many_steps_some_are_read_and_the_count_is_an_estimate(made: MadeUp) 
     tokens = count_tokens(read_run(path))
     assert tokens is not None
     assert (tokens.train, tokens.is_estimate) == (60 * 480 // 2, True)
-
-
-def test_without_rollouts_or_lineages_tokens_trained_on_are_not_known(made: MadeUp) -> None:
-    path = made.write()
-    for records in ([], [episode(turn(100, 10, lineage=None))]):
-        made.rollouts(0, *records)
-        tokens = count_tokens(read_run(path))
-        assert tokens is not None
-        assert tokens.train is None
 
 
 def test_a_cost_needs_a_price_and_a_count() -> None:
@@ -366,9 +301,6 @@ def test_a_cost_needs_a_price_and_a_count() -> None:
         (unknown, {"sample": 2.0, "train": 4.0}, None),
     ):
         assert cost(of, prices) == dollars_in_all
-
-
-# -- transcripts ---------------------------------------------------------------------------------
 
 
 def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: MadeUp) -> None:
@@ -395,19 +327,14 @@ def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
     assert shown.ending == "2 turns, completed, drift 2"
 
 
-def test_a_long_episode_keeps_its_beginning_and_its_end(made: MadeUp) -> None:
+def test_long_episodes_and_long_texts_say_what_is_missing(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(0, episode(*(turn(9, 1, n=number, text="x" * 90) for number in range(500))))
     ((shown,),) = training_episodes(read_run(path), 3000).values()
     numbers = [dict(each.texts)["n"] for each in shown.turns]
-    assert numbers[0] == "0"
-    assert numbers[-1] == "499"
+    assert (numbers[0], numbers[-1]) == ("0", "499")
     assert shown.left_out == 500 - len(shown.turns)
     assert sum(each.size for each in shown.turns) <= 3000
-
-
-def test_long_texts_say_how_much_is_missing(made: MadeUp) -> None:
-    path = made.write()
     notes: dict[str, Any] = {f"note {number}": "y" * 4000 for number in range(9)}
     made.rollouts(0, episode(turn(9, 1, **notes)))
     ((shown,),) = training_episodes(read_run(path), 2000).values()
@@ -416,9 +343,7 @@ def test_long_texts_say_how_much_is_missing(made: MadeUp) -> None:
     assert texts[-1] == ("…", "8 more notes are not shown")
 
 
-def test_held_out_episodes_are_shown_before_after_and_of_the_same_tasks_on_the_way(
-    made: MadeUp,
-) -> None:
+def test_held_out_episodes_are_shown_before_on_the_way_and_after(made: MadeUp) -> None:
     path = made.write()
     for step in range(3):
         games = [episode(turn(9, 1, question=f"{step}-{g}"), group=g) for g in range(3)]
@@ -430,18 +355,6 @@ def test_held_out_episodes_are_shown_before_after_and_of_the_same_tasks_on_the_w
     assert before.turns[0].texts == [("told", "Say seven."), ("said", "six")]
     assert [e.turns[0].texts for e in during] == [[("question", "2-0")], [("question", "2-1")]]
     assert (after.reward, after.ending) == (1.0, "task 7, 1 turn")
-    unfinished = MadeUp(made.path / "b").write(finished=False)
-    assert list(held_out_episodes(read_run(unfinished), 5000)) == ["Before training"]
-
-
-# -- the page ------------------------------------------------------------------------------------
-
-
-def test_numbers_are_shown_as_people_write_them() -> None:
-    assert [score(-0.5), count(12345), count(1_234_567)] == ["\u22120.50", "12,345", "1.23 M"]
-    assert [duration(90), duration(600), duration(9000)] == ["90.0 s", "10 min", "2.5 h"]
-    assert [dollars(1234.5), dollars(0.00123), dollars(0)] == ["$1,234.50", "$0.00123", "$0.00"]
-    assert shorten("abc", 3) == "abc"
 
 
 class Tags(html.parser.HTMLParser):
@@ -537,9 +450,7 @@ def test_the_page_says_what_the_run_is_what_it_reached_and_what_is_missing(made:
         assert struct.unpack(">II", png[16:24]) >= (600, 300)
 
 
-def test_what_there_is_has_its_figure_its_price_and_its_words(
-    made: MadeUp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypatch: Patch) -> None:
     odd = Game("my/Odd-v0", "odd:agent", "odd:TASKS", metrics={"odd": Metric("Oddness", "odds")})
     monkeypatch.setattr(sections, "games", lambda: {**games(), "odd": odd})
     noted = "success", "drift", "drift/history", "lineages", "tools/calls", "tools/calls_unparsed"
@@ -570,52 +481,7 @@ def test_what_there_is_has_its_figure_its_price_and_its_words(
     assert "repeats.png" not in files
 
 
-def test_an_unfinished_run_is_said_to_be_one_and_may_have_no_figures(made: MadeUp) -> None:
-    made.rows = made.rows[:1]
-    text = Tags(page_of(made.write(finished=False))).words
-    assert "0.25 → …" in text
-    assert "steps 1 of 3, not finished" in text
-    made.rows = []
-    page = page_of(made.write(finished=False))
-    assert "<img" not in page
-    assert "not shown: tokens" in page
-    assert "Say seven." in page
-
-
-@pytest.mark.nightly
-def test_large_runs_make_small_pages(tmp_path: Path) -> None:
-    """As many runs as a page takes, one of thousands of steps, noise, and quotes to escape."""
-    noise = random.Random(0)
-    keys = [panel_key for panel_key in read_keys() if panel_key != "time/total"]
-    folders, other = [], dict[str, Any]({"<" * 900: "&" * 900})
-    for number in range(MOST_LINES):
-        made = MadeUp(tmp_path / str(number))
-        steps = 3000 if number == 0 else 250
-        made.rows = [row(s, **{key: noise.gauss(number, 1) for key in keys}) for s in range(steps)]
-        folders.append(made.write(seed=number, prompt='"' * 10_000))
-        long = [turn(9, 1, text='"' * 200_000, **other) for _ in range(4)]
-        made.rollouts(0, episode(*long), episode(*long, group=1))
-        made.rollouts(9, episode(*(turn(9, 1) for _ in range(3000))))
-    page = page_of(*folders)
-    assert page.count("<img") >= 18
-    assert len(page.encode()) < 3 * MEGABYTE
-    assert "more characters)" in page
-    assert "more turns not shown" in page
-
-
-def read_keys() -> list[str]:
-    """The metrics of all figures, as the Cookbook names them."""
-    keys = {key for group in PANELS.values() for _, _, key in group.values()}
-    ours = {SUCCESS: "env/all/success", HELD_OUT_SUCCESS: "test/env/all/success"}
-    return [ours.get(key, key) for key in sorted(keys - {EPISODE_TOKENS})]
-
-
-# -- the command ---------------------------------------------------------------------------------
-
-
-def test_the_command_says_where_the_page_is(
-    made: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_where_the_page_is(made: MadeUp, tmp_path: Path, capsys: Shown) -> None:
     out = tmp_path / "a" / "b"
     run = made.write()
     twice = f"{run}/../run"  # which is one run
@@ -630,7 +496,7 @@ def test_the_command_says_where_the_page_is(
 
 
 def test_too_many_runs_and_a_page_that_cannot_be_written_are_a_line(
-    made: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    made: MadeUp, capsys: Shown, monkeypatch: Patch
 ) -> None:
     made.write()
     for number in range(20):

@@ -1,26 +1,84 @@
-"""What a sweep comes to: the objective of a run, and which values are best.
-
-The best values are those whose interval over seeds has the highest lower end: neither the luckiest
-run nor the values that were drawn most often.
-"""
+"""A run as a process of its own, its objective, and which values of a sweep are best."""
 
 import json
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.trainers.conftest import Patch
 
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.sweeping.results import (
-    ObjectiveError,
-    as_rows,
-    objective_of,
-    praise,
-    rank,
-)
+from evert.trainers.sweeping import process
+from evert.trainers.sweeping.process import SPARE, ending, room_for
+from evert.trainers.sweeping.results import ObjectiveError, as_rows, objective_of, praise, rank
 from evert.trainers.sweeping.study import Run
-from evert.trainers.system.files import METRICS, RESULT
+from evert.trainers.system.command import INTERRUPTED
+from evert.trainers.system.files import METRICS, RESULT, RUN
+from evert.trainers.system.machine import free_memory
+
+
+def of_mine(runs: float) -> int:
+    """Bytes that so many runs like this process need, and what other tests left it as children."""
+    mine = psutil.Process()
+    family = (mine, *mine.children(recursive=True))
+    return int(runs * SPARE * sum(each.memory_full_info().uss for each in family))
+
+
+def room(path: Path, steps: int = 1, **engine: Any) -> int:
+    """How many fit like one that is this process, after so many steps."""
+    (path / RUN).write_text(json.dumps({"engine": {"device": "cpu", "threads": 1, **engine}}))
+    if steps:
+        record = {"name": "x", "state_path": "tinker://x", "batch": steps}
+        (path / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
+    return room_for(RunFolder(path, resumed=True), os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("engine", "beside", "fit"),
+    [
+        ({}, 100, 8), ({"threads": 3}, 100, 2), ({"threads": 16}, 100, 1),
+        ({"device": "cuda:0"}, 100, 1), ({"steps": 0}, 100, 0), ({}, 3.5, 4), ({}, 0.5, 1),
+    ],
+)  # fmt: skip
+def test_as_many_fit_as_cores_and_memory_are_enough_for_and_nobody_knows_before_the_first_step(
+    tmp_path: Path, monkeypatch: Patch, engine: Any, beside: float, fit: int
+) -> None:
+    monkeypatch.setattr(process, "machine", lambda: {"cpus": 8})
+    monkeypatch.setattr(process, "free_memory", lambda: of_mine(beside))
+    assert room(tmp_path, **engine) == fit
+    over = room_for(RunFolder(tmp_path, resumed=True), 2**22 + 1)  # as a run that is over
+    assert over >= fit  # which takes no memory
+    assert 0 < free_memory() <= psutil.virtual_memory().total
+
+
+MANY = "\n".join(f"line {n}" for n in range(9))
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "stopped", "status", "error"),
+    [
+        (0, "error: of another time\n", False, "completed", ""),
+        (INTERRUPTED, "error: of another time\n", False, "interrupted", ""),
+        (-signal.SIGKILL, "error: old\n", False, "failed", "killed by SIGKILL (out of memory?)"),
+        (-signal.SIGSEGV, "error: old\n", False, "failed", "killed by SIGSEGV"),
+        (1, "error: old\n1\nerror: no luck\n\nTry.\n", False, "failed", "error: no luck\n\nTry."),
+        (1, MANY, False, "failed", MANY.partition("2\n")[2]),
+        (1, "", False, "failed", "exit status 1"),
+        (0, "KeyboardInterrupt\n", True, "completed", ""),
+        (1, "KeyboardInterrupt\n", True, "interrupted", ""),
+        (-signal.SIGKILL, "KeyboardInterrupt\n", True, "interrupted", ""),
+    ],
+)
+def test_its_exit_code_and_its_last_error_or_last_lines_say_how_it_ended(
+    tmp_path: Path, code: int, printed: str, stopped: bool, status: str, error: str
+) -> None:
+    (tmp_path / "output").write_text(printed)
+    assert ending(code, tmp_path / "output", stopped=stopped) == (status, error)
+
 
 COMPLETED = {"status": "completed", "seconds": 2.0, "error": ""}
 FAILED = {"status": "failed", "seconds": 1.0, "error": "first\nerror: no luck"}
@@ -34,9 +92,6 @@ def run(number: int, objective: float | None, *attempts: dict[str, Any], **value
 def runs(*scores: tuple[str, int, float]) -> list[Run]:
     """Completed runs: the loss, the seed and the objective of each."""
     return [run(n, score, loss_fn=loss, seed=seed) for n, (loss, seed, score) in enumerate(scores)]
-
-
-# -- the objective -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -57,9 +112,7 @@ def test_the_objective_is_a_held_out_score_or_a_last_metric(finished: RunFolder)
         assert objective_of(finished, objective) == value
 
 
-def test_an_objective_that_is_not_there_is_named_beside_those_that_are(
-    finished: RunFolder, tmp_path: Path
-) -> None:
+def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_path: Path) -> None:
     nothing = RunFolder(tmp_path / "nothing", resumed=True)
     for run, objective, message in (
         (finished, "reward", "'reward' is None, no finite number; it has .*a, eval, odd, held_out"),
@@ -68,9 +121,6 @@ def test_an_objective_that_is_not_there_is_named_beside_those_that_are(
     ):
         with pytest.raises(ObjectiveError, match=message):
             objective_of(run, objective)
-
-
-# -- the best ------------------------------------------------------------------------------------
 
 
 def test_values_that_were_drawn_most_often_are_not_the_best_for_that() -> None:
@@ -122,19 +172,13 @@ def test_the_intervals_hold_all_means_at_once_as_often_as_they_say() -> None:
     assert 0.93 <= held / 400 <= 0.99
 
 
-def test_where_nothing_is_repeated_the_best_mean_is_first_and_has_no_interval() -> None:
+def test_without_repeats_the_best_mean_is_first_and_has_no_interval() -> None:
     best, other = rank([run(0, 0.25, rate=1e-3), run(1, None, FAILED), run(2, 0.75, rate=1e-4)])
     assert (best.values, best.low, best.high) == ({"rate": 1e-4}, None, None)
     assert other.mean == 0.25
-
-
-def test_what_leaves_nothing_open_or_has_not_completed_is_ranked_too() -> None:
-    (best,) = rank(runs(("ppo", 0, 0.0), ("ppo", 1, 0.0)))
+    (best,) = rank(runs(("ppo", 0, 0.0), ("ppo", 1, 0.0)))  # which leaves nothing open
     assert (best.mean, best.low, best.high) == (0.0, 0.0, 0.0)
     assert rank([run(0, None, FAILED)]) == []
-
-
-# -- what is said --------------------------------------------------------------------------------
 
 
 def test_the_best_is_said_with_how_it_was_chosen() -> None:

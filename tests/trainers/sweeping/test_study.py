@@ -1,8 +1,4 @@
-"""What a sweep searches, and what it remembers.
-
-Every value that is searched is one the setting takes. A grid has each of its points once, and a
-random search draws the same values, however often they are interrupted.
-"""
+"""What a sweep searches, and what it remembers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +7,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from tests.trainers.conftest import Patch
 
 from evert.bridge.errors import EvertError
 from evert.trainers.commands.train import parse
@@ -24,9 +21,6 @@ SEEDS = {"seed": "0,1,2"}
 def plan(**given: str) -> Plan:
     """A sweep of the game."""
     return read_plan({**GAME, **given})
-
-
-# -- the command line ----------------------------------------------------------------------------
 
 
 Cat, Float, Int = CategoricalDistribution, FloatDistribution, IntDistribution
@@ -64,7 +58,7 @@ Cat, Float, Int = CategoricalDistribution, FloatDistribution, IntDistribution
         ),
     ],
 )
-def test_lists_and_ranges_are_searched_and_the_rest_is_fixed(
+def test_lists_and_ranges_are_searched(
     given: dict[str, str], space: dict[str, Any], trials: int
 ) -> None:
     found = plan(**given)
@@ -74,20 +68,16 @@ def test_lists_and_ranges_are_searched_and_the_rest_is_fixed(
     assert found.search == ("grid" if is_grid else "random")
 
 
-def test_fields_of_the_cookbooks_own_config_can_be_searched() -> None:
+def test_the_arguments_of_a_run_are_read_back_as_its_settings_the_cookbooks_too() -> None:
+    found = plan(learning_rate="1e-5..1e-2", threads="None,2")
+    chosen = parse(found.arguments({"learning_rate": 1.234567890123e-5, "threads": None}))
+    assert (chosen.learning_rate, chosen.threads) == (1.234567890123e-5, None)
     key, other = "cookbook.temperature", "cookbook.loss_fn_config.clip_low_threshold"
     found = read_plan({**GAME, key: "0.5..1.0", other: "0.1,0.2"})
     assert found.space[key] == FloatDistribution(0.5, 1.0, log=True)
     chosen = parse(found.arguments({key: 0.75, other: choices(found.space[other])[0]}))
-    assert {name: float(value) for name, value in chosen.cookbook.items()} == {
-        "temperature": 0.75, "loss_fn_config.clip_low_threshold": 0.1,
-    }  # fmt: skip
-
-
-def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
-    found = plan(learning_rate="1e-5..1e-2", threads="None,2")
-    chosen = parse(found.arguments({"learning_rate": 1.234567890123e-5, "threads": None}))
-    assert (chosen.learning_rate, chosen.threads) == (1.234567890123e-5, None)
+    values = {name: float(value) for name, value in chosen.cookbook.items()}
+    assert values == {"temperature": 0.75, "loss_fn_config.clip_low_threshold": 0.1}
 
 
 OWN = {"env": "", "train_tasks": "nowhere:T", "agent": "nowhere:a", "seed": "0,1"}
@@ -116,9 +106,6 @@ def test_a_mistake_is_refused_with_what_to_do() -> None:
     for given, message in refused:
         with pytest.raises(EvertError, match=message):
             plan(**given)
-
-
-# -- what it remembers ---------------------------------------------------------------------------
 
 
 GRID = plan(seed="0,1,2", group_size="2,4", renderer_name="None,qwen3")
@@ -152,18 +139,16 @@ def test_a_grid_has_every_point_once_whatever_happens_to_the_sweep(tmp_path: Pat
     assert [len(run.attempts) for run in last.runs] == [1, 2, 1, 3, 3, *[1] * 7]
 
 
-def test_a_line_that_a_kill_cut_off_is_no_trap_for_the_next(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_off_is_no_trap_and_a_journal_that_is_none_is_named(
+    tmp_path: Path,
+) -> None:
     do(Record(GRID, tmp_path), "completed", "failed")
     with (tmp_path / "journal.log").open("a") as journal:
         journal.write('{"op_code": 4, "worker')
     do(Record(GRID, tmp_path), "completed")
     assert [len(run.attempts) for run in Record(GRID, tmp_path).runs] == [1, 2]
-
-
-def test_a_journal_that_is_none_is_named(tmp_path: Path) -> None:
     for number, line in enumerate(("{}", '{"op_code": 99}', '{"op_code": 4, "trial_id": "x"}')):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        (folder := tmp_path / str(number)).mkdir()
         do(Record(GRID, folder), "completed")
         with (folder / "journal.log").open("a") as journal:
             journal.write(f"{line}\n")
@@ -186,9 +171,7 @@ def test_each_attempt_keeps_how_it_ended(tmp_path: Path) -> None:
     assert [attempt["status"] for attempt in third.attempts] == ["interrupted"]
 
 
-def test_a_random_search_draws_the_same_interrupted_or_not_and_other_values_from_another_seed(
-    tmp_path: Path,
-) -> None:
+def test_a_random_search_draws_by_its_seed_interrupted_or_not(tmp_path: Path) -> None:
     for name in ("whole", "parts", "other"):
         (tmp_path / name).mkdir()
     whole = do(Record(RANDOM, tmp_path / "whole"), *["completed"] * 12)
@@ -210,7 +193,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("call", ["ask", "enqueue_trial"])
 @pytest.mark.parametrize("chosen", [GRID, RANDOM], ids=["grid", "random"])
 def test_a_sweep_that_is_killed_while_it_draws_a_run_loses_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: Plan, call: str
+    tmp_path: Path, monkeypatch: Patch, chosen: Plan, call: str
 ) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -254,22 +237,3 @@ def test_a_tpe_search_goes_where_the_scores_are(tmp_path: Path) -> None:
         record.finish(run, {"status": "completed", "seconds": 1.0, "error": ""}, rates[-1])
     assert len(rates) == 40
     assert sum(rates[20:]) > 2 * sum(rates[:10])
-
-
-def test_going_on_reads_the_journal_once_however_much_there_is_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    do(Record(GRID, tmp_path), *["failed"] * 10, *["completed"] * 2)
-    read = []
-    whole: Any = optuna.Study.get_trials
-
-    def count(study: optuna.Study, **options: Any) -> Any:
-        found = whole(study, **options)
-        read.append(len(found))
-        return found
-
-    monkeypatch.setattr(optuna.Study, "get_trials", count)
-    record = Record(GRID, tmp_path)
-    do(record, *["completed"] * 10)
-    assert record.next() is None
-    assert read == [12]
