@@ -1,8 +1,4 @@
-"""What counts as an agent, and what it may return.
-
-Functions, methods, partials and callable objects are agents, sync or async; everything else is
-refused at once. A reward is a finite real number, whatever its type; anything else is an error.
-"""
+"""What counts as an agent, and what it may return; anything else is an error at once."""
 
 import asyncio
 import copy
@@ -62,10 +58,6 @@ async def with_required_option(client: Any, task: Any, *, tone: str) -> float:
     return 1.0
 
 
-async def with_anything(*arguments: Any, **options: Any) -> float:
-    return 1.0
-
-
 def generator(client: Any) -> Iterator[float]:
     yield 1.0
 
@@ -111,7 +103,6 @@ FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
     (with_task, None, True, BOTH),  # None is a task like any other
     (blocking, NO_TASK, False, CLIENT),
     (with_options, 7, True, BOTH),
-    (with_anything, 7, True, BOTH),
     (Agents().method, 7, True, BOTH),
     (Agents.class_method, NO_TASK, True, CLIENT),
     (Agents.static_method, 7, False, BOTH),
@@ -168,12 +159,15 @@ def test_the_client_goes_to_the_parameter_of_that_name_and_the_task_to_the_first
 
 
 def test_an_agents_name_says_where_to_find_it() -> None:
-    assert agent_name(with_client) == f"{HERE}.with_client"
-    assert agent_name(Agents().method) == f"{HERE}.Agents.method"
-    assert agent_name(AsyncCallable()) == "AsyncCallable"
-    assert agent_name(partial(with_options, tone="x")) == f"partial({HERE}.with_options)"
-    assert agent_name(partial(AsyncCallable())) == "partial(AsyncCallable)"
-    assert agent_name(print) == "print"
+    for agent, name in (
+        (with_client, f"{HERE}.with_client"),
+        (Agents().method, f"{HERE}.Agents.method"),
+        (AsyncCallable(), "AsyncCallable"),
+        (partial(with_options, tone="x"), f"partial({HERE}.with_options)"),
+        (partial(AsyncCallable()), "partial(AsyncCallable)"),
+        (print, "print"),
+    ):
+        assert agent_name(agent) == name
 
 
 NO_CALLABLE = "An agent must be a callable; got {0!r} of type {1}. Pass the function itself, not"
@@ -224,30 +218,12 @@ def test_what_is_no_agent_is_refused_with_what_it_is_and_what_one_would_be(
 ) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, task)
-
-    for text in said:
-        assert text in str(caught.value)
-
-
-def test_a_coroutine_is_refused_as_the_result_of_an_agent() -> None:
-    coroutine = with_client(None)
-    with pytest.raises(InvalidAgentError, match="of type coroutine. Pass the function itself"):
-        inspect_agent(coroutine)  # type: ignore[arg-type]
-    coroutine.close()
+    assert [text for text in said if text not in str(caught.value)] == []
 
 
 def test_every_kind_of_finite_number_is_a_reward() -> None:
-    values: list[Any] = [
-        True,
-        0,
-        3,
-        -0.5,
-        Fraction(1, 4),
-        np.float32(0.5),
-        np.float64(-2),
-        np.uint8(7),
-    ]
-    for value in (*values, np.bool_(True), np.bool_(False)):
+    numbers: list[Any] = [True, 0, 3, -0.5, Fraction(1, 4), np.float32(0.5), np.float64(-2)]
+    for value in (*numbers, np.uint8(7), np.bool_(True), np.bool_(False)):
         assert reward_of(value, "It") == float(value)
         assert type(reward_of(value, "It")) is float
         assert outcome_of(value, "agent", rewarded=False) == Outcome(float(value))
@@ -266,23 +242,25 @@ def test_what_is_no_finite_number_is_no_reward() -> None:
         assert message.endswith("Return the reward, or evert.Outcome(reward, metrics, logs).")
         with pytest.raises(RewardError, match="^It is "):
             reward_of(value, "It")
-    with pytest.raises(RewardError, match=r"agent some\.agent is nan \(float\)"):
-        outcome_of(Outcome(math.nan), "some.agent", rewarded=True)
+    for outcome, what in (
+        (Outcome(math.nan), "The reward returned by"),
+        (Outcome(1.0, {"moves": math.nan}), "The metric 'moves' in the Outcome of"),
+    ):
+        with pytest.raises(RewardError, match=rf"{what} the agent some\.agent is nan \(float\)"):
+            outcome_of(outcome, "some.agent", rewarded=True)
 
 
 def test_none_is_no_reward_unless_the_client_was_given_one() -> None:
-    with pytest.raises(RewardError) as caught:
-        outcome_of(None, "some.agent", rewarded=False)
-
-    assert str(caught.value) == (
-        "The agent some.agent ended without a reward: it returned None and never called "
-        "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
-    )
     silent = Outcome(metrics={"moves": 3})
+    for value in (None, silent):
+        with pytest.raises(RewardError) as caught:
+            outcome_of(value, "some.agent", rewarded=False)
+        assert str(caught.value) == (
+            f"The agent some.agent ended without a reward: it returned {value!r} and never called "
+            "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
+        )
     assert outcome_of(None, "some.agent", rewarded=True) == Outcome(None)
     assert outcome_of(silent, "some.agent", rewarded=True) == silent
-    with pytest.raises(RewardError, match="ended without a reward: it returned Outcome"):
-        outcome_of(silent, "some.agent", rewarded=False)
 
 
 def test_an_outcome_keeps_its_metrics_and_logs_for_itself() -> None:

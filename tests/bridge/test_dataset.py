@@ -1,8 +1,4 @@
-"""Tasks dealt in batches of groups.
-
-Every task comes once an epoch, in an order of the seed and the epoch alone; what makes no dataset
-is refused when it is made. ``AgentDatasetBuilder`` is configured by chz: agent and tasks by path.
-"""
+"""Tasks dealt in batches of groups, by ``AgentDataset`` and its builder."""
 
 import pickle
 from typing import Any, cast
@@ -11,9 +7,7 @@ import chz
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit import policy_of
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import RLDataset, Trajectory
 
 from evert.bridge.env.env import ChatAgentEnv
@@ -139,8 +133,8 @@ async def test_a_command_line_is_enough_for_a_builder() -> None:
         f"test_tasks={PATH}TEST_TASKS", "batch_size=16", "group_size=4", "epochs=2", "seed=3"
     )()
 
-    assert len(train) == 2 * -(-len(TRAIN_TASKS) // 16)
-    assert {len(groups(train, index)) for index in (0, 61)} == {16}
+    sizes = {"batch_size": 16, "group_size": 4, "epochs": 2}
+    assert dealt(train) == dealt(dataset(TRAIN_TASKS, **sizes, seed=3))
     group = groups(train, 0)[0]
     assert (group.agent, group.group_size) == (identity_agent, 4)
     assert [task for batch in dealt(test) for task in batch] == list(TEST_TASKS)
@@ -149,14 +143,6 @@ async def test_a_command_line_is_enough_for_a_builder() -> None:
 
     train, test = await from_argv()()
     assert (len(train), test) == (-(-len(TRAIN_TASKS) // 32), None)
-
-
-async def test_training_is_shuffled_by_the_seed_and_tests_are_not() -> None:
-    tasks: dict[str, Any] = {"train_tasks": [*range(50)], "test_tasks": range(5)}
-    (first, test), (same, _), (other, _) = [await built(**tasks, seed=seed) for seed in (1, 1, 2)]
-
-    assert dealt(first) == dealt(same) != dealt(other)
-    assert dealt(test) == [[0, 1, 2, 3, 4]]
 
 
 async def test_limits_and_options_reach_the_groups_and_their_envs() -> None:
@@ -176,15 +162,6 @@ async def test_limits_and_options_reach_the_groups_and_their_envs() -> None:
     assert group.logging_tags() == ["identity"]
     train, _ = await built(group_reward="builtins:len")
     assert cast("object", groups(train, 0)[0].group_reward) is len
-
-
-async def test_a_batch_of_a_built_dataset_can_be_pickled_and_played() -> None:
-    train, _ = await built(train_tasks=[7, 8], shuffle=False, group_size=2)
-    received = [pickle.loads(pickle.dumps(group)) for group in train.get_batch(0)]
-
-    played = [await do_group_rollout(group, policy_of(lambda _: "I am 7.")) for group in received]
-
-    assert [group.get_total_rewards() for group in played] == [[1.0, 1.0], [0.0, 0.0]]
 
 
 async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() -> None:

@@ -4,10 +4,7 @@ import copy
 import pickle
 from typing import Any
 
-import openai
-
 from evert.bridge import errors
-from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.errors import AgentAborted, EvertError
 
 ALL: list[Any] = [
@@ -36,8 +33,3 @@ def test_every_error_pickles_and_copies_with_its_type_and_message() -> None:
         for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
             assert type(received) is error
             assert (str(received), received.args) == (str(sent), sent.args), error
-
-
-def test_requests_that_cannot_be_served_stay_outside_of_the_tree() -> None:
-    assert not isinstance(bad_request("No."), EvertError)
-    assert isinstance(bad_request("No."), openai.BadRequestError)

@@ -1,9 +1,4 @@
-"""Groups of episodes, as the Cookbook's strategies and executors use them.
-
-Builders make envs and close them, pickle whole into spawned processes, put transitions in lineage
-order, and leave nothing running under each strategy of the Cookbook. Rewards that compare the
-episodes are in ``test_group_reward``.
-"""
+"""Groups of episodes, as the Cookbook's strategies and executors use them."""
 
 import asyncio
 import functools
@@ -14,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 import tinker
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.kit import ask, ask_blocking, asks, assistant, policy_of, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError as AllFailed
@@ -29,7 +26,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import EnvClosedError, InvalidAgentError, InvalidDatasetError
-from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, load_agent, sort_by_lineage
+from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, sort_by_lineage
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 
@@ -108,18 +105,10 @@ async def test_cleanup_logs_what_fails_and_closes_the_rest(
     assert "Closing an environment failed: OSError('stuck')" in caplog.text
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_group_has_at_least_one_env(size: int) -> None:
-    with pytest.raises(InvalidDatasetError, match=f"group_size must be at least 1, got {size}"):
-        ChatAgentGroupBuilder(identity_agent, 7, size)
-
-
-def test_an_agent_may_be_named_by_its_import_path() -> None:
-    assert load_agent(IDENTITY) is load_agent(identity_agent) is identity_agent
-    assert ChatAgentGroupBuilder(IDENTITY, 7).agent is identity_agent
-    for path, said in (("agent", "expected an import path"), ("evert.no:x", "No agent at 'evert")):
-        with pytest.raises(InvalidAgentError, match=said):
-            load_agent(path)
+def test_a_group_has_at_least_one_env() -> None:
+    for size in (0, -1):
+        with pytest.raises(InvalidDatasetError, match=f"group_size must be at least 1, got {size}"):
+            ChatAgentGroupBuilder(identity_agent, 7, size)
 
 
 def unreachable_agents() -> list[Any]:
@@ -208,34 +197,32 @@ async def test_the_transition_that_ends_the_episode_is_the_last_in_lineage_order
     assert metrics["env/all/calls"] == 2.0  # the mean over the three transitions that have it
 
 
-@pytest.mark.parametrize(
-    ("lineages", "order"),
-    [
-        ([], []),
-        ([], [0]),  # the one made-up transition of an episode without a turn
-        ([0], [0]),
-        ([0, 0, 0], [0, 1, 2]),
-        ([0, 1, 0, 1], [0, 2, 1, 3]),
-        ([2, 1, 0], [0, 1, 2]),
-        ([0, 1, 0], [1, 0, 2]),
-        ([0, 1, 2, 1, 0], [2, 1, 3, 0, 4]),
-        ([1, 0, 1, 0, 1], [1, 3, 0, 2, 4]),
-        ([0, 1, 0, 5, 5], [1, 0, 2]),  # turns that the runner did not keep
-    ],
-)
-def test_the_sort_is_in_place_and_what_ends_last_stays_last(
-    lineages: list[int], order: list[int]
+def transition(number: int) -> Transition:
+    action = TokensWithLogprobs([number], [0.0])
+    return Transition(tinker.ModelInput.empty(), action, 0.0, False)
+
+
+@given(lineages=st.lists(st.integers(0, 3), max_size=8), not_kept=st.lists(st.just(4), max_size=2))
+def test_the_sort_is_in_place_by_lineage_and_what_ends_last_stays_last(
+    lineages: list[int], not_kept: list[int]
 ) -> None:
-    empty = tinker.ModelInput.empty()
-    turns = [
-        Transition(empty, TokensWithLogprobs([number], [0.0]), 0.0, False)
-        for number in range(len(order))
-    ]
-    trajectory = Trajectory(turns, empty)
-    sort_by_lineage(trajectory, lineages)
+    turns = [transition(number) for number in range(len(lineages))]
+    trajectory = Trajectory(turns, tinker.ModelInput.empty())
+    order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may keep fewer
 
     assert trajectory.transitions is turns
-    assert [turn.ac.tokens for turn in turns] == [[number] for number in order]
+    assert order == [turn.ac.tokens[0] for turn in turns]
+    assert sorted(order) == [*range(len(lineages))]
+    blocks = [[*block] for _, block in itertools.groupby(order, lineages.__getitem__)]
+    assert len(blocks) == len({*lineages})
+    assert all(block == sorted(block) for block in blocks)
+    ends = [block[-1] for block in blocks]
+    assert ends == sorted(ends)
+
+
+def test_the_made_up_transition_of_an_episode_without_a_turn_stays() -> None:
+    made_up = Trajectory([transition(0)], tinker.ModelInput.empty())
+    assert sort_by_lineage(made_up, []) == [0]
 
 
 async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:

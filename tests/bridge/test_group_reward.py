@@ -1,8 +1,4 @@
-"""Rewards that compare the episodes of a group.
-
-A group reward gets the trajectories, a list as ever, with task, seats, metrics and transcripts; it
-may be async; it returns a number or an ``Outcome`` each.
-"""
+"""Rewards that compare the episodes of a group."""
 
 import asyncio
 import math
@@ -53,19 +49,14 @@ async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> Pl
     return group
 
 
-async def test_it_is_given_the_trajectories_and_the_task() -> None:
+async def test_it_is_given_the_trajectories_their_task_and_their_seats() -> None:
     group = await seen()
-
     assert [type(each) for each in group] == [Trajectory, Trajectory]
     assert group.task == 7
     assert (group.seats, group.episodes) == ([None, None], [0, 1])
     assert group.renderer is default_renderer()
     assert (await seen(asks, NO_TASK)).task is NO_TASK
-
-
-async def test_the_seats_of_an_episode_are_named_and_belong_together() -> None:
     group = await seen(seated, seats=SEATS)
-
     assert group.seats == ["player", "judge", "player", "judge"]
     assert group.episodes == [0, 0, 1, 1]
     assert "You are judge." in group.transcripts[1]

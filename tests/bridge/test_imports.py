@@ -77,26 +77,14 @@ def test_a_path_that_leads_nowhere_or_would_have_something_done_is_refused(
 
 
 def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(module: Path) -> None:
-    module.write_text("def key():\n    raise RuntimeError('Set the KEY variable')\n\n\nkey()\n")
-    with pytest.raises(InvalidAgentError) as caught:
-        found("a_users_module:agent")
-    message = str(caught.value)
-    assert "importing a_users_module raised RuntimeError: Set the KEY variable" in message
-    assert f"(at {module}:2)" in message
-    assert "if __name__ == '__main__':" in message
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
+    for source, said in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
         ("def agent(client:\n", r"SyntaxError: .*a_users_module\.py, line 1"),
-    ],
-)
-def test_so_is_one_that_ends_the_process_or_is_no_python(
-    module: Path, source: str, said: str
-) -> None:
-    module.write_text(source)
-    with pytest.raises(InvalidAgentError, match=f"raised {said}"):
-        found("a_users_module:agent")
+        ("def key():\n    raise RuntimeError('Set KEY')\n\n\nkey()\n", "RuntimeError: Set KEY"),
+    ):
+        module.write_text(source)
+        with pytest.raises(InvalidAgentError, match=f"a_users_module raised {said}") as caught:
+            found("a_users_module:agent")
+    assert f"(at {module}:2)" in str(caught.value)
+    assert "if __name__ == '__main__':" in str(caught.value)
+    assert isinstance(caught.value.__cause__, RuntimeError)

@@ -1,9 +1,4 @@
-"""What is written down of a rollout, and what is read of it.
-
-A line has all that was played, in the Cookbook's summary's terms; conversations come back as the
-agent had them, and as the model had them. What a kill leaves is survived, other schemas are
-refused. Builders write their groups, also from workers.
-"""
+"""What is written down of a rollout, and what is read of it."""
 
 import pickle
 from collections.abc import Sequence
@@ -27,7 +22,6 @@ from evert import (
 )
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
-from evert.bridge.tokens.token_log import flatten
 
 ADD = tool("add")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -74,19 +68,6 @@ async def recorded(
     return [*read_records(path)][-1], trajectory
 
 
-async def test_a_record_gives_back_what_was_played(tmp_path: Path) -> None:
-    record, played = await recorded(tmp_path, chat, THREE, {"a": 1})
-    again = record.trajectory()
-
-    assert record.turns == 3
-    assert again.stop_reason == played.stop_reason == "completed"
-    for ours, theirs in zip(again.transitions, played.transitions, strict=True):
-        assert flatten(ours.ob.chunks) == flatten(theirs.ob.chunks)
-        assert (ours.ac, ours.reward) == (theirs.ac, theirs.reward)
-        assert ours.episode_done == theirs.episode_done
-        assert (ours.metrics, ours.logs) == (theirs.metrics, theirs.logs)
-
-
 async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation_once(
     tmp_path: Path,
 ) -> None:
@@ -110,13 +91,6 @@ async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation
     assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
 
 
-async def test_a_task_that_is_no_json_is_asked_for(tmp_path: Path) -> None:
-    record, _ = await recorded(tmp_path, chat, THREE, {"a": (1, 2)})
-
-    with pytest.raises(RecordError, match=r"The task of this record is \{'a': \(1, 2\)\}.*task="):
-        _ = record.task
-
-
 async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
     image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
@@ -128,24 +102,6 @@ async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
     [record] = read_records(tmp_path)
 
     assert record.prompts[0] == [*text.to_ints(), image]
-
-
-async def test_an_episode_without_a_call_has_no_turns(tmp_path: Path) -> None:
-    async def idle(client: Any) -> float:
-        return 1.0
-
-    record, _ = await recorded(tmp_path, idle, [])
-
-    assert (record.turns, record.text, record.reward) == (0, "", 1.0)
-
-
-async def test_a_conversation_comes_back_as_the_agent_had_it(tmp_path: Path) -> None:
-    record, _ = await recorded(tmp_path, chat, THREE, {"a": 1})
-
-    said = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
-    assert record.messages() == [system("Add."), *said[0], *said[1], *said[2]]
-    assert record.messages(0) == record.messages()[:3]
-    assert record.asked(1) == record.messages()[:4]
 
 
 async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
@@ -162,9 +118,16 @@ async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
     assert (first, sampled) == (asked, assistant(CALL))
 
 
-async def test_each_conversation_of_an_agent_ends_where_no_other_goes_on(tmp_path: Path) -> None:
-    record, _ = await recorded(tmp_path, compacts, ["first", "second", "third", "fourth"])
+async def test_conversations_come_back_as_the_agent_had_them_each_to_where_no_other_goes_on(
+    tmp_path: Path,
+) -> None:
+    record, _ = await recorded(tmp_path, chat, THREE, {"a": 1})
+    said = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
+    assert record.messages() == [system("Add."), *said[0], *said[1], *said[2]]
+    assert record.messages(0) == record.messages()[:3]
+    assert record.asked(1) == record.messages()[:4]
 
+    record, _ = await recorded(tmp_path, compacts, ["first", "second", "third", "fourth"])
     assert record.last_turns() == [1, 2, 3]
     assert [m["content"] for m in record.messages(2)] == ["one", "first", "left", "third"]
     assert [m["content"] for m in record.messages(3)] == ["one", "first", "right", "fourth"]
@@ -186,6 +149,11 @@ async def test_a_reply_that_is_asked_for_again_is_no_part_of_the_conversation(
 
 
 async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
+    async def idle(client: Any) -> float:
+        return 1.0
+
+    with pytest.raises(RecordError, match="holds no rollouts.*record=True"):
+        next(read_records(tmp_path))
     recorder, env = Recorder(tmp_path / "rollouts.jsonl"), ChatAgentEnv(chat, {"a": 1})
     trajectory = await do_single_rollout(ScriptedPolicy(THREE), env)
     recorder.add([trajectory], [env])
@@ -194,6 +162,11 @@ async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     assert record.trajectory().transitions[2].ac == trajectory.transitions[2].ac
     with pytest.raises(RecordError, match=r"Turn 2 .* has no messages.*recorder\.watch\(env\)"):
         record.messages()
+    record, _ = await recorded(tmp_path, chat, THREE, {"a": (1, 2)})
+    with pytest.raises(RecordError, match=r"The task of this record is \{'a': \(1, 2\)\}.*task="):
+        _ = record.task
+    record, _ = await recorded(tmp_path, idle, [])
+    assert (record.turns, record.text, record.reward) == (0, "", 1.0)
 
 
 async def test_a_torn_last_line_is_left_out_and_written_behind(
@@ -209,11 +182,6 @@ async def test_a_torn_last_line_is_left_out_and_written_behind(
     record, _ = await recorded(tmp_path, chat, THREE, {"a": 2})
     assert len([*read_records(tmp_path)]) == 2
     assert record.task == {"a": 2}
-
-
-def test_a_folder_without_rollouts_is_refused_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no rollouts.*record=True"):
-        next(read_records(tmp_path))
 
 
 async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,4 @@
-"""Agents played again from their records, and where they differ.
-
-The replies of the record give the transitions of the record, calls that met included. The first
-turn at which the agent itself differs is named, with the message. A branch goes on from a turn,
-sampled anew; each sampled token is trained once.
-"""
+"""Agents played again from their records, where they differ, and branches of them."""
 
 import asyncio
 import re
@@ -94,6 +89,9 @@ async def test_a_replay_gives_the_transitions_of_the_record(
     record, played = await recorded(tmp_path, agent, replies)
 
     assert facts(await replay(record, agent)) == facts(played) == facts(record.trajectory())
+    assert record.trajectory().stop_reason == played.stop_reason == "completed"
+    for ours, theirs in zip(record.trajectory().transitions, played.transitions, strict=True):
+        assert ours.logs == theirs.logs
     if agent is is_cut:
         assert played.transitions[0].ac.stop_reason == "length"
     if agent is draws:
