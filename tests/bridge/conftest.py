@@ -48,17 +48,18 @@ def tokenizer_for_all_families() -> Any:
     return tokenizer
 
 
+def renderer_named(name: str) -> cookbook.Renderer:
+    """A renderer by its Cookbook name."""
+    return cookbook.get_renderer(name, tokenizer_for_all_families(), model_name="test")
+
+
 @pytest.fixture
 def make_renderer() -> Callable[[str], cookbook.Renderer]:
-    """A renderer by its Cookbook name."""
-
-    def make(name: str) -> cookbook.Renderer:
-        return cookbook.get_renderer(name, tokenizer_for_all_families(), model_name="test")
-
-    return make
+    """``renderer_named``."""
+    return renderer_named
 
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> cookbook.Renderer:
     """One renderer of each family in turn."""
-    return cookbook.get_renderer(request.param, tokenizer_for_all_families(), model_name="test")
+    return renderer_named(request.param)

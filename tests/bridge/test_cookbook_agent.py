@@ -1,9 +1,4 @@
-"""Environments of the Cookbook's as agents: ``CookbookAgent``.
-
-Under one script, the Cookbook's environment and the agent made of it give equal prompts, actions,
-rewards, logs and metrics, token for token. It is an agent like any other, lets go of what it holds
-however its episode ends, and refuses what cannot be said in messages.
-"""
+"""Environments of the Cookbook's as agents: both give the same, token for token."""
 
 import asyncio
 import pickle
@@ -21,10 +16,7 @@ from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.recipes.forecasting.data import ForecastExample
 from tinker_cookbook.recipes.forecasting.env import ForecastEnv, ForecastGroupBuilder
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
-from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import (
-    GuessNumberEnv,
-    GuessNumberEnvGroupBuilder,
-)
+from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import GuessNumberEnv
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import TwoPlayerCoordinator, TwoPlayerEnv
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsEnv
 from tinker_cookbook.renderers import Renderer
@@ -192,7 +184,7 @@ def test_a_cut_reply_is_one_in_the_environment_too() -> None:
     assert (theirs.stop_reason, ours.stop_reason) == ("max_tokens", "truncated")
 
 
-def test_a_group_builders_own_reward_and_metrics_count() -> None:
+async def test_a_group_builders_own_reward_and_metrics_count_and_it_is_cleaned_up() -> None:
     class Bonus(ForecastGroupBuilder):
         async def compute_group_rewards(
             self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -200,11 +192,18 @@ def test_a_group_builders_own_reward_and_metrics_count() -> None:
             [(_, metrics)] = await super().compute_group_rewards(trajectory_group, env_group)
             return [(len(trajectory_group[0].transitions[0].ac.tokens), metrics)]
 
-    agent = CookbookAgent(lambda renderer, market: Bonus(market, renderer, group_size=1))
-    [turn] = played(ChatAgentEnv(agent, MARKET), ["0.8"]).transitions
+        async def cleanup(self) -> None:
+            cleaned.append(self)
 
+    cleaned: list[Bonus] = []
+    agent = CookbookAgent(lambda renderer, market: Bonus(market, renderer, group_size=1))
+    [turn] = (await play(agent, "0.8", task=MARKET)).transitions
     assert turn.reward == pytest.approx(len(turn.ac.tokens) + 1 - 0.2**2)
     assert turn.metrics["accuracy"] == 1.0
+    env = ChatAgentEnv(agent, MARKET)
+    await env.initial_observation()
+    await env.close()
+    assert len(cleaned) == 2
 
 
 async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
@@ -270,19 +269,6 @@ async def test_an_environment_is_closed_however_its_episode_ends(make: Any, end:
 
     assert Held.opened == 0
     assert asyncio.all_tasks() == before
-
-
-async def test_a_group_builder_is_cleaned_up() -> None:
-    class Kept(GuessNumberEnvGroupBuilder):
-        async def cleanup(self) -> None:
-            cleaned.append(self.answer)
-
-    cleaned: list[int] = []
-    env = ChatAgentEnv(CookbookAgent(lambda renderer, answer: Kept(answer, renderer, 1)), 42)
-    await env.initial_observation()
-    await env.close()
-
-    assert cleaned == [42]
 
 
 class OwnTokens(Env):

@@ -1,8 +1,4 @@
-"""Credit: from what the episodes of a task earned to an advantage for every sampled token.
-
-Numbers go by episode, turn or token, ragged or padded, as lists, arrays or tensors; what does not
-fit is an error with both shapes.
-"""
+"""Credit: from what the episodes of a task earned to an advantage for every sampled token."""
 
 from typing import Any
 

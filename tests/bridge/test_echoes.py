@@ -1,8 +1,4 @@
-"""Replies that come back to the policy by way of real SDKs: nothing sampled is lost on the way.
-
-Margins may come and go, broken calls keep their tokens, arguments may be completed where that is
-wanted, ids may be renamed one to one. What is drift says which field of which message differed.
-"""
+"""Replies that come back to the policy by way of real SDKs: nothing sampled is lost on the way."""
 
 import json
 import re
@@ -10,14 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 import pytest
-from tests.bridge.conftest import tokenizer_for_all_families
-from tests.kit import ask, assistant, call, play, policy_of, reward, system, tool, user
-from tinker_cookbook.renderers import get_renderer
+from tests.bridge.conftest import renderer_named
+from tests.kit import call, play, reward, tool, user
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, ChatAgentGroupBuilder
+from evert import AgentClient
 from evert.bridge.env.options import EnvOptions
 
 PARAMETERS: Any = {
@@ -259,9 +253,15 @@ IDS: list[Callable[[str, int], tuple[str, str]]] = [
 ]
 
 
-async def test_a_consistent_renaming_of_ids_is_no_drift() -> None:
-    for rename in IDS:
-        assert_whole(await played(renaming(rename), TWO, edit(path="c"), TWO))
+async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_each_time() -> None:
+    told: list[str] = []
+    for rename in (IDS[0], *IDS):
+        trajectory = await played(renaming(rename), TWO, edit(path="c"), TWO)
+        assert_whole(trajectory)
+        told.append(str([turn.logs["ids"] for turn in trajectory.transitions]))
+    found = re.findall(r"call_[A-Za-z0-9]{24}\b", told[0])
+    assert len(set(found)) == len(found) == 5
+    assert told[0] == told[1]
 
 
 async def test_ids_that_say_something_else_are_drift_and_named() -> None:
@@ -276,29 +276,17 @@ async def test_ids_that_say_something_else_are_drift_and_named() -> None:
 
 
 async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
-    renderer = get_renderer("kimi_k2", tokenizer_for_all_families(), model_name="test")
     called = (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0"
         "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
     )
-    causes = list[object]()
+    causes, kimi = list[object](), renderer_named("kimi_k2")
     for rename in IDS:
-        trajectory = await play(renaming(rename), called, "done", renderer=renderer)
+        trajectory = await play(renaming(rename), called, "done", renderer=kimi)
         causes.append(trajectory.transitions[0].logs["drift"])
 
     assert causes == ["retokenised", "history", "history"]
     assert "'functions.edit:0'" in str(trajectory.transitions[0].logs["drift_at"])
-
-
-async def test_ids_look_like_openais_are_unique_and_the_same_each_time() -> None:
-    def ids(trajectory: Trajectory) -> list[str]:
-        return [str(turn.logs["ids"]) for turn in trajectory.transitions]
-
-    first, second = [await played(renaming(IDS[0]), TWO, edit(path="c")) for _ in range(2)]
-
-    found = re.findall(r"call_[A-Za-z0-9]{24}\b", str(ids(first)))
-    assert len(set(found)) == len(found) == 3
-    assert ids(first) == ids(second)
 
 
 CHANGES: list[tuple[Callable[[list[Any]], object], str, str]] = [
@@ -341,21 +329,3 @@ async def test_drift_says_which_field_of_which_message_differed(
     trajectory = await played(agent, edit(path="a"))
     logs = trajectory.transitions[0].logs
     assert (logs["drift"], logs["drift_at"]) == (cause, where)
-
-
-# -- handoffs --------------------------------------------------------------------------------------
-
-
-async def test_two_agents_over_one_history_make_two_data_and_no_drift() -> None:
-    async def handing_over(client: AgentClient) -> float:
-        history = [user("A poem.")]
-        for prompt in ("You write.", "You criticise.", "You write.", "You criticise."):
-            history.append(assistant(await ask(client, system(prompt), *history)))
-        return 1.0
-
-    policy = policy_of("Roses.", "Bad.", "Lilies.", "Good.")
-    group = await do_group_rollout(ChatAgentGroupBuilder(handing_over), policy)
-    [trajectory] = group.trajectories_G
-    assert len(trajectory_to_data(trajectory, 1.0)) == 2
-    expected = {"lineages": 2, "drift": 0, "handoffs": 1}
-    assert trajectory.transitions[-1].metrics.items() >= expected.items()

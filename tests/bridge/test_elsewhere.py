@@ -1,8 +1,4 @@
-"""``play_at``: agents whose calls somebody else answers, as frameworks do that keep the tokens.
-
-Agents of every form play, at the answer's pace; the outcome has all rewards and notes. Failures are
-those of an Env; given up, nothing is left.
-"""
+"""``play_at``: agents whose calls somebody else answers, as frameworks do that keep the tokens."""
 
 import asyncio
 from typing import Any

@@ -1,8 +1,4 @@
-"""Images of an agent's messages: data, and nothing else.
-
-Every dialect's data reaches the policy as a chunk, what is no whole image is a 400, and no other
-address is ever opened. Frozen models see images by the same rules.
-"""
+"""Images of an agent's messages: data, and nothing else; no other address is ever opened."""
 
 import base64
 import functools
@@ -17,7 +13,7 @@ import tinker
 import tinker_cookbook.renderers as cookbook
 from google import genai
 from PIL import Image
-from tests.kit import ask, assistant, play, reward
+from tests.kit import ask, play, reward
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -124,9 +120,12 @@ DIALECTS = [by_chat, by_responses, by_anthropic, by_gemini]
 REFUSED = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError)
 
 
-async def test_data_of_every_dialect_reaches_the_policy() -> None:
+async def test_data_of_every_dialect_and_an_image_of_pillows_reach_the_policy() -> None:
     async def agent(client: AgentClient) -> float:
-        return float([await by(client, data_url()) for by in DIALECTS] == ["Fine."] * 4)
+        said = [await by(client, data_url()) for by in DIALECTS]
+        image = {"type": "image", "image": Image.new("RGB", (64, 64))}
+        said.append(await ask(client, {"role": "user", "content": [image]}))
+        return float(said == ["Fine."] * 5)
 
     trajectory = await play(agent, renderer=vision())
     assert reward(trajectory) == 1.0
@@ -148,30 +147,18 @@ async def test_no_dialect_has_an_address_opened() -> None:
     assert len(trajectory.transitions) == len(DIALECTS)
 
 
-async def test_a_file_of_openais_is_refused() -> None:
-    async def agent(client: AgentClient) -> float:
-        content: Any = [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]
-        with pytest.raises(openai.BadRequestError, match="'input_image' with an image_url"):
-            await client.openai.responses.create(model="policy", input=content)
-        return 1.0
-
-    await assert_reward(agent)
-
-
-async def test_the_usual_formats_are_opened_whatever_their_name_says() -> None:
+async def test_the_usual_formats_are_opened_whatever_their_name_says_and_base64_of_any_form() -> (
+    None
+):
     urls = [
         data_url(image_bytes(kind, mode=mode), name)
         for kind in ("PNG", "JPEG", "WEBP", "GIF")
         for mode in ("RGB", "L")
         for name in (f"image/{kind.lower()}", "application/octet-stream")
     ]
-    assert await refusals(*urls) == [""] * 16
-
-
-async def test_base64_may_be_in_lines_and_without_its_padding() -> None:
-    encoded = base64.encodebytes(PNG).decode().replace("=", "")
-
-    assert await refusals(f"data:image/png;base64,{encoded}") == [""]
+    lines_without_padding = base64.encodebytes(PNG).decode().replace("=", "")
+    urls.append(f"data:image/png;base64,{lines_without_padding}")
+    assert await refusals(*urls) == [""] * 17
 
 
 def animated() -> bytes:
@@ -201,9 +188,13 @@ async def test_what_is_no_whole_image_is_a_400() -> None:
         assert reason in told, url[:80]
 
 
-async def test_an_image_of_too_many_bytes_or_pixels_is_a_400(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def agent(client: AgentClient) -> float:
+        with pytest.raises(openai.BadRequestError, match="more than 100 images"):
+            await ask(client, *seen(*[data_url()] * 101))
+        return 1.0
+
+    await assert_reward(agent)
     bomb = image_bytes(size=(9000, 9000), mode="1")
     assert len(bomb) < 20_000
     [told] = await refusals(data_url(bomb))
@@ -214,47 +205,13 @@ async def test_an_image_of_too_many_bytes_or_pixels_is_a_400(
     assert "has more than 50 bytes" in told
 
 
-async def test_a_message_of_too_many_images_is_a_400() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="more than 100 images"):
-            await ask(client, *seen(*[data_url()] * 101))
-        return 1.0
-
-    await assert_reward(agent)
-
-
-async def test_an_image_of_pillows_may_be_passed_natively() -> None:
-    async def agent(client: AgentClient) -> float:
-        image = {"type": "image", "image": Image.new("RGB", (64, 64))}
-        await ask(client, {"role": "user", "content": [image]})
-        return 1.0
-
-    [turn] = (await play(agent, renderer=vision())).transitions
-    assert len(chunks(turn.ob)) == 1
-
-
-async def test_a_conversation_with_images_is_one_lineage() -> None:
-    async def agent(client: AgentClient) -> float:
-        messages = seen(data_url())
-        for _ in range(3):
-            messages.append(assistant(await ask(client, *messages)))
-            messages += seen(data_url(image_bytes("JPEG"), "image/jpeg"), text="And this?")
-        return 1.0
-
-    trajectory = await play(agent, renderer=vision())
-
-    assert [len(chunks(turn.ob)) for turn in trajectory.transitions] == [1, 2, 3]
-    assert trajectory.transitions[-1].metrics["lineages"] == 1
-    assert trajectory.transitions[-1].metrics["drift"] == 0
-
-
 # -- no other address ------------------------------------------------------------------------------
 
 
 ADDRESSES = [
     *("file:///etc/passwd", "FILE:///etc/passwd", " file:///etc/passwd", "/etc/passwd"),
     *("etc/passwd", "~/.ssh/id_rsa", "ftp://127.0.0.1/x.png", "gs://bucket/x.png"),
-    *("http://127.0.0.1:1/x.png", "https://example.org/x.png", "//example.org/x.png"),
+    *("http://127.0.0.1:1/x.png", "https://example.org/x.png?token=hidden", "//example.org"),
     *("http://[::1]/x.png", "jar:file:///x!/y", "", "http://", "http://[", "\x00"),
 ]
 
@@ -271,13 +228,8 @@ async def test_no_other_address_is_opened(monkeypatch: pytest.MonkeyPatch) -> No
     for url, told in zip(ADDRESSES, await refusals(*ADDRESSES), strict=True):
         assert "is not fetched; expected its data. Send it as a data: URL: " in told, url
         assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in told, url
+        assert "hidden" not in told
     assert not opened
-
-
-async def test_a_refusal_keeps_what_may_be_secret() -> None:
-    [told] = await refusals("https://example.org/x.png?token=hidden")
-    assert "'https://example.org/x.png' is not fetched" in told
-    assert "hidden" not in told
 
 
 # -- beside the loop -------------------------------------------------------------------------------
