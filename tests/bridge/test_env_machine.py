@@ -19,7 +19,7 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.kit import tool, user
 from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult
 
 from evert import (
@@ -64,9 +65,7 @@ LENGTH = 60
 PATIENCE = 20.0
 """Seconds after which something hangs."""
 
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-TOOLS: list[list[Any] | None] = [None, [ADD], [LOOK, ADD]]
+TOOLS: list[list[Any] | None] = [None, [tool("add")], [tool("look"), tool("add")]]
 
 TEXTS = ["Fine.", "  Well.\n", "", "<think>\nHm.\n</think>\n\nSo.", "One\n\ntwo", '{"x": 1}', "é🐕"]
 CALLS = [
@@ -84,31 +83,18 @@ BAD: list[Any] = [
 ]
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 @dataclass(eq=False)
 class Call:
-    """A model call, and how it ended.
-
-    Attributes:
-        messages: As sent.
-        is_good: Whether it can be served.
-        task: Of the caller; None where that is a thread.
-        reply: What was given; None: nothing yet.
-        error: What was raised; None: nothing.
-        given_up: Whether its caller went away.
-    """
+    """A model call of a task's or a thread's, and how it ended."""
 
     messages: list[Any]
-    is_good: bool = True
+    is_good: bool = True  # it can be served
     wants_json: bool = False
     task: "asyncio.Task[None] | None" = None
     thread: threading.Thread | None = None
     reply: Any = None
     error: BaseException | None = None
-    given_up: bool = False
+    given_up: bool = False  # its caller went away
 
     @property
     def is_over(self) -> bool:
@@ -193,6 +179,14 @@ class EnvMachine(RuleBasedStateMachine):
         except BaseException as error:
             return error
 
+    def does(self, moment: Coroutine[Any, Any, Any]) -> Any:
+        """What the Env gives or raises."""
+        return self.result(self.loop.create_task(moment))
+
+    def ends(self, call: Call) -> None:
+        """A call is given its reply or told why there is none."""
+        self.until(lambda: call.is_over, "the end of a call")
+
     def ask(self, call: Call, by_thread: bool, **fields: Any) -> None:
         """Make a call from a task or a thread of its own; its end is kept."""
         assert self.client is not None
@@ -226,7 +220,7 @@ class EnvMachine(RuleBasedStateMachine):
         """A call has been made: late, or for the queue, from which whoever waits takes it."""
         if self.life in ("ended", "closed"):
             self.late += 1
-            self.until(lambda: call.is_over, "the refusal of a late call")
+            self.ends(call)
             refusal = EnvClosedError if self.life == "closed" else EpisodeEndedError
             expected = refusal if self.late <= REFUSALS_BEFORE_ABORT else AgentAborted
             assert type(call.error) is expected
@@ -255,7 +249,7 @@ class EnvMachine(RuleBasedStateMachine):
                 assert isinstance(self.resolved(), AgentError)
                 self.closes()
                 return
-            self.until(lambda call=call: call.is_over, "a refusal")  # type: ignore[misc]
+            self.ends(call)
             assert isinstance(call.error, openai.BadRequestError)
         if self.life == "ended":
             self.sees_the_end()
@@ -306,7 +300,7 @@ class EnvMachine(RuleBasedStateMachine):
         if self.life == "new" or (self.life == "running" and self.client is None):
             assert not waiting
         for call in waiting:
-            self.until(lambda call=call: call.is_over, "the end of a call")  # type: ignore[misc]
+            self.ends(call)
             assert call.given_up or isinstance(call.error, (refusal, openai.BadRequestError))
         self.out, self.queue = None, []
         if self.pending is not None:
@@ -327,19 +321,19 @@ class EnvMachine(RuleBasedStateMachine):
             if not self.env._turns.standing.is_closed:
                 self.begin()
             return
-        error = self.result(self.loop.create_task(self.env.initial_observation()))
+        error = self.does(self.env.initial_observation())
         assert isinstance(error, EnvStateError)
 
     @precondition(lambda self: self.out is None and self.may_be_odd)
     @rule()
     def step_out_of_turn(self) -> None:
-        error = self.result(self.loop.create_task(self.env.step([1])))
+        error = self.does(self.env.step([1]))
         assert isinstance(error, (EnvStateError, EnvClosedError))
 
     @precondition(lambda self: self.out is not None and self.may_be_odd)
     @rule(action=st.sampled_from([[-1], ["a"], None, [2**40], [True]]))
     def step_with_no_tokens(self, action: Any) -> None:
-        error = self.result(self.loop.create_task(self.env.step(action)))
+        error = self.does(self.env.step(action))
         assert isinstance(error, InvalidActionError)
 
     @precondition(lambda self: self.out is not None)
@@ -383,7 +377,7 @@ class EnvMachine(RuleBasedStateMachine):
             self.lineages.pop(lineage, None)
         else:
             self.lineages[lineage] = prompt + action
-            self.until(lambda: call.is_over, "a reply")
+            self.ends(call)
             assert call.reply is not None, call.error
             message = call.reply.choices[0].message
             if text == "Fine." and form == "ended":
@@ -407,9 +401,7 @@ class EnvMachine(RuleBasedStateMachine):
         for one in closing:
             assert self.result(one) is None
         if was_new:
-            assert isinstance(
-                self.result(self.loop.create_task(self.env.initial_observation())), EnvClosedError
-            )
+            assert isinstance(self.does(self.env.initial_observation()), EnvClosedError)
             return
         self.closes()
 
@@ -418,7 +410,7 @@ class EnvMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.life == "running" and len(self.queue) < 4)
     @rule(data=st.data(), by_thread=st.booleans())
     def go_on(self, data: st.DataObject, by_thread: bool) -> None:
-        self.call(data, "on", None, by_thread, wants_json=False, text="Go on.")
+        self.ask_for_more(data, "on", None, by_thread, wants_json=False, text="Go on.")
 
     @precondition(lambda self: self.client is not None and len(self.queue) < 6)
     @rule(
@@ -435,18 +427,6 @@ class EnvMachine(RuleBasedStateMachine):
         way: str,
         tools: list[Any] | None,
         by_thread: bool,
-        wants_json: bool,
-        text: str,
-    ) -> None:
-        self.call(data, way, tools, by_thread, wants_json=wants_json, text=text)
-
-    def call(
-        self,
-        data: st.DataObject,
-        way: str,
-        tools: list[Any] | None,
-        by_thread: bool,
-        *,
         wants_json: bool,
         text: str,
     ) -> None:
@@ -481,7 +461,7 @@ class EnvMachine(RuleBasedStateMachine):
         call = Call(messages, is_good=False)
         self.ask(call, by_thread)
         if not messages:  # refused before it is a call at all
-            self.until(lambda: call.is_over, "a refusal")
+            self.ends(call)
             assert isinstance(call.error, openai.BadRequestError)
             return
         self.arrives(call)
@@ -492,7 +472,7 @@ class EnvMachine(RuleBasedStateMachine):
         call = data.draw(st.sampled_from(self._may_give_up()))
         call.given_up = True
         call.task.cancel()
-        self.until(lambda: call.is_over, "a call that was given up")
+        self.ends(call)
         assert isinstance(call.error, asyncio.CancelledError)
 
     def _may_give_up(self) -> list[Any]:
@@ -519,7 +499,7 @@ class EnvMachine(RuleBasedStateMachine):
         self.until(lambda: not self.env.is_running, "the agent's end")
         self.life = "ended"
         for call in self.queue:
-            self.until(lambda call=call: call.is_over, "the end of a call")  # type: ignore[misc]
+            self.ends(call)
             assert call.given_up or isinstance(call.error, EpisodeEndedError)
         self.queue = []
         if self.pending is not None:
