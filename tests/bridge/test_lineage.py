@@ -1,13 +1,10 @@
-"""What ``ConversationBook`` promises about tokens.
+"""What ``ConversationBook`` promises about tokens, beyond what ``test_oracle.py`` plays at random.
 
-Prompts are the renderer's own, sampled tokens are kept exactly as sampled, a conversation is
-recognised in every form in which agents send it back, and what keeps it from going on is counted
-by cause, once. ``test_oracle.py`` plays random episodes against the same promises.
+Sampled tokens are kept exactly as sampled, a conversation is recognised in every form in which
+agents send it back, and what keeps it from going on is counted by cause, once.
 """
 
-import base64
 import copy
-import io
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +18,7 @@ from openai.types.chat import ChatCompletionMessage
 from PIL import Image
 from tests.kit import assistant, system, tool, user
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart
+from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
 from tinker_cookbook.rl.types import StopReason
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -84,12 +81,8 @@ class Talk:
     def read(self, conversation: Conversation) -> str:
         return self.renderer.decode(self.prompt(conversation))
 
-    def whole(self, messages: Messages) -> str:
-        """The prompt as the renderer makes it."""
-        prompt: list[Any] = self.renderer.full(messages)
-        return self.renderer.decode(prompt)
-
     def is_renderers(self, conversation: Conversation) -> bool:
+        """Whether the prompt is as the renderer makes it."""
         return self.prompt(conversation) == self.renderer.full(conversation.messages)
 
     def take(self, conversation: Conversation, action: list[int], cut: bool = False) -> Reply:
@@ -129,39 +122,12 @@ class Talk:
         messages += [] if reply.tool_calls else [user("And?")]
         return conversation
 
-    def written(self, text: str) -> list[int]:
-        """A reply as the renderer writes it, after a thought where its prompts open one."""
-        question = Message(role="user", content="?")
-        prompt = self.renderer.full([question])
-        if not self.whole([question]).rstrip().endswith("<think>"):
-            return self.renderer.encode(text)
-        thought = ThinkingPart(type="thinking", thinking="hm")
-        reply = Message(role="assistant", content=[thought, TextPart(type="text", text=text)])
-        whole = self.renderer.renderer.build_supervised_example([question, reply])[0].to_ints()
-        assert whole[: len(prompt)] == prompt
-        return whole[len(prompt) : whole.index(self.end[0], len(prompt))]
-
     def spell(self, text: str) -> list[int]:
         """Another tokenisation of the text: one token a character."""
         return [token for character in text for token in self.renderer.encode(character)]
 
 
 # -- the renderer's own prompt ---------------------------------------------------------------------
-
-
-def test_every_prompt_is_the_renderers_own_in_every_family(family: Renderer) -> None:
-    talk = Talk(family)
-    messages: Messages = [system("Be brief."), user("Hi")]
-    talk.book.inject(talk.ask(messages), [HURRY], talk.renderer)
-    for turn in range(5):
-        conversation = talk.ask(messages) if turn else talk.book._latest["main"]
-        if talk.book.drift[Drift.RETOKENISED]:  # the empty thoughts that some have in their history
-            whole = talk.whole(conversation.messages).replace("<think></think>answer", "answer")
-            assert talk.read(conversation) == whole
-        else:
-            assert talk.is_renderers(conversation)
-        reply = talk.take(conversation, talk.written(f"answer {turn}") + talk.end)
-        messages += [assistant(reply.text), user(f"question {turn}")]
 
 
 KEEP_HISTORY = {
@@ -220,29 +186,20 @@ texts = st.text(
 ).filter(lambda text: "<" not in text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
 def test_any_texts_give_the_renderers_own_prompts(turns: list[tuple[str, str]]) -> None:
     talk, messages = Talk(), Messages()
     for question, answer in turns:
         messages.append(user(question))
         conversation = talk.ask(messages)
-        assert talk.read(conversation) == talk.whole(conversation.messages)
+        whole: list[Any] = talk.renderer.full(conversation.messages)
+        assert talk.read(conversation) == talk.renderer.decode(whole)
         messages.append(assistant(talk.say(conversation, answer).text))
     assert talk.book.lineages == 1
 
 
 # -- sampled tokens --------------------------------------------------------------------------------
-
-
-def test_a_hundred_turns_are_one_sequence_of_what_was_sampled_however_replies_are_spelled() -> None:
-    """White space at the ends of a reply may come and go."""
-    talk, messages = Talk(), [user("Hi")]
-    for turn in range(100):
-        change = [str.strip, str.rstrip, str.lstrip, " {}\n".format][turn % 4]
-        reply = talk.take(talk.ask(messages), talk.spell(f" word {turn}\n\n") + talk.end)
-        messages += [assistant(change(reply.text)), user("go on")]
-    assert talk.met == (1, {Drift.RETOKENISED: 99})
 
 
 @pytest.mark.parametrize(
@@ -291,12 +248,15 @@ def test_messages_injected_after_an_odd_spelling_are_no_drift(make_renderer: Mak
     assert talk.met == (1, {Drift.RETOKENISED: 1})
 
 
-def test_injected_messages_stand_before_the_reply_and_stay() -> None:
-    talk = Talk()
+def test_injected_messages_stand_before_the_reply_and_stay(family: Renderer) -> None:
+    talk = Talk(family)
     conversation = talk.ask([user("Hi")])
     talk.book.inject(conversation, [HURRY], talk.renderer)
+    assert talk.is_renderers(conversation)
     talk.say(conversation, "Fine.")
-    assert talk.ask([user("Hi"), assistant("Fine."), user("Bye")]) is conversation
+    after = talk.ask([user("Hi"), assistant("Fine."), user("Bye")])
+    assert after is conversation
+    assert talk.read(after).count("Hurry!") == 1
 
 
 def test_tool_calls_are_kept_as_sampled_though_the_template_would_space_them_otherwise() -> None:
@@ -304,12 +264,6 @@ def test_tool_calls_are_kept_as_sampled_though_the_template_would_space_them_oth
     talk.turn(messages, ONE_CALL.replace(" ", ""), tools=[ADD])
     talk.ask(messages, tools=[ADD])
     assert talk.met == (1, {Drift.RETOKENISED: 1})
-
-
-def test_an_empty_reply_is_a_turn_like_any_other() -> None:
-    talk, messages = Talk(), [user("Hi")]
-    talk.turn(messages, "", cut=True)
-    assert talk.is_renderers(talk.ask([messages[0], assistant(""), user("Hello?")]))
 
 
 # -- what continues a conversation -----------------------------------------------------------------
@@ -348,20 +302,6 @@ BEGUN = [on(0, BRIEF, "Hi", "Fine."), on(0, BRIEF, "Hi", "Fine.", "And you?", "F
 
 SCENES: dict[str, list[Step]] = {
     "the same request again is a new sample": [on(0, "Hi", "Fine."), on(1, "Hi", "So so.")],
-    "a branch goes on by itself, and so does what it left": [
-        on(0, "Hi", "Fine."),
-        on(0, "Hi", "Fine.", "A", "a"),
-        on(1, "Hi", "Fine.", "B", "b"),
-        on(1, "Hi", "Fine.", "B", "b", "C", "c"),
-        on(0, "Hi", "Fine.", "A", "a", "C", "c"),
-    ],
-    "an older conversation goes on though a newer one begins alike": [
-        on(0, "Hi", "Fine."),
-        on(0, "Hi", "Fine.", "And you?", "Fine too."),
-        on(1, "Hi", "Fine."),
-        on(0, "Hi", "Fine.", "And you?", "Fine too.", "Bye", "Bye."),
-    ],
-    "a new conversation with the same system prompt": [*BEGUN, on(1, BRIEF, "Else", "Well.")],
     "another question after the same examples": [
         on(0, "1+1", "2", "0+1", "1"),
         on(1, "1+1", "2", "1+1", "2"),
@@ -380,14 +320,6 @@ SCENES: dict[str, list[Step]] = {
         on(1, BRIEF, "Hi", "Bad.", "And you?", "Fine too.", "Bye", "Bye.", drift=Drift.HISTORY),
         on(1, BRIEF, "Hi", "Bad.", "And you?", "Fine too.", "Bye", "Bye.", "Oh", "So long."),
     ],
-    "other latest words": [
-        *BEGUN,
-        on(1, BRIEF, "Hi", "Fine.", "And you?", "Bad.", "Bye", "Bye.", drift=Drift.HISTORY),
-    ],
-    "another question": [
-        *BEGUN,
-        on(1, BRIEF, "Hi", "Fine.", "Your cat?", "Fine too.", "Bye", "B.", drift=Drift.HISTORY),
-    ],
     "no beginning": [
         *BEGUN,
         on(1, BRIEF, "And you?", "Fine too.", "Bye", "Bye.", drift=Drift.HISTORY),
@@ -395,18 +327,6 @@ SCENES: dict[str, list[Step]] = {
     "a summary": [
         *BEGUN,
         on(1, BRIEF, "Hi", user("Summary."), user("Bye"), "Bye.", drift=Drift.HISTORY),
-    ],
-    "no latest reply": [
-        *BEGUN,
-        on(1, BRIEF, "Hi", "Fine.", "And you?", user("Bye"), "Bye.", drift=Drift.HISTORY),
-    ],
-    "other tools": [
-        *BEGUN,
-        on(
-            *(1, BRIEF, "Hi", "Fine.", "And you?", "Fine too.", "Bye", "Bye."),
-            tools=[ADD],
-            drift=Drift.TOOLS,
-        ),
     ],
     "tools that come and go make a lineage each": [
         on(0, "Hi", "1", tools=[ADD]),
@@ -460,60 +380,23 @@ def test_a_request_continues_what_it_holds(scene: list[Step]) -> None:
         talk.say(conversation, step.reply)
 
 
-def test_a_history_written_in_another_form_each_time_is_recognised() -> None:
-    forms: Messages = [
-        assistant("Fine."),
-        {"role": "assistant", "content": "Fine.", "refusal": None, "tool_calls": None},
-        {"role": "assistant", "content": [{"type": "text", "text": "Fine."}]},
-        ChatCompletionMessage(role="assistant", content="Fine."),
-    ]
-    met = []
-    for form in forms:
-        talk = Talk()
-        talk.say(talk.ask([user("Hi")]), "Fine.")
-        talk.say(talk.ask([user("Hi"), form, user("Bye")]), "See you.")
-        hi = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
-        bye = {"role": "user", "content": "Bye", "name": None}
-        talk.ask([hi, forms[-1], bye, assistant("See you."), user("Really")])
-        met.append(talk.met)
-    assert met == [(1, {})] * len(forms)
-
-
-def test_a_blank_beside_tool_calls_may_be_dropped() -> None:
-    talk, messages = Talk(), [user("1+1")]
-    talk.turn(messages, f"{ONE_CALL}\n{ONE_CALL}", tools=[ADD])
-    assert len(messages[1]["tool_calls"]) == 2
-    for content in (None, "", "\n"):
-        messages[1]["content"] = content
-        talk.ask(messages, tools=[ADD])
-    assert talk.book.drift[Drift.HISTORY] == 0
-
-
 def test_a_message_changed_in_place_is_seen() -> None:
     fine = {"role": "assistant", "content": "Fine.", "reasoning_content": "hm"}
-
-    def in_extras(message: Any) -> None:
-        message.model_extra["reasoning_content"] = "something else"
-
-    def in_fields(message: Any) -> None:
-        message.content = "Awful."
-
-    changes: list[tuple[Any, Callable[[Any], None]]] = [
-        (dict(fine), lambda message: message.update(content="Awful.")),
-        (ChatCompletionMessage.model_validate(fine), in_fields),
-        (ChatCompletionMessage.model_validate(fine), in_extras),
+    sdk_message = ChatCompletionMessage.model_validate
+    extras = {"reasoning_content": "something else"}
+    changes: list[tuple[Any, Callable[[Any], object], bool]] = [
+        (dict(fine), lambda message: message.update(content="Awful."), True),
+        (sdk_message(fine), lambda message: setattr(message, "content", "Awful."), True),
+        (sdk_message(fine), lambda message: message.model_extra.update(extras), False),
     ]
-    begun = []
-    for message, change in changes:
-        talk = Talk()
-        messages = [user("Hi"), message, user("Bye")]
+    for message, change, is_shown in changes:
+        talk, messages = Talk(), [user("Hi"), message, user("Bye")]
         talk.say(talk.ask(messages[:1]), "<think>hm</think>Fine.")
         talk.say(talk.ask(messages), "See you.")
         before = talk.book.lineages
         change(message)
         shown = talk.read(talk.ask([*messages, assistant("See you."), user("Really")]))
-        begun.append((talk.book.lineages - before, "Awful." in shown))
-    assert begun == [(1, True), (1, True), (1, False)]
+        assert (talk.book.lineages - before, "Awful." in shown) == (1, is_shown)
 
 
 def test_equal_conversations_of_two_callers_stay_apart() -> None:
@@ -525,12 +408,6 @@ def test_equal_conversations_of_two_callers_stay_apart() -> None:
     assert talk.ask(after, "two") is second
     assert talk.ask(after, "one") is first
     assert talk.book.drift[Drift.HISTORY] == 0
-
-
-def test_a_conversation_handed_to_another_task_goes_on() -> None:
-    talk, messages = Talk(), [user("Hi")]
-    first = talk.turn(messages, "Fine.", caller="one")
-    assert talk.ask(messages, "two") is first
 
 
 # -- drift -----------------------------------------------------------------------------------------
@@ -545,8 +422,8 @@ def test_a_thought_that_the_template_strips_is_template_drift(
     """The instruct template claims the extension property, and strips thinking all the same."""
     for text in ("Hello.", BROKEN):
         talk, messages = Talk(make_renderer(name)), [user("Hi")]
-        opened = talk.whole([user("Hi")]).rstrip()
-        start = "" if opened.endswith("<think>") else "<think>\n"
+        opened = talk.read(Talk(make_renderer(name)).ask(messages)).rstrip().endswith("<think>")
+        start = "" if opened else "<think>\n"
         talk.turn(messages, f"{start}hm\n</think>\n\n{text}")
         assert talk.is_renderers(talk.ask(messages)), text
         assert talk.met == (2, {Drift.TEMPLATE: 1}), text
@@ -602,13 +479,6 @@ def test_a_broken_call_is_in_the_history_that_is_rendered_anew() -> None:
     assert talk.book.drift == {Drift.TOOLS: 1}
 
 
-def test_a_reply_that_cannot_be_parsed_is_history_like_any_other() -> None:
-    talk, messages = Talk(), [user("Hi")]
-    deep = '<tool_call>\n{"name": "f", "arguments": ' + "[" * 3000 + "}\n</tool_call>"
-    talk.turn(messages, talk.spell(deep))
-    assert talk.read(talk.ask(messages)).endswith("And?<|im_end|>\n<|im_start|>assistant\n")
-
-
 # -- completed arguments ---------------------------------------------------------------------------
 
 SAMPLED = {
@@ -661,36 +531,30 @@ REWRITTEN: dict[str, Any] = {
 }
 
 
-def test_completed_arguments_are_kept_as_sampled_and_rewritten_ones_are_an_edit() -> None:
-    met = {}
-    for kind, arguments in {**COMPLETED, **REWRITTEN}.items():
-        talk = Talk(keeps_completed=True)
-        messages = edits(talk, arguments)
-        after = talk.ask(messages, tools=[EDIT])
-        assert talk.is_renderers(after) == (kind in REWRITTEN), kind
-        met[kind] = talk.met
-    completed = dict.fromkeys(COMPLETED, (1, {Drift.COMPLETED_ARGUMENTS: 1}))
-    assert met == {**completed, **dict.fromkeys(REWRITTEN, (2, {Drift.HISTORY: 1}))}
+@pytest.mark.parametrize("kind", [*COMPLETED, *REWRITTEN])
+def test_completed_arguments_are_kept_as_sampled_and_rewritten_ones_are_an_edit(kind: str) -> None:
+    talk = Talk(keeps_completed=True)
+    messages = edits(talk, {**COMPLETED, **REWRITTEN}[kind])
+    after = talk.ask(messages, tools=[EDIT])
+    assert talk.is_renderers(after) == (kind in REWRITTEN)
+    rewritten = (2, {Drift.HISTORY: 1})
+    assert talk.met == (rewritten if kind in REWRITTEN else (1, {Drift.COMPLETED_ARGUMENTS: 1}))
 
 
 def test_a_completed_call_has_to_be_ours_and_the_rest_the_same() -> None:
-    changes: dict[str, Callable[[dict[str, Any]], object]] = {
-        "id": lambda message: message["tool_calls"][0].update(id="another"),
-        "name": lambda message: message["tool_calls"][0]["function"].update(name="write"),
-        "text": lambda message: message.update(content="I do it."),
-        "a call more": lambda message: message["tool_calls"].append(
-            {**message["tool_calls"][0], "id": "call-9"}
-        ),
-    }
-    met = {}
-    for kind, change in changes.items():
+    changes: list[Callable[[dict[str, Any], dict[str, Any]], object]] = [
+        lambda message, call: call.update(id="another"),
+        lambda message, call: call["function"].update(name="write"),
+        lambda message, call: message.update(content="I do it."),
+        lambda message, call: message["tool_calls"].append({**call, "id": "call-9"}),
+    ]
+    for number, change in enumerate(changes):
         talk = Talk(keeps_completed=True)
         messages = edits(talk)
-        change(messages[1])
+        change(messages[1], messages[1]["tool_calls"][0])
         messages[2]["tool_call_id"] = messages[1]["tool_calls"][0]["id"]
         talk.ask(messages, tools=[EDIT])
-        met[kind] = talk.met
-    assert met == dict.fromkeys(changes, (2, {Drift.HISTORY: 1}))
+        assert talk.met == (2, {Drift.HISTORY: 1}), number
 
 
 def test_every_call_of_a_long_conversation_may_come_back_completed_and_counts_once() -> None:
@@ -714,16 +578,6 @@ def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
         shared = flatten(first.log.followed_by([]).chunks)
         assert talk.prompt(branch)[: len(shared)] == shared
         talk.say(branch, "done")
-    assert talk.met == (2, {Drift.COMPLETED_ARGUMENTS: 1})
-
-
-def test_without_the_option_a_completed_call_is_shown_as_sent_and_named() -> None:
-    talk = Talk()
-    messages = edits(talk)
-    after = talk.turn(messages, "done", tools=[EDIT])
-    assert '"all": false' in talk.read(after)
-    assert talk.ask(messages, tools=[EDIT]) is after
-    assert talk.is_renderers(after)
     assert talk.met == (2, {Drift.COMPLETED_ARGUMENTS: 1})
 
 
@@ -843,19 +697,6 @@ def test_tools_that_cannot_be_kept_or_expressed_are_the_agents_400(
 # -- frameworks of several agents ------------------------------------------------------------------
 
 
-def test_a_handoff_of_the_openai_agents_sdk_is_a_new_conversation_and_no_drift() -> None:
-    """It puts the next agent's system prompt in the place of the last one's, with its tools."""
-    talk, history = Talk(), [system("You are triage."), user("My money!")]
-    call = '<tool_call>\n{{"name": "transfer_to_{}", "arguments": {{}}}}\n</tool_call>'
-    talk.turn(history, call.format("refunds"), tools=TRIAGE)
-    history[0] = system("You are refunds.")
-    talk.turn(history, call.format("triage"), tools=REFUNDS)
-    assert (*talk.met, talk.book.handoffs) == (2, {}, 1)
-    history[0] = system("You are triage.")
-    assert talk.ask(history, tools=TRIAGE).lineage == 0  # triage goes on where it stood
-    assert (*talk.met, talk.book.handoffs) == (2, {}, 1)
-
-
 def test_langgraphs_supervisor_goes_on_with_what_its_worker_said() -> None:
     """A worker gets the supervisor's messages; its answer comes back as an assistant's message."""
     talk, supervisor = Talk(), [tool("transfer_to_math")]
@@ -896,48 +737,20 @@ def test_agents_that_alternate_over_the_same_question_are_no_drift() -> None:
 # -- images ----------------------------------------------------------------------------------------
 
 
-def red_square() -> dict[str, Any]:
-    """A question with a real little image."""
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), "red").save(file, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
-    return {"role": "user", "content": parts}
-
-
-def vision(**options: Any) -> Renderer:
+def test_an_image_object_is_known_again_by_its_pixels() -> None:
     tokenizer = copy.deepcopy(default_renderer().tokenizer)
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
-    return Qwen3VLRenderer(tokenizer, Qwen2VLImageProcessorPil(), **options)
-
-
-def test_images_pass_through_as_the_renderer_makes_them_in_branches_too() -> None:
-    talk = Talk(vision(strip_thinking_from_history=False))
-    first = talk.ask([red_square()])
-    assert sum(not hasattr(chunk, "tokens") for chunk in first.prompt().chunks) == 1
-    assert first.length == first.prompt().length
-    talk.say(first, "A square.")
-    for number in range(3):
-        branch = talk.ask([red_square(), assistant("A square."), user(f"question {number}")])
-        assert talk.is_renderers(branch)
-        talk.say(branch, f"answer {number}")
-    again = [red_square(), assistant("A square."), user("question 1"), assistant("answer 1")]
-    assert talk.ask([*again, user("Bye")]).lineage == 1
-    assert talk.met == (3, {})
-
-
-def test_an_image_object_is_known_again_by_its_pixels() -> None:
-    talk = Talk(vision())
+    talk = Talk(Qwen3VLRenderer(tokenizer, Qwen2VLImageProcessorPil()))
 
     def question(colour: str) -> dict[str, Any]:
         image = Image.new("RGB", (64, 64), colour)
         return {"role": "user", "content": [{"type": "image", "image": image}]}
 
     talk.say(talk.ask([question("red")]), "A square.")
-    other = talk.ask([question("blue"), assistant("A square."), user("Which?")])
-    assert talk.ask([question("red"), assistant("A square."), user("Which?")]).lineage == 0
-    assert other.lineage == 1
+    for colour, lineage in (("blue", 1), ("red", 0)):
+        after = talk.ask([question(colour), assistant("A square."), user("Which?")])
+        assert after.lineage == lineage
 
 
 # -- many conversations ----------------------------------------------------------------------------
@@ -946,13 +759,12 @@ def test_an_image_object_is_known_again_by_its_pixels() -> None:
 def test_finding_takes_as_many_comparisons_among_many_as_among_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compared = 0
+    compared: list[Any] = []
 
     def counted(method: Callable[..., bool]) -> Callable[..., bool]:
-        def count(*arguments: Any, **options: Any) -> bool:
-            nonlocal compared
-            compared += 1
-            return method(*arguments, **options)
+        def count(*arguments: Any) -> bool:
+            compared.append(arguments)
+            return method(*arguments)
 
         return count
 
@@ -968,7 +780,7 @@ def test_finding_takes_as_many_comparisons_among_many_as_among_few(
             [user("Hi"), user("Question 0"), assistant("Fine."), user("And?")],
             [user("Hi"), user("Question 7"), assistant("Fine."), user("And?")],
         ):
-            compared = 0
+            compared.clear()
             talk.ask(request)
-            counts.append(compared)
+            counts.append(len(compared))
     assert counts[:3] == counts[3:]
