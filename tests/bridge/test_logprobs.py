@@ -28,7 +28,6 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert import (
     AgentClient,
-    BlockingAgentClient,
     ChatAgentEnv,
     SampledTokens,
     ScriptedPolicy,
@@ -62,13 +61,6 @@ async def played(agent: Any, *replies: str) -> Trajectory:
     trajectory = await do_single_rollout(Numbered(replies), ChatAgentEnv(agent))
     assert trajectory.transitions[-1].reward == 1.0
     return trajectory
-
-
-async def stepped(agent: Any, tokens: list[int], renderer: Renderer | None = None) -> None:
-    """As ``played``, by a loop of one's own that steps once."""
-    env = ChatAgentEnv(agent, renderer=renderer)
-    await env.initial_observation()
-    assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
 
 def check(listed: Any, said: str = SPEECH + END) -> None:
@@ -112,19 +104,24 @@ async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
         return 1.0
 
     await played(agent, SPEECH)
-    await stepped(agent, prompt_renderer(None).encode(SPEECH + END))  # it knows of no cap
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    tokens = prompt_renderer(None).encode(SPEECH + END)  # of a loop that knows of no cap
+    assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
 
 async def test_every_chat_format_has_its_own_stop_token(family: Renderer) -> None:
+    renderer = prompt_renderer(family)
+    tokens = renderer.encode("Yes.") + renderer.end_tokens[:1]
+
     async def agent(client: AgentClient) -> float:
         listed = (await call(client, logprobs=True)).choices[0].logprobs.content
         assert [one.logprob for one in listed] == numbers(tokens)
-        assert listed[-1].token == renderer.decode(tokens[-1:])
-        return 1.0
+        return float(listed[-1].token == renderer.decode(tokens[-1:]))
 
-    renderer = prompt_renderer(family)
-    tokens = renderer.encode("Yes.") + renderer.end_tokens[:1]
-    await stepped(agent, tokens, family)
+    env = ChatAgentEnv(agent, renderer=family)
+    await env.initial_observation()
+    assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
 
 # -- what the SDK reads ----------------------------------------------------------------------------
@@ -181,10 +178,9 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
     """With the embedded engine below it: the very numbers that are trained on."""
     seen: list[float] = []
 
-    def agent(client: BlockingAgentClient) -> float:
-        said = client.chat.completions.create(messages=HELLO, logprobs=True, max_tokens=8)
-        logprobs: Any = said.choices[0].logprobs
-        seen.extend(token.logprob for token in logprobs.content)
+    async def agent(client: AgentClient) -> float:
+        said = (await call(client, logprobs=True, max_tokens=8)).choices[0]
+        seen.extend(token.logprob for token in said.logprobs.content)
         return 1.0
 
     with embedded_engine(tmp_path, device="cpu", threads=1):
@@ -202,62 +198,40 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
 # -- nobody brought them ---------------------------------------------------------------------------
 
 
-async def refusal(client: AgentClient, model: str) -> openai.BadRequestError:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await client.openai.chat.completions.create(model=model, messages=HELLO, logprobs=True)
-    assert caught.value.code == "logprobs_unavailable"
-    assert caught.value.param == "logprobs"
-    assert "evert.SampledTokens(tokens, logprobs). Or leave it out." in caught.value.message
-    return caught.value
-
-
-async def test_bare_tokens_have_none_and_the_agent_may_ask_again_without() -> None:
-    async def agent(client: AgentClient) -> float:
-        error = await refusal(client, client.model)
-        assert "this reply's tokens came without any" in error.message
-        return float(await ask(client) == "Yes")
-
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
-    assert not (await env.step(tokens)).episode_done
-    result = await env.step(tokens)
-
-    assert result.reward == 1.0
-
-
-async def test_a_frozen_model_gives_its_own_or_says_that_it_has_none() -> None:
+async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> None:
     class Talker(MessageCompleter):
         async def __call__(self, messages: list[Message]) -> Message:
             raise AssertionError("it need not be asked")
 
     async def agent(client: AgentClient) -> float:
         check((await call(client, model="judge", logprobs=True)).choices[0].logprobs.content)
-        assert "'talker' is a MessageCompleter" in (await refusal(client, "talker")).message
-        return 1.0
+        for model, why in (("talker", "'talker' is a MessageCompleter"), ("policy", "without any")):
+            with pytest.raises(openai.BadRequestError, match=why) as caught:
+                await call(client, model=model, logprobs=True)
+            assert (caught.value.code, caught.value.param) == ("logprobs_unavailable", "logprobs")
+            told = "evert.SampledTokens(tokens, logprobs). Or leave it out."
+            assert told in caught.value.message
+        return float(await ask(client) == "Yes")
 
-    models: Any = {"judge": Numbered([SPEECH]), "talker": Talker()}
-    result: Any = await ChatAgentEnv(agent, models=models).initial_observation()
-    assert result.reward == 1.0
+    env = ChatAgentEnv(agent, models={"judge": Numbered([SPEECH]), "talker": Talker()})
+    await env.initial_observation()
+    tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
+    assert not (await env.step(tokens)).episode_done
+    assert (await env.step(tokens)).reward == 1.0
 
 
-def test_sampled_tokens_are_a_list_with_as_many_log_probabilities() -> None:
+# -- nobody brought them ---------------------------------------------------------------------------
+
+
+def test_sampled_tokens_are_a_list_with_as_many_log_probabilities_and_travel() -> None:
     for count in (0, 1, 3):
         told = f"Got {count} log-probabilities for 2 tokens; expected"
         with pytest.raises(ValueError, match=told):
             SampledTokens([1, 2], [-1.0] * count)
     tokens = SampledTokens([1, 2], [-1.0, -2.0])
-    assert tokens == [1, 2]
-    assert tokens[:1] == [1]
-    assert SampledTokens(tokens).logprobs is None
-
-
-def test_sampled_tokens_travel_between_processes_and_into_records() -> None:
-    """Rollouts may run in a pool, and whoever logs them turns them into plain data."""
-    action = TokensWithLogprobs(SampledTokens([1, 2], [-1.0, -2.0]), [-1.0, -2.0])
+    assert (tokens, tokens[:1], SampledTokens(tokens).logprobs) == ([1, 2], [1], None)
+    action = TokensWithLogprobs(tokens, [-1.0, -2.0])
     there: Any = pickle.loads(pickle.dumps(action)).tokens
-
-    assert there == [1, 2]
-    assert there.logprobs == [-1.0, -2.0]
+    assert (there, there.logprobs) == ([1, 2], [-1.0, -2.0])
     assert dataclasses.asdict(action)["tokens"] == [1, 2]
     assert json.dumps(action.tokens) == "[1, 2]"

@@ -1,8 +1,7 @@
 """The models beside the policy: frozen ones, by name.
 
 A Cookbook completer, a sampling client, a remote endpoint or a function answers the calls to its
-name, wherever the agent calls from; they are no transitions. What goes wrong reaches the agent that
-called, and closing tells whoever waits.
+name, wherever the agent calls from; they are no transitions. ``tests/faults`` has what goes wrong.
 """
 
 import asyncio
@@ -13,10 +12,9 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-import tinker
 from aiohttp import web
 from tests.kit import ask, ask_blocking, call, play, reward, tool, user
-from tinker_cookbook.completers import MessageCompleter, StopCondition, TokenCompleter
+from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, EnvClosedError, ScriptedPolicy
@@ -25,6 +23,7 @@ from evert.bridge.models.remote import RemoteModel
 
 HELLO: Any = [user("Hello?")]
 ADD = tool("add")
+AS_OBJECT: Any = {"response_format": {"type": "json_object"}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
 
 
@@ -66,18 +65,20 @@ async def test_a_message_completer_answers_beside_the_policy_and_is_no_transitio
     assert judge.asked == [HELLO] * 2
 
 
-async def test_a_token_completer_is_read_with_the_envs_renderer() -> None:
-    helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL])
-    got: list[Any] = []
+async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_format() -> None:
+    helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL, "{}"])
+    judge, got = Judge(), list[Any]()
 
     async def agent(client: AgentClient) -> float:
-        for fields in ({"tools": [ADD]}, {"stop": "Two"}, {"max_tokens": 2}, {"tools": [ADD]}):
+        with_tools = {"tools": [ADD]}
+        for fields in (with_tools, {"stop": "Two"}, {"max_tokens": 2}, with_tools, AS_OBJECT):
             got.append(await hello(client, "other", **fields))
+        await hello(client, **AS_OBJECT)
         return 1.0
 
-    await alone(agent, models={"other": helper})
+    await alone(agent, models={"other": helper, "judge": judge})
 
-    called, stopped, cut, again = (completion.choices[0] for completion in got)
+    called, stopped, cut, again, _ = (completion.choices[0] for completion in got)
     assert called.message.tool_calls[0].function.name == "add"
     assert called.message.tool_calls[0].id != again.message.tool_calls[0].id
     assert got[0].model == "other"
@@ -85,29 +86,17 @@ async def test_a_token_completer_is_read_with_the_envs_renderer() -> None:
     assert cut.finish_reason == "length"
     assert [one.usage.completion_tokens for one in got] == [len(a) for a in helper.actions]
     assert "# Tools" in helper.prompts[0]
+    told = "Answer with one JSON object and nothing else."
+    assert told in helper.prompts[-1]
+    assert judge.asked[0][-1]["content"] == told
 
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
-AS_OBJECT: Any = {"response_format": {"type": "json_object"}}
 
 
 def as_schema(name: str) -> Any:
     wanted = {"name": name, "schema": SCHEMA}
     return {"response_format": {"type": "json_schema", "json_schema": wanted}}
-
-
-async def test_a_completer_is_told_the_format_of_the_reply() -> None:
-    judge, other = Judge(), ScriptedPolicy(["{}"])
-
-    async def agent(client: AgentClient) -> float:
-        await hello(client, **AS_OBJECT)
-        await hello(client, "other", **AS_OBJECT)
-        return 1.0
-
-    await alone(agent, models={"judge": judge, "other": other})
-
-    assert judge.asked[0][-1]["content"] == "Answer with one JSON object and nothing else."
-    assert "Answer with one JSON object and nothing else." in other.prompts[0]
 
 
 class Remote:
@@ -176,26 +165,24 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (AS_OBJECT, AS_OBJECT),
     (as_schema("s"), as_schema("reply")),
-    ({**BOTH, "tool_choice": NAMED}, {**BOTH, "tool_choice": NAMED}),
-    ({**BOTH, "tool_choice": "required"}, {**BOTH, "tool_choice": "required"}),
+    *(({**BOTH, "tool_choice": one}, {**BOTH, "tool_choice": one}) for one in (NAMED, "required")),
     ({"tools": [ADD], "tool_choice": "auto"}, {"tools": [ADD]}),
 ]
 
 
-@pytest.mark.parametrize(("fields", "expected"), FIELDS)
-async def test_a_remote_model_is_asked_with_the_fields_that_count(
-    remote: Remote, fields: Any, expected: Any
-) -> None:
+async def test_a_remote_model_is_asked_with_the_fields_that_count(remote: Remote) -> None:
     async def agent(client: AgentClient) -> float:
-        completion = await hello(client, **fields)
-        usage = completion.usage
-        assert completion.choices[0].message.content == "Remote."
-        return float((usage.prompt_tokens, usage.completion_tokens) == (5, 6))
+        for fields, expected in FIELDS:
+            completion = await hello(client, **fields)
+            usage = completion.usage
+            assert completion.choices[0].message.content == "Remote."
+            assert (usage.prompt_tokens, usage.completion_tokens) == (5, 6)
+            body = {"model": "gpt-judge", "messages": HELLO, **expected}
+            assert remote.asked[-1] == ("Bearer secret", body)
+        return 1.0
 
     await alone(agent, models=remote.models)
-
-    body = {"model": "gpt-judge", "messages": HELLO, **expected}
-    assert remote.asked == [("Bearer secret", body)]
+    assert len(remote.asked) == len(FIELDS)
     assert "secret" not in repr(remote.models)
 
 
@@ -231,14 +218,6 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(remote: Remote) -> 
     await alone(agent, models=remote.models)
 
 
-async def natively(client: AgentClient) -> str:
-    return await ask(client, *HELLO, model="judge")
-
-
-async def blocking(client: AgentClient) -> str:
-    return await asyncio.to_thread(ask_blocking, client.blocking, *HELLO, model="judge")
-
-
 async def over_responses(client: AgentClient) -> str:
     async with client.openai.responses.stream(model="judge", input="Hello?") as stream:
         return (await stream.get_final_response()).output_text
@@ -254,15 +233,15 @@ def own_client() -> str:
         return ask_blocking(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
 
 
-async def by_take_over_in_a_thread(client: AgentClient) -> str:
-    return await asyncio.to_thread(own_client)
-
-
 async def test_a_frozen_model_answers_from_everywhere() -> None:
+    def blocking(client: AgentClient) -> str:
+        return ask_blocking(client.blocking, *HELLO, model="judge")
+
     async def agent(client: AgentClient) -> float:
-        for way in (natively, blocking, over_responses, over_anthropic, by_take_over_in_a_thread):
-            assert await way(client) == "HELLO?", way.__name__
-        return 1.0
+        said = [await ask(client, *HELLO, model="judge")]
+        said += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
+        said += [await over_responses(client), await over_anthropic(client)]
+        return float(said == ["HELLO?"] * 5)
 
     await alone(agent, models={"judge": Judge()})
 
@@ -272,15 +251,10 @@ class Stuck(MessageCompleter):
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        self.cancelled = False
 
     async def __call__(self, messages: list[Message]) -> Message:
         self.asked.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
+        await asyncio.Event().wait()
         raise AssertionError
 
 
@@ -295,20 +269,15 @@ class Stubborn(MessageCompleter):
 
 
 async def asks_the_judge(client: AgentClient) -> float:
-    await natively(client)
+    await hello(client)
     return 1.0
 
 
-def asks_the_judge_blocking(client: BlockingAgentClient) -> float:
-    ask_blocking(client, *HELLO, model="judge")
-    return 1.0
+async def test_closing_tells_a_thread_that_waits_for_a_frozen_model() -> None:
+    def agent(client: BlockingAgentClient) -> float:
+        ask_blocking(client, *HELLO, model="judge")
+        return 1.0
 
-
-EITHER = pytest.mark.parametrize("agent", [asks_the_judge, asks_the_judge_blocking])
-
-
-@EITHER
-async def test_closing_tells_whoever_waits_for_a_frozen_model(agent: Any) -> None:
     stuck = Stuck()
     env = ChatAgentEnv(agent, models={"judge": stuck})
     observing = asyncio.create_task(env.initial_observation())
@@ -316,35 +285,13 @@ async def test_closing_tells_whoever_waits_for_a_frozen_model(agent: Any) -> Non
     await env.close()
     with pytest.raises(EnvClosedError):
         await observing
-
-    assert stuck.cancelled
     assert not env.is_running
 
 
-async def test_a_frozen_call_that_the_agent_gives_up_or_leaves_behind_is_ended() -> None:
-    given_up, outlived = Stuck(), Stuck()
-    left: list[asyncio.Task[Any]] = []
-
-    async def agent(client: AgentClient) -> float:
-        left[:] = [asyncio.create_task(hello(client, name)) for name in ("given up", "outlived")]
-        await asyncio.gather(given_up.asked.wait(), outlived.asked.wait())
-        left[0].cancel()
-        return 1.0
-
-    await alone(agent, models={"given up": given_up, "outlived": outlived})
-    told = await asyncio.gather(*left, return_exceptions=True)
-
-    assert [type(one).__name__ for one in told] == ["CancelledError", "EpisodeEndedError"]
-    assert given_up.cancelled
-
-
-@EITHER
 @pytest.mark.parametrize("judge", [Stuck, Stubborn])
-async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(
-    agent: Any, judge: Any
-) -> None:
-    with pytest.raises(AgentError, match="'judge' gave no reply within 0.5 s") as caught:
-        await play(agent, models={"judge": judge()}, model_timeout=0.5, agent_timeout=0.2)
+async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(judge: Any) -> None:
+    with pytest.raises(AgentError, match="'judge' gave no reply within 0.3 s") as caught:
+        await play(asks_the_judge, models={"judge": judge()}, model_timeout=0.3, agent_timeout=0.1)
 
     cause = caught.value.__cause__
     assert isinstance(cause, openai.BadRequestError)
@@ -359,7 +306,7 @@ async def test_a_judges_time_is_not_the_agents() -> None:
 
     async def agent(client: AgentClient) -> float:
         for _ in range(4):
-            await natively(client)
+            await hello(client)
         await ask(client)
         return 1.0
 
@@ -396,17 +343,10 @@ async def dripping() -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, connections))
 
 
-class Own(TokenCompleter):
-    async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
-    ) -> Any:
-        raise NotImplementedError
-
-
 def test_what_is_no_model_or_has_the_policys_name_is_refused() -> None:
     with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} has the policy's own"):
         ChatAgentEnv(asks_the_judge, models={"policy": Judge()})
-    ChatAgentEnv(asks_the_judge, models={"policy": Own()}, policy_names="student")
+    ChatAgentEnv(asks_the_judge, models={"policy": Judge()}, policy_names="student")
     wrong: list[Any] = ["gpt-4o", None, 5, object(), Judge]
     for model in wrong:
         with pytest.raises(InvalidModelError, match=r"models\['judge'\] is .*; expected a Message"):

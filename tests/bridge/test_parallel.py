@@ -1,14 +1,15 @@
 """Calls that an agent makes at the same time, under ``ParallelRollouts``.
 
 They are sampled at the same time, whoever makes them; an agent whose calls never meet is played as
-without it. Notes are at the call that their task or thread had its latest reply to. Limits, hooks,
-retries and what fails keep their meaning, and no call and no task is left waiting.
+without it. Limits, hooks, retries and what fails keep their meaning, and nobody is left waiting.
 """
 
 import asyncio
 import itertools
 import pickle
+import re
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import tinker
 from tests.kit import ask, ask_blocking, assistant, policy_of, rewards, user
-from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import GuessNumberEnv
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -35,7 +36,6 @@ from tinker_cookbook.rl.rollout_strategy import (
 )
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import (
-    EnvGroupBuilder,
     StopReason,
     Trajectory,
     TrajectoryGroup,
@@ -61,9 +61,7 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 class Together(ScriptedPolicy):
     """Answers when a number of calls wait for it at once, in order or backwards.
 
-    Attributes:
-        most: Calls that waited at once, at most.
-        given_up: Calls that were cancelled.
+    ``most`` calls waited at once, at most; ``given_up`` were cancelled.
     """
 
     def __init__(
@@ -75,9 +73,7 @@ class Together(ScriptedPolicy):
         self._here: list[asyncio.Event] = []
         self.most = self.given_up = 0
 
-    async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
-    ) -> TokensWithLogprobs:
+    async def __call__(self, *inputs: Any, **options: Any) -> TokensWithLogprobs:
         turn = asyncio.Event()
         self._here.append(turn)
         self.most = max(self.most, len(self._here))
@@ -88,7 +84,7 @@ class Together(ScriptedPolicy):
         except asyncio.CancelledError:
             self.given_up += 1
             raise
-        return await super().__call__(model_input, stop, max_tokens=max_tokens)
+        return await super().__call__(*inputs, **options)
 
     def _go_on(self) -> None:
         here, self._here = self._here, []
@@ -137,16 +133,11 @@ async def conversation(client: AgentClient, name: str, turns: int) -> None:
 
 
 async def play_group(
-    policy: TokenCompleter,
-    agent: Any,
-    *task: Any,
-    strategy: RolloutStrategy | None = None,
-    **options: Any,
+    policy: TokenCompleter, agent: Any, *task: Any, strategy: Any = None, **options: Any
 ) -> TrajectoryGroup:
     group = ChatAgentGroupBuilder(agent, *task, **options)
-    return await asyncio.wait_for(
-        do_group_rollout(group, policy, strategy or ParallelRollouts()), PATIENCE
-    )
+    rollout = do_group_rollout(group, policy, strategy or ParallelRollouts())
+    return await asyncio.wait_for(rollout, PATIENCE)
 
 
 async def play(agent: Any, policy: TokenCompleter, *task: Any, **options: Any) -> Trajectory:
@@ -177,11 +168,10 @@ async def test_calls_made_at_the_same_time_are_sampled_at_the_same_time(agent: A
 
     assert policy.most == 16
     for trajectory in group.trajectories_G:
-        assert {turn.logs["lineage"] for turn in trajectory.transitions} == {*range(8)}
+        turns = trajectory.transitions
+        assert {turn.logs["lineage"] for turn in turns} == {*range(8)}
         assert len(trajectory_to_data(trajectory, 1.0)) == 8
-        assert all(
-            str(turn.logs.get("word", "")) in prompt(turn) for turn in trajectory.transitions
-        )
+        assert all(str(turn.logs.get("word", "")) in prompt(turn) for turn in turns)
 
 
 async def test_one_sub_agent_goes_on_while_another_waits_for_its_reply_or_to_be_scored() -> None:
@@ -275,28 +265,6 @@ async def test_one_by_one_calls_are_played_as_without_it(
 # -- lineages and notes ----------------------------------------------------------------------------
 
 
-async def test_sub_agents_side_by_side_give_one_datum_each() -> None:
-    async def agent(client: AgentClient) -> float:
-        await asyncio.gather(*(conversation(client, name, 3) for name in "ABC"))
-        return 1.0
-
-    policy = Together(3, backwards=True)
-    data = trajectory_to_data(await play(agent, policy), 1.0)
-
-    assert (policy.most, len(data)) == (3, 3)
-    trained = [
-        token
-        for datum in data
-        for token, mask in zip(
-            datum.loss_fn_inputs["target_tokens"].data,
-            datum.loss_fn_inputs["mask"].data,
-            strict=True,
-        )
-        if mask
-    ]
-    assert sorted(trained) == sorted(itertools.chain(*policy.actions)), "each token once"
-
-
 NOTING: dict[str, Callable[[AgentClient, str], Awaitable[str]]] = {
     "its own task": ask,
     "a task for the call": lambda client, text: asyncio.create_task(ask(client, text)),
@@ -317,27 +285,39 @@ async def test_rewards_metrics_and_logs_are_at_their_own_call(asking: Any, backw
         await asyncio.gather(*(sub(client, number) for number in range(6)))
         return 100.0
 
-    trajectory = await play(agent, Together(6, backwards=backwards))
+    turns = (await play(agent, Together(6, backwards=backwards))).transitions
 
-    for turn in trajectory.transitions:
+    for turn in turns:
         number = WORDS.index(str(turn.logs["word"]))
         assert f"Number {WORDS[number]}?" in prompt(turn)
         assert turn.metrics["number"] == number
         assert turn.reward == number + 100.0 * turn.episode_done
-    assert [turn.episode_done for turn in trajectory.transitions] == [False] * 5 + [True]
+    assert [turn.episode_done for turn in turns] == [False] * 5 + [True]
 
 
-async def test_one_rollout_alone_has_its_notes_in_place_and_its_turns_in_order_of_play() -> None:
+async def test_sub_agents_side_by_side_give_one_datum_each_and_alone_turns_in_order_of_play() -> (
+    None
+):
     async def agent(client: AgentClient) -> float:
-        await asyncio.gather(conversation(client, "A", 2), conversation(client, "B", 2))
+        await asyncio.gather(*(conversation(client, name, 3) for name in "ABC"))
         return 0.0
 
-    env = ChatAgentEnv(agent)
-    trajectory = await do_parallel_rollout(Together(2), env)
+    policy = Together(3, backwards=True)
+    data = trajectory_to_data(await play(agent, policy), 1.0)
 
-    assert [turn.logs["lineage"] for turn in trajectory.transitions] == env.turn_lineages
-    assert sum(rewards(trajectory)) == 2.0
-    assert [turn.episode_done for turn in trajectory.transitions] == [False] * 3 + [True]
+    assert (policy.most, len(data)) == (3, 3)
+    trained: list[int] = []
+    for datum in data:
+        tokens, mask = (datum.loss_fn_inputs[name].data for name in ("target_tokens", "mask"))
+        trained += itertools.compress(tokens, mask)
+    assert sorted(trained) == sorted(itertools.chain(*policy.actions)), "each token once"
+
+    env = ChatAgentEnv(agent)
+    trajectory = await do_parallel_rollout(Together(3), env)
+    turns = trajectory.transitions
+    assert [turn.logs["lineage"] for turn in turns] == env.turn_lineages
+    assert sum(rewards(trajectory)) == 9.0
+    assert [turn.episode_done for turn in turns] == [False] * 8 + [True]
 
 
 # -- limits ----------------------------------------------------------------------------------------
@@ -363,24 +343,19 @@ async def test_no_more_calls_are_sampled_than_there_may_be_turns_or_calls(
     assert trajectory.stop_reason == ("max_turns" if turns == 3 else "completed")
 
 
-async def test_sampled_tokens_are_counted_over_all_calls() -> None:
+async def test_sampled_tokens_are_counted_over_all_calls_and_each_calls_own_cap_holds() -> None:
     policy = Together(8, lambda _: "one two three four five six")
-    limits = RolloutLimits(max_sampled_tokens=20)
-
-    trajectory = await play(gathers, policy, 8, limits=limits)
+    trajectory = await play(gathers, policy, 8, limits=RolloutLimits(max_sampled_tokens=20))
 
     taken = sum(len(turn.ac.tokens) for turn in trajectory.transitions)
     assert 20 - len(policy.actions[0]) < taken <= 20, "the last one is cut to what is left"
     assert trajectory.stop_reason == StopReason.MAX_SAMPLED_TOKENS
 
-
-async def test_each_calls_own_cap_holds() -> None:
     async def agent(client: AgentClient) -> float:
         await asyncio.gather(*(ask(client, WORDS[n], max_tokens=n) for n in range(1, 5)))
         return 1.0
 
     trajectory = await play(agent, Together(4, lambda _: "a b c d e f g h"))
-
     assert sorted(len(turn.ac.tokens) for turn in trajectory.transitions) == [1, 2, 3, 4]
 
 
@@ -396,7 +371,14 @@ def test_what_is_cut_keeps_the_log_probabilities_of_what_is_left() -> None:
     assert shortened(TokensWithLogprobs([1, 2], None), 1).maybe_logprobs is None
 
 
-async def test_a_call_that_takes_too_long_to_sample_is_the_runners_error() -> None:
+async def test_what_fails_or_takes_too_long_to_be_sampled_is_the_runners_error() -> None:
+    class Fails(Together):
+        async def __call__(self, *inputs: Any, **options: Any) -> Any:
+            await super().__call__(*inputs, **options)
+            raise ConnectionError("no engine")
+
+    with pytest.raises(ConnectionError, match="no engine"):
+        await play(gathers, Fails(4), 4)
     limits = RolloutLimits(sampling_turn_timeout_seconds=0.01)
     with pytest.raises(SamplingTurnTimeoutError):
         await play(gathers, Together(9), limits=limits)
@@ -440,12 +422,10 @@ class Reminds(RolloutHooks):
 
 
 class WithHooks(RolloutStrategy):
-    async def execute(
-        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
-    ) -> RolloutResult:
+    async def execute(self, env_group_builder: Any, policy: TokenCompleter) -> RolloutResult:
         envs = await env_group_builder.make_envs()
         assert env_group_builder.logging_tags() == ["tagged"]
-        assert env_group_builder.task == 4  # type: ignore[attr-defined]
+        assert env_group_builder.task == 4
         played = [await run_rollout(policy, env, hooks=Reminds()) for env in envs]
         return RolloutResult(played, envs, [])
 
@@ -454,12 +434,10 @@ async def test_hooks_may_add_to_a_prompt_that_was_sampled_ahead() -> None:
     policy = policy_of(lambda prompt: "brief" if "Be brief." in prompt else "long")
     strategy = ParallelRollouts(WithHooks())
 
-    transitions = (await play(gathers, policy, 4, tags=["tagged"], strategy=strategy)).transitions
+    turns = (await play(gathers, policy, 4, tags=["tagged"], strategy=strategy)).transitions
 
-    assert len(transitions) == 4
-    for turn in transitions:
-        assert "Be brief." in prompt(turn)
-        assert policy._renderer.decode(turn.ac.tokens).startswith("brief")
+    said = [policy._renderer.decode(turn.ac.tokens).startswith("brief") for turn in turns]
+    assert said == ["Be brief." in prompt(turn) for turn in turns] == [True] * 4
 
 
 async def test_failed_episodes_are_played_again_with_calls_at_the_same_time() -> None:
@@ -487,11 +465,11 @@ async def test_replies_out_of_format_are_counted_for_each_call() -> None:
         calls = [ask(client, f"Call {n}?", response_format=wanted) for n in range(4)]
         return float(await asyncio.gather(*calls) == ["{}"] * 4)
 
-    said: dict[str, int] = {}
+    said = Counter[str]()
 
     def badly_twice(prompt: str) -> str:
-        call = next(call for n in range(4) if (call := f"Call {n}?") in prompt)
-        said[call] = said.get(call, 0) + 1
+        [call] = {*re.findall(r"Call \d", prompt)}
+        said[call] += 1
         return "{}" if said[call] > 2 else "no"
 
     trajectory = await play(agent, Together(4, badly_twice), format_retries=2)
@@ -501,16 +479,6 @@ async def test_replies_out_of_format_are_counted_for_each_call() -> None:
 
 
 # -- failures and ends -----------------------------------------------------------------------------
-
-
-async def test_what_fails_to_be_sampled_is_raised_as_ever() -> None:
-    class Fails(Together):
-        async def __call__(self, *inputs: Any, **options: Any) -> Any:
-            await super().__call__(*inputs, **options)
-            raise ConnectionError("no engine")
-
-    with pytest.raises(ConnectionError, match="no engine"):
-        await play(gathers, Fails(4), 4)
 
 
 async def test_an_agent_that_fails_beside_its_calls_ends_them() -> None:
@@ -546,21 +514,6 @@ async def test_calls_that_lost_a_race_are_no_transitions() -> None:
 
     assert [("Afterwards?" in prompt(t)) for t in trajectory.transitions] == [False, True]
     assert "two" in prompt(trajectory.transitions[0])
-
-
-async def test_a_call_that_outlives_its_agent_is_told_so() -> None:
-    left: list[asyncio.Task[str]] = []
-
-    async def agent(client: AgentClient) -> float:
-        left.extend(asyncio.create_task(ask(client, word)) for word in WORDS[:3])
-        await asyncio.sleep(0.01)
-        return 1.0
-
-    trajectory = await play(agent, Together(9))
-    told = await asyncio.gather(*left, return_exceptions=True)
-
-    assert [isinstance(one, Exception) for one in told] == [True] * 3
-    assert trajectory.transitions[-1].reward == 1.0
 
 
 async def test_an_env_that_is_closed_refuses_all_of_its_calls() -> None:
