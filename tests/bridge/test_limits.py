@@ -14,7 +14,7 @@ from tests.kit import ask, asks, assistant, play, reward, rewards, user
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import StopReason, Trajectory
+from tinker_cookbook.rl.types import StopReason
 
 from evert import AgentClient, ChatAgentEnv, sequences
 from evert.bridge.env.limits import Budget, SequenceLimits
@@ -23,10 +23,6 @@ from evert.bridge.tokens.renderer import prompt_renderer
 
 CONTEXT = 120
 LONG = "long " * 200
-
-
-def prompt_length(text: str) -> int:
-    return default_renderer().build_generation_prompt([user(text)]).length  # type: ignore[list-item]
 
 
 class Talkative(TokenCompleter):
@@ -93,23 +89,20 @@ async def test_an_agent_that_does_not_cope_ends_with_a_context_overflow(
 
     assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
     assert rewards(trajectory) == earned
-    if len(texts) > 1:  # else there is no turn of the agent's to note it at
-        assert trajectory.transitions[-1].metrics["context_overflow"] == 1.0
-        assert "maximum context length" in str(trajectory.transitions[-1].logs["context_overflow"])
+    for turn in trajectory.transitions[: len(texts) - 1]:  # else there is none to note it at
+        assert turn.metrics["context_overflow"] == 1.0
+        assert "maximum context length" in str(turn.logs["context_overflow"])
 
 
-async def test_a_reply_ends_where_the_context_does_or_the_agents_own_cap() -> None:
-    rest = CONTEXT - prompt_length("Hi")
-    for own, cap in ((None, rest), (5, 5), (500, rest)):
+async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_cap_does() -> None:
+    length = default_renderer().build_generation_prompt([user("Hi")]).length  # type: ignore[list-item]
+    for own, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
         assert await capped("Hi", own=own, context_length=CONTEXT) == [cap]
     assert await capped("Hi") == [None], "of no known context"
-
-
-async def test_the_longest_prompt_still_leaves_two_tokens() -> None:
-    length = prompt_length("so it goes")
-
-    assert await capped("so it goes", context_length=length + 2) == [2]
-    assert await capped("so it goes", context_length=length + 1) == []
+    assert await capped("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
+    assert await capped("Hi", context_length=length + 1) == []
+    limits = SequenceLimits(max_response_tokens=7)
+    assert await capped("Hi", "so it goes " * 5, limits=limits) == [7, 7]
 
 
 def test_a_context_that_holds_nothing_is_refused() -> None:
@@ -161,25 +154,26 @@ async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
         assert min(80, rest) - 30 < len(each.response_ids) <= min(80, rest)
 
 
-async def test_a_reply_ends_where_the_budget_of_its_sequence_does() -> None:
-    limits = SequenceLimits(max_response_tokens=7)
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("long " * 60, RolloutLimits(max_trajectory_tokens=60)),
+        ("Hi", SequenceLimits(max_response_tokens=50)),
+    ],
+    ids=["trajectory", "sequence"],
+)
+async def test_an_agent_that_does_not_cope_with_a_budget_stops_at_it(
+    text: str, limits: RolloutLimits
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        messages = [user(text)]
+        while True:
+            messages += [assistant(await ask(client, *messages)), user("And then?")]
 
-    assert await capped("Hi", "so it goes " * 5, limits=limits) == [7, 7]
+    trajectory = await play(agent, limits=limits, context_length=CONTEXT)
 
-
-async def test_an_agent_that_does_not_cope_with_a_budget_stops_at_it() -> None:
-    async def ended(text: str, limits: RolloutLimits) -> Trajectory:
-        async def agent(client: AgentClient) -> float:
-            messages = [user(text)]
-            while True:
-                messages += [assistant(await ask(client, *messages)), user("And then?")]
-
-        trajectory = await play(agent, limits=limits, context_length=CONTEXT)
-        assert trajectory.stop_reason == StopReason.MAX_TOKENS
-        return trajectory
-
-    await ended("long " * 60, RolloutLimits(max_trajectory_tokens=60))
-    trajectory = await ended("Hi", SequenceLimits(max_response_tokens=50))
-    assert trajectory.transitions[-1].reward == -0.1
-    [found] = sequences(trajectory)
-    assert 20 < len(found.response_ids) <= 50
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
+    for found in sequences(trajectory):
+        assert trajectory.transitions[-1].reward == -0.1
+        assert 20 < len(found.response_ids) <= 50
+    assert len(sequences(trajectory)) == (text == "Hi")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tests.kit import ask, asks, assistant, tool, user
+from tests.kit import ask, assistant, play, reward, tool, user
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
@@ -51,25 +51,24 @@ LONG_SCHEMA = {"type": "object", "description": LONG}
 LONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": LONG_SCHEMA}}
 
 
-@pytest.mark.parametrize(
-    "request_of_it",
-    [
-        {"messages": [user(LONG)]},
-        {"messages": [user("x" * 9000)] * 3},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
-        {"messages": [user("a"), {**assistant("b"), "reasoning": LONG}]},
-        {"messages": [user("a"), {**assistant(""), "tool_calls": [LONG_CALL]}]},
-        {"messages": [user("a")], "tools": [tool("f", description=LONG)]},
-        {"messages": [user("a")], "tools": [tool("f", parameters=LONG_SCHEMA)]},
-        {"messages": [user("a")], "response_format": LONG_FORMAT},
-    ],
-    ids=["content", "messages", "part", "thinking", "arguments", "description", "schema", "format"],
-)
+REQUESTS: dict[str, dict[str, Any]] = {
+    "content": {"messages": [user(LONG)]},
+    "messages": {"messages": [user("x" * 9000)] * 3},
+    "part": {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+    "thinking": {"messages": [user("a"), {**assistant("b"), "reasoning": LONG}]},
+    "arguments": {"messages": [user("a"), {**assistant(""), "tool_calls": [LONG_CALL]}]},
+    "description": {"messages": [user("a")], "tools": [tool("f", description=LONG)]},
+    "schema": {"messages": [user("a")], "tools": [tool("f", parameters=LONG_SCHEMA)]},
+    "format": {"messages": [user("a")], "response_format": LONG_FORMAT},
+}
+
+
+@pytest.mark.parametrize("place", REQUESTS)
 async def test_no_long_text_is_tokenised_on_the_loop_wherever_it_stands(
-    request_of_it: dict[str, Any], encoded: Mapping[bool, list[int]]
+    place: str, encoded: Mapping[bool, list[int]]
 ) -> None:
     async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(**request_of_it)
+        await client.chat.completions.create(**REQUESTS[place])
         return 1.0
 
     env = ChatAgentEnv(agent)
@@ -109,22 +108,16 @@ async def test_a_long_reply_is_read_off_the_loop_and_a_short_one_on_it(
         return parse(renderer, action)
 
     monkeypatch.setattr(PromptRenderer, "parse", noting)
-    said: list[str] = []
+    text = "word " * words + "end"
 
     async def agent(client: AgentClient) -> float:
-        said.append(await ask(client))
-        return 1.0
+        return float(await ask(client) == text)
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    text = "word " * words + "end"
-    result = await env.step(prompt_renderer(env.renderer).encode(f"{text}<|im_end|>"))
-    assert result.episode_done
-    assert said == [text]
+    assert reward(await play(agent, text)) == 1.0
     assert on_loop == {words == 10}
 
 
-async def test_a_long_correction_is_tokenised_off_the_loop(
+async def test_a_long_correction_or_message_of_a_hook_is_tokenised_off_the_loop(
     encoded: Mapping[bool, list[int]],
 ) -> None:
     async def agent(client: AgentClient) -> float:
@@ -133,22 +126,15 @@ async def test_a_long_correction_is_tokenised_off_the_loop(
 
     env = ChatAgentEnv(agent)
     await env.initial_observation()
-    in_threads = len(encoded[False])
+    counts = [len(encoded[False])]
     result = await env.step(prompt_renderer(env.renderer).encode("No JSON.<|im_end|>"))
+    counts.append(len(encoded[False]))
+    await env.inject_messages([Message(role="user", content=LONG)])
+    counts.append(len(encoded[False]))
     await env.close()
     assert not result.episode_done
-    assert len(encoded[False]) > in_threads
+    assert counts == sorted({*counts}), "each has something encoded in a thread"
     assert max(encoded[True]) < LONG_TEXT
-
-
-async def test_a_long_message_of_a_hook_is_tokenised_off_the_loop(
-    encoded: Mapping[bool, list[int]],
-) -> None:
-    env = ChatAgentEnv(asks)
-    await env.initial_observation()
-    await env.inject_messages([Message(role="user", content=LONG)])
-    await env.close()
-    assert max(encoded[True]) < LONG_TEXT < max(encoded[False])
 
 
 class Said(BaseModel, extra="allow"):
@@ -157,16 +143,12 @@ class Said(BaseModel, extra="allow"):
     content: str
 
 
-def test_text_is_found_at_any_depth() -> None:
+def test_text_is_found_at_any_depth_and_tokens_stand_for_some_characters_each() -> None:
     endless: list[Any] = []
     endless.append(endless)
     for value in (
-        "x" * 11,
-        ["x" * 6, "x" * 6],
-        {"x" * 11: 1},
-        {"a": [{"b": "x" * 11}]},
-        Said(content="x" * 11),
-        Said(content="", reasoning="x" * 11),  # type: ignore[call-arg]
+        *("x" * 11, ["x" * 6, "x" * 6], {"x" * 11: 1}, {"a": [{"b": "x" * 11}]}),
+        *(Said(content="x" * 11), Said(content="", reasoning="x" * 11)),  # type: ignore[call-arg]
     ):
         check_text(value, None)
         check_text(value, 1_000)
@@ -175,9 +157,6 @@ def test_text_is_found_at_any_depth() -> None:
     with pytest.raises(LongTextError):
         check_text(endless, 10)
     check_text([None, 1, 2.5, True, object()], 10)
-
-
-def test_tokens_stand_for_some_characters_each() -> None:
     check_tokens(5, 20)
     check_tokens(5, None)
     with pytest.raises(LongTextError):
@@ -197,11 +176,8 @@ def test_no_prompt_has_fewer_tokens_than_is_said_of_it(text: str) -> None:
     renderer = prompt_renderer(None)
     message = Message(role="user", content=text)
     assert least_tokens([message], renderer) <= len(renderer.full([renderer.escape(message)]))
-
-
-def test_words_and_characters_say_how_long_a_prompt_is_at_least() -> None:
-    for text, least in (("word " * 1000, 999), ("x" * 1600, 100)):
-        assert least_tokens([user(text)], prompt_renderer(None)) >= least
+    for long, least in (("word " * 1000, 999), ("x" * 1600, 100)):
+        assert least_tokens([user(long)], renderer) >= least  # type: ignore[list-item]
 
 
 def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() -> None:

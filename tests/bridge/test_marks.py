@@ -4,9 +4,6 @@ Marks that are never closed, and white space after them, are refused before they
 episode goes on with the text that was said.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import pytest
 import tinker_cookbook.renderers as cookbook
 from tests.kit import ask, assistant, play, user
@@ -45,25 +42,19 @@ SENSIBLE = {
 }
 
 
-def told(parse: Callable[[], object]) -> str:
-    """Why something cannot be parsed."""
-    with pytest.raises(RendererError) as caught:
-        parse()
-    return str(caught.value)
-
-
-def test_what_would_take_ages_is_refused_and_what_a_sensible_reply_holds_passes() -> None:
-    for kind, text in DEGENERATE.items():
-        assert "cannot be parsed" in told(partial(check_marks, text)), kind
+def test_what_a_sensible_reply_holds_passes() -> None:
     for text in SENSIBLE.values():
         check_marks(text)
 
 
-def test_every_renderer_refuses_it_at_once(family: cookbook.Renderer) -> None:
+def test_every_renderer_refuses_what_would_take_ages(family: cookbook.Renderer) -> None:
     renderer = PromptRenderer(family)
     for kind, text in DEGENERATE.items():
-        tokens = [*renderer.encode(text), *renderer.end_tokens[:1]]
-        assert told(partial(renderer.parse, tokens)), kind
+        with pytest.raises(RendererError, match="cannot be parsed"):
+            check_marks(text)
+        with pytest.raises(RendererError) as caught:
+            renderer.parse([*renderer.encode(text), *renderer.end_tokens[:1]])
+        assert str(caught.value), kind
 
 
 async def test_the_agent_gets_what_was_said_and_goes_on() -> None:
@@ -84,6 +75,4 @@ async def test_the_agent_gets_what_was_said_and_goes_on() -> None:
 
 def test_a_long_path_is_read_once() -> None:
     assert method_of("/models/" * 100_000) is None
-    found = method_of("/models/" * 100_000 + "a:countTokens")
-    assert found is not None
-    assert found[2] == "countTokens"
+    assert (method_of("/models/" * 100_000 + "a:countTokens") or "")[2] == "countTokens"

@@ -21,6 +21,7 @@ import openai
 import pytest
 import tinker_cookbook.renderers as cookbook
 from openai.types.chat import ChatCompletionMessage
+from tests.kit import assistant, system, tool, user
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
@@ -41,16 +42,9 @@ NOT_HERE = ("tml_v0", "kimi_k31_pro", "qwen3_vl")
 
 WORDS = ("so", "it", "is", "said,", "red", "or", "blue", "both")
 
+QUERY = {"type": "object", "properties": {"q": {"type": "string"}}}
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"The tool {name}.",
-            "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
-        },
-    }
-    for name in ("search", "open")
+    tool(name, description=f"The tool {name}.", parameters=QUERY) for name in ("search", "open")
 ]
 
 
@@ -117,7 +111,6 @@ class Episode:
     dice: random.Random
     threads: list[Thread] = field(default_factory=list)
     observed: int = 0
-    refused: int = 0
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -133,8 +126,8 @@ class Episode:
     def start(self) -> Thread:
         thread = Thread([], [], self.dice.choice([None, None, TOOLS]))
         if self.dice.random() < 0.5:
-            thread.add({"role": "system", "content": "Be brief."})
-        thread.add({"role": "user", "content": self.text()})
+            thread.add(system("Be brief."))
+        thread.add(user(self.text()))
         return thread
 
     def go_on(self, thread: Thread) -> Thread:
@@ -142,12 +135,11 @@ class Episode:
         last = thread.said[-1]
         calls = last.reply.tool_calls if last is not None else ()
         for call in calls:
-            result = {"role": "tool", "tool_call_id": call.id, "content": self.text()}
-            thread.add(result)
+            thread.add({"role": "tool", "tool_call_id": call.id, "content": self.text()})
         if not calls:
             if self.dice.random() < 0.1:
-                thread.add({"role": "assistant", "content": self.text()})
-            thread.add({"role": "user", "content": self.text()})
+                thread.add(assistant(self.text()))
+            thread.add(user(self.text()))
         return thread
 
     def next_request(self) -> Thread:
@@ -199,20 +191,16 @@ class Episode:
         message = Message(role="assistant", content=parts if len(parts) > 1 else text)
         if request.tools and self.dice.random() < 0.5:
             function = ToolCall.FunctionBody(name="search", arguments='{"q": "x"}')
-            message["tool_calls"] = [
-                ToolCall(id=f"functions.search:{self.count}", function=function)
-            ]
+            call = ToolCall(id=f"functions.search:{self.count}", function=function)
+            message["tool_calls"] = [call]
         action = self.spelled(message) if self.dice.random() < 0.8 else None
-        if action is None:
+        if action is None:  # one token a character
+            [stop, *_] = self.renderer.stop
             odd = [t for character in text for t in self.renderer.encode(character)]
-            action = odd + self.end()
+            action = odd + ([stop] if isinstance(stop, int) else self.renderer.encode(stop))
         if self.dice.random() < 0.1:
             return action[: max(1, len(action) // 2)], True
         return action, False
-
-    def end(self) -> list[int]:
-        [stop, *_] = self.renderer.stop
-        return [stop] if isinstance(stop, int) else self.renderer.encode(stop)
 
     def spelled(self, message: Message) -> list[int] | None:
         """A reply as the renderer would write it; None where it cannot."""
@@ -232,12 +220,10 @@ class Episode:
     def play(self) -> None:
         thread = self.next_request()
         request = ChatRequest("policy", list(thread.messages), thread.tools)
-        caller = self.dice.choice(["one", "two"])
-        handoffs = self.book.handoffs
+        caller, handoffs = self.dice.choice(["one", "two"]), self.book.handoffs
         try:
             conversation = self.book.observe(request, caller, self.renderer)
         except openai.BadRequestError:
-            self.refused += 1
             return
         self.observed += 1
         prompt = flatten(conversation.prompt().chunks)

@@ -327,15 +327,14 @@ async def test_sub_agents_side_by_side_give_one_datum_each_and_alone_turns_in_or
     ("most", "options", "turns"),
     [
         (3, {"limits": RolloutLimits(max_turns=3)}, 3),
-        (1, {"strategy": ParallelRollouts(max_calls=1)}, 8),
-        (2, {"strategy": ParallelRollouts(max_calls=2)}, 8),
+        *((most, {"strategy": ParallelRollouts(max_calls=most)}, 8) for most in (1, 2)),
     ],
+    ids=["turns", "one call", "two calls"],
 )
 async def test_no_more_calls_are_sampled_than_there_may_be_turns_or_calls(
     most: int, options: Any, turns: int
 ) -> None:
     policy = Together(most)
-
     trajectory = await play(gathers, policy, 8, **options)
 
     assert policy.most == most
@@ -454,9 +453,8 @@ async def test_failed_episodes_are_played_again_with_calls_at_the_same_time() ->
     strategy = ParallelRollouts(RetryOnFailure(max_retries=1))
     group = await play_group(policy, fails_at_first, strategy=strategy)
 
-    assert (len(runs), policy.most) == (2, 4)
+    assert (len(runs), policy.most, len(group.rollout_errors)) == (2, 4, 1)
     assert group.get_total_rewards() == [1.0]
-    assert len(group.rollout_errors) == 1
 
 
 async def test_replies_out_of_format_are_counted_for_each_call() -> None:
@@ -536,9 +534,7 @@ async def test_an_env_that_is_closed_refuses_all_of_its_calls() -> None:
     assert policy.given_up == 4
 
 
-def test_the_strategy_checks_what_it_is_given_pickles_and_tolerates_what_the_inner_one_does() -> (
-    None
-):
+def test_the_strategy_checks_what_it_is_given_and_pickles_and_tolerates_as_its_inner_one() -> None:
     for most in (0, True):
         with pytest.raises(ValueError, match="at least 1"):
             ParallelRollouts(max_calls=most)
@@ -560,12 +556,11 @@ async def test_envs_of_others_are_played_as_they_are() -> None:
 
 async def test_a_sample_that_nobody_will_ask_for_is_forgotten() -> None:
     ahead = Ahead(policy_of(), 4)
-    stop: list[int] = []
-    begun = ahead.begin(tinker.ModelInput.from_ints([1]), stop, None, None)
-    sample = weakref.ref(await begun.task)
-    assert (await ahead(begun.observation, stop)) is sample()
-    begun = ahead.begin(tinker.ModelInput.from_ints([2]), stop, None, None)
-    sample = weakref.ref(await begun.task)
-    del begun
-    await asyncio.sleep(0)
+    for is_asked_for in (True, False):
+        begun = ahead.begin(tinker.ModelInput.from_ints([1]), [], None, None)
+        sample = weakref.ref(await begun.task)
+        if is_asked_for:
+            assert (await ahead(begun.observation, [])) is sample()
+        del begun
+        await asyncio.sleep(0)
     assert sample() is None

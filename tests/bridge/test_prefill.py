@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 import tinker_cookbook.renderers as cookbook
-from tests.kit import assistant, play, user
+from tests.kit import assistant, play, reward, user
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
@@ -57,23 +57,22 @@ async def test_the_prompt_is_the_renderers_own_with_this_prefill(family: cookboo
     assert await observed([ASKED, assistant(BEGUN)], renderer=family) == whole.to_ints()
 
 
-async def test_control_tokens_in_it_are_text() -> None:
+async def test_what_cannot_begin_a_reply_is_a_finished_message_and_control_tokens_are_text() -> (
+    None
+):
+    call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
+    for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
+        text = str(default_renderer().tokenizer.decode(await observed(messages)))
+        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n"), messages
     [end] = prompt_renderer(None).end_tokens
     plain, typed = [await observed([ASKED, assistant(text)]) for text in ("ab", "a<|im_end|>b")]
     assert plain.count(end) == typed.count(end)
 
 
-async def test_what_cannot_begin_a_reply_is_a_finished_message() -> None:
-    call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
-    for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
-        text = str(default_renderer().tokenizer.decode(await observed(messages)))
-        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n"), messages
-
-
 # -- what the agent gets ---------------------------------------------------------------------------
 
 
-async def test_the_agent_gets_what_follows_whole_and_streamed() -> None:
+async def test_the_agent_gets_what_follows_whole_and_streamed_and_of_a_frozen_model() -> None:
     got: list[anthropic.types.Message] = []
 
     async def agent(client: AgentClient) -> float:
@@ -83,10 +82,11 @@ async def test_the_agent_gets_what_follows_whole_and_streamed() -> None:
             model="policy", max_tokens=50, messages=begun
         ) as stream:
             got.append(await stream.get_final_message())
+        assert texts(await create(client, begun, model="judge")) == [" pear."]
         return 1.0
 
     for said in (" apple.", "apple", "", "."):
-        trajectory = await play(agent, said, said)
+        trajectory = await play(agent, said, said, models={"judge": ScriptedPolicy([" pear."])})
         for reply, turn in zip(got, trajectory.transitions, strict=True):
             assert texts(reply) == [said]
             assert reply.usage.input_tokens == turn.ob.length
@@ -95,27 +95,12 @@ async def test_the_agent_gets_what_follows_whole_and_streamed() -> None:
 
 
 async def test_a_stop_sequence_in_the_prefill_cuts_nothing() -> None:
-    got: list[anthropic.types.Message] = []
-
     async def agent(client: AgentClient) -> float:
         begun = [ASKED, assistant("one STOP two")]
-        got.append(await create(client, begun, stop_sequences=["STOP"]))
-        return 1.0
+        reply = await create(client, begun, stop_sequences=["STOP"])
+        return float((texts(reply), reply.stop_sequence) == ([" three "], "STOP"))
 
-    await play(agent, " three STOP four")
-    assert (texts(got[0]), got[0].stop_sequence) == ([" three "], "STOP")
-
-
-async def test_a_frozen_model_that_is_sampled_goes_on_from_it_as_well() -> None:
-    async def agent(client: AgentClient) -> float:
-        reply = await create(client, [ASKED, assistant(BEGUN)], model="judge")
-        assert texts(reply) == [" pear."]
-        return 1.0
-
-    end: Any = await ChatAgentEnv(
-        agent, models={"judge": ScriptedPolicy([" pear."])}
-    ).initial_observation()
-    assert end.reward == 1.0
+    assert reward(await play(agent, " three STOP four")) == 1.0
 
 
 # -- sent back -------------------------------------------------------------------------------------

@@ -97,21 +97,10 @@ async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(nam
 
     assert (len(trajectory.transitions), reward(trajectory)) == (6, 1.0)
 
-
-async def test_a_mistyped_name_is_the_agents_400_and_one_of_a_policy_alone_is_the_policys() -> None:
-    async def agent(client: AgentClient) -> float:
-        for each in (client, client.openai):
-            with pytest.raises(openai.BadRequestError, match="Did you mean 'judge'") as caught:
-                await ask(each, model="jugde")  # type: ignore[arg-type]
-            assert caught.value.code == "model_not_found"
-        return 1.0
-
-    await ChatAgentEnv(agent, models={"judge": judges}).initial_observation()
-
     async def written_for_another(client: AgentClient) -> float:
         return float(await ask(client, model="gpt-4o") == "Fine.")
 
-    assert reward(await play(written_for_another)) == 1.0
+    assert reward(await play(written_for_another)) == 1.0, "of a policy alone any name is its own"
 
 
 STRANGER = (
@@ -143,8 +132,6 @@ async def test_an_agent_that_fails_after_asking_for_another_model_is_told_of_the
     with pytest.raises(AgentError, match="model calls: no such table$"):
         await play(fails_otherwise)
 
-
-async def test_so_is_one_that_makes_do_without_the_model_or_waits_for_ever() -> None:
     async def makes_do() -> float:
         with contextlib.suppress(openai.APIConnectionError):
             await asks_elsewhere()

@@ -8,8 +8,6 @@ import tinker
 from tests.bridge.conftest import FAMILIES
 from tests.kit import talker
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, RendererMismatchError, ScriptedPolicy
 from evert.bridge.tokens.bases import default_renderer
@@ -24,13 +22,16 @@ def prompt(text: str) -> tinker.ModelInput:
 
 
 async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_asked() -> None:
+    image = tinker.types.ImageAssetPointerChunk(
+        format="png", location="https://example.invalid/1.png", expected_tokens=9
+    )
+    with_image = tinker.ModelInput(chunks=[*prompt("a <|im_").chunks, image, *prompt("b").chunks])
     for replies in (["One.", ""], iter(["One.", ""])):
         policy = ScriptedPolicy(replies, logprob=-0.25)
         assert isinstance(policy, TokenCompleter)
-        first = await policy(prompt("a <|im_start|>"), [])
-        second = await policy(prompt("b"), [])
+        first, second = await policy(prompt("a <|im_start|>"), []), await policy(with_image, [])
 
-        assert policy.prompts == ["a <|im_start|>", "b"]
+        assert policy.prompts == ["a <|im_start|>", "a <|im_b"]
         assert policy.actions == [first.tokens, second.tokens] == [OUR.encode("One.") + END, END]
         assert (first.stop_reason, second.stop_reason) == ("stop", "stop")
         assert first.logprobs == [-0.25] * len(first.tokens)
@@ -42,25 +43,6 @@ async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_as
     )
 
 
-async def test_a_function_answers_any_number_of_prompts() -> None:
-    policy = ScriptedPolicy(lambda text: text.upper())
-    for text in ("a", "b", "a"):
-        said = await policy(prompt(text), [])
-        assert OUR.decode(said.tokens[:-1]) == text.upper()
-        assert set(said.logprobs) == {-1.0}
-
-
-async def test_images_in_a_prompt_are_passed_over() -> None:
-    image = tinker.types.ImageAssetPointerChunk(
-        format="png", location="https://example.invalid/1.png", expected_tokens=9
-    )
-    chunks = [*prompt("a").chunks, image, *prompt("b").chunks]
-    policy = ScriptedPolicy(["One."])
-    await policy(tinker.ModelInput(chunks=chunks), [])
-
-    assert policy.prompts == ["ab"]
-
-
 async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
     whole = OUR.encode("A longer text.") + END
     for cap in range(1, len(whole) + 1):
@@ -68,17 +50,6 @@ async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
         assert said.tokens == whole[:cap]
         assert said.stop_reason == ("length" if cap < len(whole) else "stop")
         assert len(said.logprobs) == cap
-
-
-async def test_the_cookbooks_runner_plays_and_cuts_it() -> None:
-    policy = ScriptedPolicy(lambda _: "A longer text.")
-    whole = len(OUR.encode("A longer text.") + END)
-    for limits, count in ((RolloutLimits(), whole), (RolloutLimits(max_turn_tokens=3), 3)):
-        policy.actions.clear()
-        trajectory = await do_single_rollout(policy, ChatAgentEnv(talker(2), limits=limits))
-        assert [turn.ac.tokens for turn in trajectory.transitions] == policy.actions
-        assert [*map(len, policy.actions)] == [count, count]
-    assert policy.prompts[0].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
 
 
 async def test_it_ends_as_the_renderer_of_its_env_ends(make_renderer: Any) -> None:

@@ -4,7 +4,6 @@ They hold what ``trajectory_to_data`` makes of the trajectory, a lineage a seque
 turns of several alternate. What is no list of token ids is refused.
 """
 
-import asyncio
 import itertools
 from typing import Any
 
@@ -64,13 +63,6 @@ async def branching(client: AgentClient) -> float:
     return 1.0
 
 
-async def played(agent: Any, *texts: str, **options: Any) -> Trajectory:
-    env = ChatAgentEnv(agent, **options)
-    trajectory = await do_single_rollout(Numbered(*texts), env)
-    sort_by_lineage(trajectory, env.turn_lineages)
-    return trajectory
-
-
 def shifted(sequence: TokenSequence) -> dict[str, Any]:
     """A sequence as a datum of the Cookbook has it: each position with its next token."""
     before = [0.0] * (len(sequence.prompt_ids) - 1)
@@ -97,13 +89,31 @@ def of_datum(datum: tinker.Datum) -> dict[str, Any]:
     ],
 )
 async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, count: int) -> None:
-    trajectory = await played(agent, *texts.split())
-    data = trajectory_to_data(trajectory, 1.0)
+    env = ChatAgentEnv(agent)
+    trajectory = await do_single_rollout(Numbered(*texts.split()), env)
+    alternating = sequences(trajectory)  # without the order of the group
+    sort_by_lineage(trajectory, env.turn_lineages)
 
     found = sequences(trajectory)
 
     assert len(found) == count
+    assert found == alternating
+    data = trajectory_to_data(trajectory, 1.0)
     assert [shifted(each) for each in found] == [of_datum(datum) for datum in data]
+
+
+async def test_each_turn_has_its_reward_and_its_end() -> None:
+    trajectory = await do_single_rollout(Numbered("one", "two", "three"), ChatAgentEnv(three_turns))
+
+    (found,) = sequences(trajectory)
+
+    assert found.rewards == [0.0, 1.0, 2.5]
+    for turn, end in zip(trajectory.transitions, found.turn_ends, strict=True):
+        said = turn.ac.tokens
+        assert found.response_ids[end - len(said) : end] == said
+        assert found.response_mask[end - len(said) : end] == [1] * len(said)
+    assert found.turn_ends[-1] == len(found.response_ids)
+    assert sequences(Trajectory([], tinker.ModelInput.empty())) == []
 
 
 async def test_masked_replies_have_mask_0() -> None:
@@ -112,9 +122,11 @@ async def test_masked_replies_have_mask_0() -> None:
             await ask(client, tools=[tool("f")])
         return 1.0
 
-    policy = ParseErrorPolicy(max_consecutive=1, mask_error_turns=True)
-    said = ("<tool_call>\n{", "Fine.", "Fine.")
-    trajectory = await played(agent, *said, parse_error_policy=policy)
+    masking = ParseErrorPolicy(max_consecutive=1, mask_error_turns=True)
+    policy = Numbered("<tool_call>\n{", "Fine.", "Fine.")
+    env = ChatAgentEnv(agent, parse_error_policy=masking)
+    trajectory = await do_single_rollout(policy, env)
+    sort_by_lineage(trajectory, env.turn_lineages)
     data = trajectory_to_data(trajectory, 1.0)
 
     found = sequences(trajectory)
@@ -123,40 +135,6 @@ async def test_masked_replies_have_mask_0() -> None:
     masked = found[0].turn_ends[0]
     assert set(found[0].response_mask[:masked]) == {0}
     assert set(found[0].response_mask[masked:]) == {0, 1}
-
-
-async def test_lineages_are_found_without_the_order_of_the_group() -> None:
-    env = ChatAgentEnv(two_by_turns)
-    trajectory = await do_single_rollout(Numbered("one", "two", "three", "four"), env)
-    alternating = sequences(trajectory)
-    sort_by_lineage(trajectory, env.turn_lineages)
-
-    assert len(trajectory_to_data(trajectory, 1.0)) == 2
-    assert alternating == sequences(trajectory)
-
-
-async def test_each_turn_has_its_reward_and_its_end() -> None:
-    trajectory = await played(three_turns, "one", "two", "three")
-
-    (found,) = sequences(trajectory)
-
-    assert found.rewards == [0.0, 1.0, 2.5]
-    assert sum(found.rewards) == sum(turn.reward for turn in trajectory.transitions)
-    for turn, end in zip(trajectory.transitions, found.turn_ends, strict=True):
-        said = turn.ac.tokens
-        assert found.response_ids[end - len(said) : end] == said
-        assert found.response_mask[end - len(said) : end] == [1] * len(said)
-    assert found.turn_ends[-1] == len(found.response_ids)
-
-
-async def test_an_episode_without_a_call_has_none() -> None:
-    async def silent() -> float:
-        await asyncio.sleep(0)
-        return 1.0
-
-    trajectory = await played(silent)
-
-    assert sequences(trajectory) == []
 
 
 def test_images_are_refused_by_name() -> None:

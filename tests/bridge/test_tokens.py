@@ -4,7 +4,6 @@ It equals the list, whatever is appended, in O(log n) chunks; what was handed ou
 """
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import tinker
@@ -32,17 +31,6 @@ tokens = st.integers(min_value=0, max_value=200_000)
 texts = st.lists(tokens, max_size=40)
 flats = st.lists(st.one_of(tokens, st.sampled_from(IMAGES)), max_size=20)
 pieces = st.lists(st.one_of(texts, flats), max_size=30)
-
-
-def grown(*parts: Sequence[int | Chunk]) -> TokenLog:
-    log = TokenLog()
-    for part in parts:
-        log = log.extended(list(part))
-    return log
-
-
-def flat_of(log: TokenLog) -> FlatPrompt:
-    return flatten(log.followed_by([]).chunks)
 
 
 def chunks_in(log: TokenLog) -> list[Chunk]:
@@ -73,33 +61,21 @@ def test_a_flat_prompt_is_chunks_of_text_between_images_and_the_same_again(
 @example([[1], [], [2]], [])
 @example([[1], [IMAGES[1]], [2]], [])
 @example([[1] * 3, [2] * 2, [3] * 5, [IMAGES[0], 4], [5]], [])
-def test_a_prompt_is_the_plain_list_and_then_the_tail(
+def test_a_prompt_is_the_plain_list_and_then_the_tail_and_never_changes_afterwards(
     parts: list[FlatPrompt], tail: FlatPrompt
 ) -> None:
-    log = grown(*parts)
-    expected = [element for part in parts for element in part]
-    assert flat_of(log) == expected
-    assert log.length == log.followed_by([]).length == length_of(expected)
-    assert all(chunk.length > 0 for chunk in chunks_in(log))
-    prompt = log.followed_by(tail)
-    assert flatten(prompt.chunks) == expected + tail
-    assert prompt.length == log.length + length_of(tail)
-    assert flat_of(log) == expected
-    assert tinker.ModelInput.model_validate(prompt.model_dump()) == prompt
-
-
-@given(pieces)
-def test_what_was_handed_out_never_changes_afterwards(parts: list[FlatPrompt]) -> None:
-    log = TokenLog()
-    handed_out = []
+    log, expected = TokenLog(), FlatPrompt()
+    handed_out: list[tuple[tinker.ModelInput, FlatPrompt]] = []
     for part in parts:
-        log = log.extended(list(part))
-        snapshot = log.followed_by([1, 2])
-        handed_out.append((snapshot, flatten(snapshot.chunks), len(snapshot.chunks)))
-
-    for snapshot, flat, count in handed_out:
-        assert flatten(snapshot.chunks) == flat
-        assert len(snapshot.chunks) == count
+        log, expected = log.extended(list(part)), [*expected, *part]
+        assert flatten(chunks_in(log)) == expected
+        assert log.length == log.followed_by([]).length == length_of(expected)
+        assert all(chunk.length > 0 for chunk in chunks_in(log))
+        handed_out.append((log.followed_by(tail), [*expected, *tail]))
+    for prompt, whole in handed_out:
+        assert flatten(prompt.chunks) == whole
+        assert prompt.length == length_of(whole)
+        assert tinker.ModelInput.model_validate(prompt.model_dump()) == prompt
 
 
 @given(st.lists(st.integers(min_value=1, max_value=64), max_size=100))
@@ -112,14 +88,6 @@ def test_a_text_of_n_tokens_has_at_most_log2_n_chunks_however_it_grew(sizes: lis
         lengths = [chunk.length for chunk in chunks_in(log)]
         assert all(longer >= 2 * shorter for longer, shorter in pairwise(lengths))
         assert len(lengths) <= math.log2(log.length) + 1
-
-
-def test_a_log_that_grows_evenly_counts_in_binary() -> None:
-    for size in (1, 3, 17):
-        log = TokenLog()
-        for number in range(1, 1025):
-            log = log.extended([number] * size)
-            assert len(chunks_in(log)) == number.bit_count(), (size, number)
 
 
 def test_images_separate_texts_that_stay_logarithmic_each() -> None:
