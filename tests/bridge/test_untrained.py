@@ -6,26 +6,23 @@ neither a mask nor an advantage, and ``sequences`` masks them. The episode stays
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from google.genai import Client as GenaiClient
 from tests.kit import ask, ask_blocking, assistant, play, policy_of, reward, user
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, BlockingAgentClient, sequences
+from evert import AgentClient, sequences
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.groups.group import can_be_learned_from
 
 HELLO: Any = [user("Hello?")]
 OUT: Any = {"evert": {"train": False}}
-
-Ask = Callable[[AgentClient], Awaitable[Any]]
 
 
 def is_trained(trajectory: Trajectory) -> list[bool]:
@@ -49,108 +46,50 @@ def is_trained(trajectory: Trajectory) -> list[bool]:
 # -- the faces -------------------------------------------------------------------------------------
 
 
-async def by_handle(client: AgentClient) -> None:
-    await ask(client, extra_body=OUT)
-
-
-async def by_chat_completions(client: AgentClient) -> None:
-    await client.openai.chat.completions.create(model="policy", messages=HELLO, extra_body=OUT)
-
-
-async def by_responses(client: AgentClient) -> None:
-    await client.openai.responses.create(model="policy", input="Hello?", extra_body=OUT)
-
-
-async def by_anthropic(client: AgentClient) -> None:
-    await client.anthropic.messages.create(
-        model="policy", max_tokens=50, messages=HELLO, extra_body=OUT
-    )
-
-
-async def by_genai(client: AgentClient) -> None:
-    await client.genai.aio.models.generate_content(
-        model="policy", contents="Hello?", config={"http_options": {"extra_body": OUT}}
-    )
-
-
-async def by_stream(client: AgentClient) -> None:
-    async with client.anthropic.messages.stream(
-        model="policy", max_tokens=50, messages=HELLO, extra_body=OUT
-    ) as stream:
-        assert await stream.get_final_text() == "no weight"
-
-
-async def by_take_over(client: AgentClient) -> None:
-    own = openai.AsyncOpenAI(api_key="mine", base_url="http://elsewhere.invalid/v1")
-    await own.chat.completions.create(model="policy", messages=HELLO, extra_body=OUT)
-
-
-async def by_server(client: AgentClient) -> None:
-    async with anthropic.AsyncAnthropic(
-        base_url=client.serve().root_url, api_key=client.api_key
-    ) as own:
-        await own.messages.create(model="policy", max_tokens=50, messages=HELLO, extra_body=OUT)
-
-
-FACES: list[Ask] = [
-    *(by_handle, by_chat_completions, by_responses, by_anthropic, by_genai, by_stream),
-    *(by_take_over, by_server),
-]
-
-
-@pytest.mark.parametrize("by", FACES)
-async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from(by: Ask) -> None:
+async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from() -> None:
     async def agent(client: AgentClient) -> float:
-        await by(client)
+        blocking, chat = client.blocking, {"model": "policy", "messages": HELLO, "extra_body": OUT}
+        await ask(client, extra_body=OUT)
+        await asyncio.to_thread(partial(ask_blocking, blocking, extra_body=OUT))
+        await client.openai.chat.completions.create(**chat)
+        await client.openai.responses.create(model="policy", input="Hello?", extra_body=OUT)
+        await client.anthropic.messages.create(**chat, max_tokens=50)
+        async with client.anthropic.messages.stream(**chat, max_tokens=50) as stream:
+            assert await stream.get_final_text() == "Fine."
+        config: Any = {"http_options": {"extra_body": OUT}}
+        asked = {"model": "policy", "contents": "Hello?"}
+        await client.genai.aio.models.generate_content(**asked, config=config)
+        taken_over = openai.AsyncOpenAI(api_key="mine", base_url="http://elsewhere.invalid/v1")
+        await taken_over.chat.completions.create(**chat)
+        address = client.serve().root_url
+        async with anthropic.AsyncAnthropic(base_url=address, api_key=client.api_key) as own:
+            await own.messages.create(**chat, max_tokens=50)
         await ask(client, extra_body={"evert": {"train": True}})
         return 1.0
 
-    assert is_trained(await play(agent, "no weight", "weight")) == [False, True]
-
-
-async def untrained_handle(client: AgentClient) -> None:
-    await ask(client.untrained)
-
-
-async def untrained_openai(client: AgentClient) -> None:
-    await client.untrained.openai.chat.completions.create(model="policy", messages=HELLO)
-
-
-async def untrained_genai(client: AgentClient) -> None:
-    found: GenaiClient = client.untrained.genai
-    await found.aio.models.generate_content(model="policy", contents="Hello?")
-
-
-async def untrained_address(client: AgentClient) -> None:
-    other = client.untrained
-    async with openai.AsyncOpenAI(base_url=other.base_url, api_key=other.api_key) as own:
-        await own.chat.completions.create(model="policy", messages=HELLO)
+    assert is_trained(await play(agent)) == [False] * 9 + [True]
 
 
 async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
-    ways: list[Ask] = [untrained_handle, untrained_openai, untrained_genai, untrained_address]
-
     async def agent(client: AgentClient) -> float:
-        for by in ways:
-            await by(client)
+        found, said = client.untrained, {"model": "policy", "messages": HELLO}
+        await ask(found, response_format={"type": "json_object"})  # it is asked for again
+        await asyncio.to_thread(ask_blocking, client.blocking.untrained)
+        await found.openai.chat.completions.create(**said)
+        await found.genai.aio.models.generate_content(model="policy", contents="Hello?")
+        async with openai.AsyncOpenAI(base_url=found.base_url, api_key=found.api_key) as own:
+            await own.chat.completions.create(**said)
+        first = await found.openai.responses.create(model="policy", input="Hello?")
+        await client.openai.responses.create(
+            model="policy", input="And?", previous_response_id=first.id
+        )
         await ask(client)
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as own:
-            await own.chat.completions.create(model="policy", messages=HELLO)
+            await own.chat.completions.create(**said)
         return 1.0
 
-    assert is_trained(await play(agent)) == [False] * 4 + [True] * 2
-
-
-def test_the_handle_of_a_plain_function_has_it_too() -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        ask_blocking(client.untrained)
-        ask_blocking(client, extra_body=OUT)
-        ask_blocking(client)
-        return 1.0
-
-    trajectory = asyncio.run(play(agent, "no", "no", "weight"))
-
-    assert is_trained(trajectory) == [False, False, True]
+    trajectory = await play(agent, "no JSON", "{}", *["Fine."] * 8)
+    assert is_trained(trajectory) == [False] * 7 + [True] * 3
 
 
 async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
@@ -159,35 +98,17 @@ async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
             await ask(one)
         return 1.0
 
-    policy = policy_of()
-    first, second = await asyncio.gather(
-        *(do_single_rollout(policy, env) for env in seat_envs(agent, ["a", "b"]))
-    )
+    policy, envs = policy_of(), seat_envs(agent, ["a", "b"])
+    first, second = await asyncio.gather(*(do_single_rollout(policy, env) for env in envs))
 
-    assert is_trained(first) == [False]
-    assert is_trained(second) == [False, True]
-
-
-async def test_a_response_that_is_not_learned_from_can_be_gone_on_from() -> None:
-    async def agent(client: AgentClient) -> float:
-        first = await client.untrained.openai.responses.create(model="policy", input="Hello?")
-        await client.openai.responses.create(
-            model="policy", input="And?", previous_response_id=first.id
-        )
-        return 1.0
-
-    trajectory = await play(agent, "no weight", "weight")
-
-    assert is_trained(trajectory) == [False, True]
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+    assert (is_trained(first), is_trained(second)) == ([False], [False, True])
+    assert not can_be_learned_from(first)
 
 
 # -- the data --------------------------------------------------------------------------------------
 
 
-async def test_a_turn_in_the_midst_of_a_conversation_has_no_weight_and_its_neighbours_have() -> (
-    None
-):
+async def test_a_turn_amid_a_conversation_has_no_weight_and_its_neighbours_have() -> None:
     async def agent(client: AgentClient) -> float:
         messages = [*HELLO]
         for number in range(3):
@@ -200,37 +121,14 @@ async def test_a_turn_in_the_midst_of_a_conversation_has_no_weight_and_its_neigh
 
     first, _, third = trajectory.transitions
     tokens = [*third.ob.to_ints(), *third.ac.tokens][1:]
-    advantages = datum.loss_fn_inputs["advantages"].tolist()
     expected = [0.0] * len(tokens)
     for turn in (first, third):
         start = turn.ob.length - 1
         expected[start : start + len(turn.ac.tokens)] = [0.5] * len(turn.ac.tokens)
     assert datum.loss_fn_inputs["target_tokens"].tolist() == tokens
-    assert advantages == expected
+    assert datum.loss_fn_inputs["advantages"].tolist() == expected
     assert datum.loss_fn_inputs["mask"].tolist() == [float(one > 0) for one in expected]
     assert [turn.metrics.get("untrained") for turn in trajectory.transitions] == [None, 1.0, None]
-
-
-async def test_an_episode_without_another_call_has_nothing_to_learn_from() -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client.untrained)
-        return 1.0
-
-    assert not can_be_learned_from(await play(agent, "no weight"))
-
-
-# -- asked again -----------------------------------------------------------------------------------
-
-
-async def test_replies_that_are_asked_for_again_have_no_weight_either() -> None:
-    async def agent(client: AgentClient) -> float:
-        await ask(client.untrained, response_format={"type": "json_object"})
-        await ask(client)
-        return 1.0
-
-    trajectory = await play(agent, "no JSON", "{}", "weight")
-
-    assert is_trained(trajectory) == [False, False, True]
 
 
 # -- refused ---------------------------------------------------------------------------------------
