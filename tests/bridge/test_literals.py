@@ -8,7 +8,7 @@ import copy
 from typing import Any
 
 from tinker_cookbook.renderers.base import Message, ToolCall
-from tokenizers import AddedToken
+from tokenizers import AddedToken  # type: ignore[import-untyped]
 
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.bridge.tokens.escaping import ControlTokens, MarkedBackend, MarkedTokenizer

@@ -306,10 +306,10 @@ async def test_sub_agents_side_by_side_give_one_datum_each_and_alone_turns_in_or
     data = trajectory_to_data(await play(agent, policy), 1.0)
 
     assert (policy.most, len(data)) == (3, 3)
-    trained: list[int] = []
+    trained: list[Any] = []
     for datum in data:
         tokens, mask = (datum.loss_fn_inputs[name].data for name in ("target_tokens", "mask"))
-        trained += itertools.compress(tokens, mask)
+        trained += [token for token, kept in zip(tokens, mask, strict=True) if kept]
     assert sorted(trained) == sorted(itertools.chain(*policy.actions)), "each token once"
 
     env = ChatAgentEnv(agent)

@@ -42,7 +42,8 @@ def test_tails_are_the_end_of_the_whole_prompt_where_renderers_have_them(
     messages = conversation("Hi", "Hello.", "How are you?", "Fine.", "Bye")
     for renderer in map(make_renderer, ("qwen3_instruct", "llama3", "deepseekv3")):
         prompts = PromptRenderer(renderer)
-        whole, suffix = prompts.full(messages), prompts.suffix(messages, 4)
+        whole: list[Any] = prompts.full(messages)
+        suffix: list[Any] = prompts.suffix(messages, 4)
         tails = [prompts.tail(messages, start, 4) + suffix for start in range(len(messages))]
         assert prompts.renders_tails
         assert tails[0] == whole

@@ -103,8 +103,9 @@ def test_what_is_well_formed_is_read() -> None:
     tools.append(TOOL)
     assert read == read_tool_list((TOOL,)) == [TOOL]
     assert read_tool_list([]) is read_tool_list(None) is None
+    nothing: list[Any] = [None, openai.omit, []]
     for stop, stops in (
-        *((absent, ()) for absent in (None, openai.omit, [])),
+        *((absent, ()) for absent in nothing),
         *((form, ("END",)) for form in ("END", ["END"], ("END",))),
         (["END", "\n"], ("END", "\n")),
     ):
