@@ -90,12 +90,24 @@ TEMPLATES = {
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|begin_of_text|>",
     ),
+    "Llama 4": _turns(
+        "<|header_start|>ROLE<|header_end|>\n\n",
+        "<|eot|>",
+        "<|header_start|>assistant<|header_end|>\n\n",
+        "<|begin_of_text|>",
+    ),
     "Gemma": """<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
 <start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}
 {{ m.content | trim }}<end_of_turn>
 {% endfor %}{% if add_generation_prompt %}<start_of_turn>model
 {% endif %}""",
     "Phi 4": _turns("<|im_start|>ROLE<|im_sep|>", "<|im_end|>", "<|im_start|>assistant<|im_sep|>"),
+    "Zephyr": _turns("<|ROLE|>\n", "</s>\n", "<|assistant|>\n"),
+    "Granite": _turns(
+        "<|start_of_role|>ROLE<|end_of_role|>",
+        "<|end_of_text|>\n",
+        "<|start_of_role|>assistant<|end_of_role|>",
+    ),
     "OLMo": _turns("<|ROLE|>\n", "<|endoftext|>\n", "<|assistant|>\n", "<|endoftext|>"),
     "Command": _turns(
         "<|START_OF_TURN_TOKEN|><|ROLE_TOKEN|>",
