@@ -73,31 +73,16 @@ def _geminis() -> set[str]:
 
 
 APIS = {
-    "chat": Api(
-        chat_completions.ChatCompletions,
-        {"messages": [HI]},
-        {"": chat_completions.FIELDS},
-        lambda: parameters(Completions.create, AsyncCompletions.create),
-    ),
-    "responses": Api(
-        responses.Responses,
-        {"input": "Hi"},
-        {"": responses.FIELDS},
-        lambda: parameters(SDKResponses.create, AsyncResponses.create),
-    ),
-    "anthropic": Api(
-        anthropic_messages.AnthropicMessages,
-        {"messages": [HI], "max_tokens": 9},
+    "chat": Api(chat_completions.ChatCompletions, {"messages": [HI]}, {"": chat_completions.FIELDS},
+        lambda: parameters(Completions.create, AsyncCompletions.create)),
+    "responses": Api(responses.Responses, {"input": "Hi"}, {"": responses.FIELDS},
+        lambda: parameters(SDKResponses.create, AsyncResponses.create)),
+    "anthropic": Api(anthropic_messages.AnthropicMessages, {"messages": [HI], "max_tokens": 9},
         {"": anthropic_messages.FIELDS},
-        lambda: parameters(Messages.create, AsyncMessages.create, BetaMessages.create),
-    ),
-    "gemini": Api(
-        gemini.Gemini,
-        {"contents": [HI_PARTS]},
-        {"": gemini.FIELDS, "generationConfig": gemini.CONFIG_FIELDS},
-        _geminis,
-    ),
-}
+        lambda: parameters(Messages.create, AsyncMessages.create, BetaMessages.create)),
+    "gemini": Api(gemini.Gemini, {"contents": [HI_PARTS]},
+        {"": gemini.FIELDS, "generationConfig": gemini.CONFIG_FIELDS}, _geminis),
+}  # fmt: skip
 CHAT, RESPONSES, ANTHROPIC, GEMINI = APIS.values()
 every_api = pytest.mark.parametrize("name", APIS)
 
@@ -137,4 +122,4 @@ REPLIES = {
     "call": reply("", calls=(("add", '{"x": 1}'),), finish_reason="tool_calls"),
     "text and calls": reply("Both.", calls=(("add", '{ "x":1 }'), ("look", "{}"))),
     "everything": reply(reasoning="Hm.", calls=(("add", '{ "x":1 }'), ("look", "{}"))),
-}
+}  # fmt: skip

@@ -16,13 +16,10 @@ def message(**said: Any) -> Any:
     return completion(reply(**said), id="c", model="policy").choices[0].message
 
 
-def test_messages_are_not_copied() -> None:
+def test_messages_are_not_copied_and_an_unknown_field_passes_over_the_wire() -> None:
     messages = [HI]
 
     assert CHAT.read(messages=messages).messages is messages
-
-
-def test_an_unknown_field_passes_over_the_wire() -> None:
     assert CHAT.read(max_output_tokens=5) == CHAT.read()
 
 
@@ -45,16 +42,12 @@ def test_it_says_when_it_was_made_in_whole_seconds() -> None:
     assert before <= created <= int(time.time())
 
 
-def test_reasoning_is_absent_when_there_is_none_and_calls_are_null() -> None:
+def test_what_is_not_there_is_null_or_absent() -> None:
     assert message(reasoning="Hm.").model_dump()["reasoning_content"] == "Hm."
     assert not hasattr(message(), "reasoning_content")
     assert message().tool_calls is None
     assert message().refusal is None
-
-
-def test_empty_text_is_null_beside_tool_calls_and_an_empty_string_alone() -> None:
     calls = (("add", "{}"),)
-
     assert message(text="", calls=calls).content is None
     assert message(text="Hi", calls=calls).content == "Hi"
     assert message(text="").content == ""

@@ -56,28 +56,18 @@ def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:
     assert RESPONSES.read(tools=[ADD], tool_choice=allowed) == RESPONSES.read(tools=[ADD])
 
 
-def test_a_custom_tool_is_called_with_its_text() -> None:
+def test_a_custom_tool_is_called_with_its_text_and_one_in_a_namespace_by_both_names() -> None:
     calls = (("run", '{"input": "ls"}'), ("run", '{"cmd": 1}'), ("run", "no JSON"))
     output = written(reply("", calls=calls), tools=[RUN])["output"]
-
     assert [item["type"] for item in output] == ["custom_tool_call"] * 3
     assert [item["input"] for item in output] == ["ls", '{"cmd": 1}', "no JSON"]
 
-
-def test_a_tool_in_a_namespace_is_called_by_both_names() -> None:
-    [item] = written(reply("", calls=(("math.add", "{}"),)), tools=[SPACE])["output"]
-
-    assert (item["type"], item["name"], item["namespace"]) == ("function_call", "add", "math")
-
-
-def test_calls_of_such_tools_are_recognised_when_they_are_sent_back() -> None:
-    for calls in [
-        (("run", '{"input": "ls -l"}'),),
-        (("math.add", "{}"), ("math.run", '{"input": ""}')),
-    ]:
-        said = reply("", calls=calls)
-        output = written(said, tools=[ADD, RUN, SPACE])["output"]
-        assert is_sent_back(said, RESPONSES.read(input=[HI, *output]).messages[1]), calls
+    calls = (("run", '{"input": "ls -l"}'), ("math.add", "{}"), ("math.run", '{"input": ""}'))
+    said = reply("", calls=calls)
+    output = written(said, tools=[ADD, RUN, SPACE])["output"]
+    assert (output[1]["type"], output[1]["name"]) == ("function_call", "add")
+    assert [item.get("namespace") for item in output] == [None, "math", "math"]
+    assert is_sent_back(said, RESPONSES.read(input=[HI, *output]).messages[1])
 
 
 # -- state ---------------------------------------------------------------------------------------
@@ -91,31 +81,23 @@ def test_a_response_can_be_continued_by_its_id() -> None:
     result = {"type": "function_call_output", "call_id": "call-0", "output": "5"}
     body = {"input": [result], "previous_response_id": first["id"], "store": False}
 
+    calls = {"tool_calls": [called("call-0")], "reasoning_content": "Hm."}
     history = [
         HI,
-        {
-            "role": "assistant",
-            "reasoning_content": "Hm.",
-            "content": "So.",
-            "tool_calls": [called("call-0")],
-        },
+        {"role": "assistant", "content": "So.", **calls},
         {"role": "tool", "tool_call_id": "call-0", "content": "5"},
     ]
     assert dialect.read(body).messages == history
 
     second = dialect.write(reply("Five."), dialect.read(body), "2", body)
+    history.append({"role": "assistant", "content": "Five."})
     for text in ("So?", "In several ways?"):
         third = dialect.read({"input": text, "previous_response_id": second["id"]})
-        assert third.messages == [
-            *history,
-            {"role": "assistant", "content": "Five."},
-            {"role": "user", "content": text},
-        ]
+        assert third.messages == [*history, {"role": "user", "content": text}]
 
 
 def test_a_reply_that_was_cut_is_incomplete() -> None:
-    body, cut = {"input": "Hi"}, reply(finish_reason="length")
-    dialect = Responses("policy")
+    body, cut, dialect = {"input": "Hi"}, reply(finish_reason="length"), Responses("policy")
 
     assert written(cut)["incomplete_details"] == {"reason": "max_output_tokens"}
     stream = dialect.stream(cut, dialect.read(body), "2", body)

@@ -33,7 +33,6 @@ SAID = {
     "parallel calls": f"{calling('add', x=1)}\n{calling('look', x=2)}\n{calling('add')}",
     "reasoning and calls": f"{THOUGHT}{calling('add', x=1)}\n{calling('look', x=2)}",
 }
-every_reply = pytest.mark.parametrize("said", SAID.values(), ids=SAID)
 
 
 @pytest.fixture(params=["instruct", "thinking"])

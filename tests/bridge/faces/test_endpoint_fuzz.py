@@ -32,23 +32,14 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
 
 CHAT: dict[str, Any] = {
     "model": "policy",
-    "messages": [
-        {"role": "system", "content": "You add."},
+    "messages": [{"role": "system", "content": "You add."},
         {"role": "user", "content": [{"type": "text", "text": "What is"}], "name": "Ann"},
-        {
-            "role": "assistant",
-            "content": None,
-            "reasoning_content": "Hm.",
-            "tool_calls": [
-                {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "c", "content": "5"},
-        {"role": "user", "content": "So?"},
-    ],
-    "tools": [
-        {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}
-    ],
+        {"role": "assistant", "content": None, "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "c", "type": "function",
+                "function": {"name": "add", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "5"}, {"role": "user", "content": "So?"}],
+    "tools": [{"type": "function",
+        "function": {"name": "add", "description": "", "parameters": SCHEMA}}],
     "tool_choice": {"type": "function", "function": {"name": "add"}},
     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
     "max_completion_tokens": 20,
@@ -58,57 +49,39 @@ CHAT: dict[str, Any] = {
     "temperature": 1.0,
     "n": 1,
     "logprobs": False,
-}
+}  # fmt: skip
 RESPONSES: dict[str, Any] = {
     "model": "policy",
     "instructions": "You add.",
-    "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "What is"}]},
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "What is"}]},
         {"type": "reasoning", "id": "r", "summary": [], "content": [{"text": "Hm."}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
         {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
         {"type": "custom_tool_call", "call_id": "d", "name": "run", "input": "ls"},
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "text", "text": "5"}]},
         {"type": "custom_tool_call_output", "call_id": "d", "output": "5"},
-        {"role": "developer", "content": "So?"},
-    ],
-    "tools": [
-        {"type": "function", "name": "add", "parameters": SCHEMA, "strict": True},
-        {"type": "custom", "name": "run", "format": {"type": "text"}},
-        {"type": "web_search"},
-    ],
+        {"role": "developer", "content": "So?"}],
+    "tools": [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": True},
+        {"type": "custom", "name": "run", "format": {"type": "text"}}, {"type": "web_search"}],
     "tool_choice": {"type": "function", "name": "add"},
     "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}},
     "max_output_tokens": 20,
     "stream": True,
     "reasoning": {"effort": "low"},
     "previous_response_id": None,
-}
+}  # fmt: skip
 ANTHROPIC: dict[str, Any] = {
     "model": "policy",
     "system": [{"type": "text", "text": "You add.", "cache_control": {"type": "ephemeral"}}],
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "What is"}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "What is"}]},
+        {"role": "assistant",
+            "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"},
                 {"type": "text", "text": "Let me see."},
-                {"type": "tool_use", "id": "c", "name": "add", "input": {"x": 1}},
-            ],
-        },
-        {
-            "role": "user",
+                {"type": "tool_use", "id": "c", "name": "add", "input": {"x": 1}}]},
+        {"role": "user",
             "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "c",
-                    "content": [{"type": "text", "text": "5"}],
-                },
-                {"type": "text", "text": "So?"},
-            ],
-        },
-    ],
+                {"type": "tool_result", "tool_use_id": "c",
+                    "content": [{"type": "text", "text": "5"}]}, {"type": "text", "text": "So?"}]}],
     "tools": [{"name": "add", "description": "", "input_schema": SCHEMA}],
     "tool_choice": {"type": "tool", "name": "add"},
     "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
@@ -116,59 +89,30 @@ ANTHROPIC: dict[str, Any] = {
     "max_tokens": 20,
     "stream": True,
     "thinking": {"type": "disabled"},
-}
+}  # fmt: skip
 GEMINI: dict[str, Any] = {
     "systemInstruction": {"parts": [{"text": "You add."}]},
-    "contents": [
-        {"role": "user", "parts": [{"text": "What is"}]},
-        {
-            "role": "model",
-            "parts": [
-                {"text": "Hm.", "thought": True},
+    "contents": [{"role": "user", "parts": [{"text": "What is"}]},
+        {"role": "model",
+            "parts": [{"text": "Hm.", "thought": True},
                 {"text": "Let me see.", "thoughtSignature": "cw=="},
-                {"functionCall": {"id": "c", "name": "add", "args": {"x": 1}}},
-            ],
-        },
-        {
-            "role": "user",
-            "parts": [
-                {"functionResponse": {"id": "c", "name": "add", "response": {"result": "5"}}},
-                {"text": "So?"},
-            ],
-        },
-    ],
-    "tools": [
-        {
-            "functionDeclarations": [
-                {
-                    "name": "add",
-                    "description": "",
-                    "parameters": {
-                        "type": "OBJECT",
-                        "properties": {"x": {"type": "INTEGER", "nullable": True}},
-                        "required": ["x"],
-                    },
-                }
-            ]
-        }
-    ],
+                {"functionCall": {"id": "c", "name": "add", "args": {"x": 1}}}]},
+        {"role": "user",
+            "parts": [{"functionResponse": {"id": "c", "name": "add", "response": {"result": "5"}}},
+                {"text": "So?"}]}],
+    "tools": [{"functionDeclarations": [{"name": "add", "description": "",
+        "parameters": {"type": "OBJECT", "properties": {"x": {"type": "INTEGER", "nullable": True}},
+            "required": ["x"]}}]}],
     "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["add"]}},
-    "generationConfig": {
-        "responseMimeType": "application/json",
-        "responseSchema": {
-            "type": "ARRAY",
+    "generationConfig": {"responseMimeType": "application/json",
+        "responseSchema": {"type": "ARRAY",
             "items": {"anyOf": [{"type": "STRING", "enum": ["a"]}, {"type": "NUMBER"}]},
-            "minItems": "1",
-        },
-        "maxOutputTokens": 20,
-        "stopSequences": ["END"],
-        "temperature": 1.0,
-        "candidateCount": 1,
-        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 100},
-    },
+            "minItems": "1"},
+        "maxOutputTokens": 20, "stopSequences": ["END"], "temperature": 1.0, "candidateCount": 1,
+        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 100}},
     "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "OFF"}],
     "model": "models/policy",
-}
+}  # fmt: skip
 BODIES = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
@@ -410,12 +354,14 @@ def test_any_reply_is_an_answer(endpoint: Endpoint, path: str, reply: Reply, str
 def test_another_path_is_a_404_that_says_what_there_is(
     endpoint: Endpoint, method: str, path: str
 ) -> None:
-    for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files"):
+    for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files", *BODIES):
         answer = endpoint.read(endpoint.sent(method, place, b""))
         assert isinstance(answer, Answer)
         if method != "GET" or "/models" not in place:
             assert answer.status == 404
-            assert json.loads(answer.content)["error"]["code"] == "not_found"
+            error = json.loads(answer.content)["error"]
+            assert (error["type"], error["code"]) == ("not_found_error", "not_found")
+            assert error["message"].startswith(f"Nothing answers {method} {place.rstrip('/')} here")
 
 
 # -- through an Env ------------------------------------------------------------------------------
@@ -482,11 +428,9 @@ TWO_PARTS = [{"role": "user", "content": [{"type": "text", "text": text} for tex
 ANY_X = {"type": "object", "properties": {"x": True}}  # a schema that everything fits
 UNRENDERED = {
     "kimi_k2": {"messages": TWO_PARTS},
-    "gpt_oss_no_sysprompt": {
-        "messages": [{"role": "user", "content": "Hi"}],
-        "tools": [{"type": "function", "function": {"name": "add", "parameters": ANY_X}}],
-    },
-}
+    "gpt_oss_no_sysprompt": {"messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": ANY_X}}]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "body"), UNRENDERED.items(), ids=UNRENDERED)

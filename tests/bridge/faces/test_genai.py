@@ -121,6 +121,10 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
         with pytest.raises(errors.ClientError, match="There is no model 'gemini-2.5-fl") as caught:
             await models.get(model="gemini-2.5-flash")
         assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
+        with pytest.raises(openai.NotFoundError, match="Models: org/policy, judge") as told:
+            await client.openai.models.retrieve("gpt-5.2")
+        assert told.value.code == "model_not_found"
+        assert (await client.openai.models.retrieve("judge")).id == "judge"
         with pytest.raises(errors.ClientError, match="Did you mean 'judge'"):
             await models.generate_content(model="jugde", contents="Hi")
         assert (await models.generate_content(model="judge", contents="Hi")).text == "Well."

@@ -6,10 +6,12 @@ is played in ``tests/frameworks``.
 """
 
 import asyncio
+import contextvars
 import importlib
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import lm15
@@ -23,27 +25,19 @@ from evert.bridge.clients import takeover
 
 async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
     """A thread that was started before the agent, as frameworks have them."""
-    given: list[Any] = []
-    said: list[str] = []
-    ready = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: None).result()
 
-    def work() -> None:
-        ready.wait()
-        for router in LM15.values():
-            said.append(router.ask_blocking("Hi", "gpt-5.2", transport=given[0].transport))
+        async def agent(client: AgentClient) -> bool:
+            own: Any = {"model": "gpt-5.2", "transport": client.transport}
+            outside: Any = contextvars.Context()
+            said: list[Any] = []
+            for router in LM15.values():
+                pending = outside.run(pool.submit, partial(router.ask_blocking, "Hi", **own))
+                said += [await asyncio.wrap_future(pending), await router.ask("Hi", **own)]
+            return said == ["Fine."] * 6
 
-    thread = threading.Thread(target=work)
-    thread.start()
-
-    async def agent(client: AgentClient) -> bool:
-        given.append(client)
-        ready.set()
-        await asyncio.to_thread(thread.join)
-        for router in LM15.values():
-            said.append(await router.ask("Hi", "gpt-5.2", transport=client.transport))
-        return said == ["Fine."] * 6
-
-    assert reward(await play(agent)) == 1.0
+        assert reward(await play(agent)) == 1.0
 
 
 # -- when it is imported -------------------------------------------------------------------------
@@ -61,8 +55,9 @@ def not_imported() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("not_imported")
-async def test_an_agent_may_be_the_first_to_import_it() -> None:
+async def test_an_agent_may_be_the_first_to_import_it_and_evert_itself_never_does() -> None:
     async def agent() -> bool:
+        assert "lm15" not in sys.modules
         fresh: Any = importlib.import_module("lm15")
         assert fresh is not lm15
         messages = (fresh.Message.user("Hello?"),)
@@ -71,30 +66,21 @@ async def test_an_agent_may_be_the_first_to_import_it() -> None:
             request = fresh.Request(model="openai-chat:policy", messages=messages)
             return str((await router.complete(request)).text) == "Fine."
 
-    assert reward(await play(agent)) == 1.0
-
-
-@pytest.mark.usefixtures("not_imported")
-async def test_evert_itself_never_imports_it() -> None:
     await play(asks)
-
-    assert "lm15" not in sys.modules
+    assert reward(await play(agent)) == 1.0
 
 
 async def test_remove_leaves_it_as_it_was() -> None:
     takeover.remove()
     transports: Any = importlib.import_module("lm15.transports")
     classes = (transports.StdlibTransport, transports.StdlibAsyncTransport)
-    before = [vars(one)["stream"] for one in classes]
-    finders = [*sys.meta_path]
+    before = [*sys.meta_path, *(vars(one)["stream"] for one in classes)]
 
-    takeover.install()
-    takeover.install()
-    assert [vars(one)["stream"] for one in classes] != before
+    for _ in range(2):
+        takeover.install()
+        assert [vars(one)["stream"] for one in classes] != before[-2:]
     takeover.remove()
-
-    assert [vars(one)["stream"] for one in classes] == before
-    assert sys.meta_path == finders
+    assert [*sys.meta_path, *(vars(one)["stream"] for one in classes)] == before
 
 
 async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:
@@ -110,6 +96,4 @@ async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:
     env = ChatAgentEnv(agent)
     await env.initial_observation()
     await env.close()
-
-    [error] = told
-    assert "was closed: this rollout is over" in str(error)
+    assert ["was closed: this rollout is over" in str(error) for error in told] == [True]

@@ -7,7 +7,8 @@ alone is in ``test_genai.py``.
 
 import asyncio
 import typing
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import anthropic
@@ -24,7 +25,6 @@ from tests.bridge.faces.conftest import (
     THOUGHT,
     assert_one_lineage,
     calling,
-    every_reply,
     play_without_a_call,
 )
 from tests.bridge.faces.genai_calls import (
@@ -36,7 +36,7 @@ from tests.bridge.faces.genai_calls import (
     parts_of,
     said_by,
 )
-from tests.kit import play, user
+from tests.kit import play, system, user
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
@@ -44,17 +44,23 @@ from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
 HELLO: Any = [user("Hello?")]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 NAMES = ("add", "look")
-CHAT_TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "strict": True, "parameters": SCHEMA}}
-    for name in NAMES
-]
-RESPONSES_TOOLS: Any = [
-    {"type": "function", "name": name, "parameters": SCHEMA, "strict": True} for name in NAMES
-]
-ANTHROPIC_TOOLS: Any = [
-    {"name": name, "description": "It.", "input_schema": SCHEMA} for name in NAMES
-]
+FUNCTIONS: list[Any] = [{"name": name, "strict": True, "parameters": SCHEMA} for name in NAMES]
+CLAUDES: list[Any] = [{"name": name, "description": "", "input_schema": SCHEMA} for name in NAMES]
+FIELDS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": HELLO,
+        "tools": [{"type": "function", "function": function} for function in FUNCTIONS],
+    },
+    "responses": {
+        "input": HELLO,
+        "tools": [{"type": "function", **function} for function in FUNCTIONS],
+    },
+    "anthropic": {"messages": HELLO, "tools": CLAUDES, "max_tokens": 500},
+}
+"""What is sent where nothing else is."""
 
+ALL = (*FIELDS, "genai")
+FINAL = {"chat": "completion", "responses": "response", "anthropic": "message"}
 EXTRA = {
     "ChatCompletionMessage": {"reasoning_content"},
     "ChoiceDelta": {"reasoning_content"},
@@ -93,120 +99,7 @@ def content(value: Any) -> Any:
         names = value.keys() - {"id", "call_id", "created", "created_at", "completed_at", "parsed"}
         names -= {"parsed_arguments", "parsed_output", "index"}  # which the helpers add
         return {name: content(value[name]) for name in names}
-    if isinstance(value, list):
-        return [content(one) for one in value]
-    return value
-
-
-# -- how each SDK asks ---------------------------------------------------------------------------
-
-
-async def chat_whole(sdk: AgentClient, **fields: Any) -> Any:
-    fields = {"messages": HELLO, "tools": CHAT_TOOLS, **fields}
-    return await sdk.openai.chat.completions.create(model=sdk.model, **fields)
-
-
-async def responses_whole(sdk: AgentClient, **fields: Any) -> Any:
-    fields = {"input": HELLO, "tools": RESPONSES_TOOLS, **fields}
-    return await sdk.openai.responses.create(model=sdk.model, **fields)
-
-
-async def anthropic_whole(sdk: AgentClient, **fields: Any) -> Any:
-    fields = {"messages": HELLO, "tools": ANTHROPIC_TOOLS, "max_tokens": 500, **fields}
-    return await sdk.anthropic.messages.create(model=sdk.model, **fields)
-
-
-async def chat_joined(sdk: AgentClient, **fields: Any) -> Any:
-    """The chunks of a stream, put together by the SDK's own helper."""
-    fields = {"messages": HELLO, "tools": CHAT_TOOLS, **fields}
-    usage: Any = {"include_usage": True}
-    async with sdk.openai.chat.completions.stream(
-        model=sdk.model, stream_options=usage, **fields
-    ) as stream:
-        async for event in stream:
-            assert_named(event)
-        return await stream.get_final_completion()
-
-
-async def responses_joined(sdk: AgentClient, **fields: Any) -> Any:
-    fields = {"input": HELLO, "tools": RESPONSES_TOOLS, **fields}
-    async with sdk.openai.responses.stream(model=sdk.model, **fields) as stream:
-        async for event in stream:
-            assert_named(event)
-        return await stream.get_final_response()
-
-
-async def anthropic_joined(sdk: AgentClient, **fields: Any) -> Any:
-    fields = {"messages": HELLO, "tools": ANTHROPIC_TOOLS, "max_tokens": 500, **fields}
-    async with sdk.anthropic.messages.stream(model=sdk.model, **fields) as stream:
-        async for event in stream:
-            assert_named(event)
-        return await stream.get_final_message()
-
-
-Way = Callable[..., Awaitable[Any]]
-WHOLE: dict[str, Way] = {
-    "chat": chat_whole,
-    "responses": responses_whole,
-    "anthropic": anthropic_whole,
-}
-JOINED: dict[str, Way] = {
-    "chat": chat_joined,
-    "responses": responses_joined,
-    "anthropic": anthropic_joined,
-}
-ALL = {**WHOLE, "genai": genai_whole}
-
-
-async def events(sdk: AgentClient, api: str, **fields: Any) -> list[Any]:
-    if api == "genai":
-        return await genai_events(sdk, **fields)
-    return [event async for event in await WHOLE[api](sdk, stream=True, **fields)]
-
-
-def streamed(api: str, **fields: Any) -> Way:
-    """The way to ask for an API's events."""
-    return lambda sdk: events(sdk, api, **fields)
-
-
-async def asked(said: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
-    """What an agent gets that asks in some ways, for the same reply each; and its trajectory."""
-    got: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        got.extend([await way(client) for way in ways])
-        return 1.0
-
-    return got, await play(agent, *[said] * len(ways), **options)
-
-
-# -- whole answers and streams -------------------------------------------------------------------
-
-
-@every_reply
-async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_says(
-    renderer: cookbook.Renderer | None, said: str
-) -> None:
-    ways = [way for api in WHOLE for way in (WHOLE[api], streamed(api), JOINED[api])]
-    got, trajectory = await asked(said, *ways, genai_whole, streamed("genai"), renderer=renderer)
-
-    for number, api in enumerate(WHOLE):
-        whole, pieces, joined = got[3 * number : 3 * number + 3]
-        assert_typed(whole)
-        assert len(pieces) >= 2, api
-        assert_typed(pieces)
-        assert content(joined) == content(whole), api
-    whole, chunks = got[-2:]
-    for response in (whole, *chunks):
-        assert_genai_typed(response)
-    assert all(map(parts_of, chunks))
-    reasons = [chunk.candidates[0].finish_reason for chunk in chunks]
-    assert reasons == [None] * (len(chunks) - 1) + [whole.candidates[0].finish_reason]
-    assert chunks[-1].usage_metadata == whole.usage_metadata
-    assert said_by(chunks) == said_by([whole])
-    for answer, transition in zip(got, trajectory.transitions, strict=True):
-        if not isinstance(answer, list):
-            assert usage_of(answer) == (transition.ob.length, len(transition.ac.tokens))
+    return [content(one) for one in value] if isinstance(value, list) else value
 
 
 def usage_of(answer: Any) -> tuple[int, int]:
@@ -224,61 +117,135 @@ def usage_of(answer: Any) -> tuple[int, int]:
     raise AssertionError(usage)
 
 
-async def test_the_chunks_of_a_stream_put_together_by_hand_are_the_whole_answer() -> None:
-    said = f"{THOUGHT}{LONG}\n{calling('add', x=1)}\n{calling('look', x=2)}"
-    (whole, chunks), _ = await asked(said, chat_whole, streamed("chat"))
+# -- how each SDK asks ---------------------------------------------------------------------------
 
-    message = whole.choices[0].message
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(delta.content or "" for delta in deltas) == message.content
-    thoughts = [getattr(delta, "reasoning_content", "") for delta in deltas]
-    assert "".join(thoughts) == message.reasoning_content
-    arguments = ["", ""]
-    for one in [one for delta in deltas for one in delta.tool_calls or ()]:
-        arguments[one.index] += one.function.arguments
-    assert arguments == [call.function.arguments for call in message.tool_calls]
-    names = [one.function.name for delta in deltas for one in delta.tool_calls or () if one.id]
-    assert names == ["add", "look"]
-    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
-    assert [reason for reason in reasons if reason] == ["tool_calls"]
-    assert len(chunks) > 8
+
+def calls_of(sdk: Any, api: str, kind: str = "") -> Any:
+    """What of a client makes the calls; ``kind`` is "_sync" for a blocking one."""
+    if api == "anthropic":
+        return getattr(sdk, f"anthropic{kind}").messages
+    its = getattr(sdk, f"openai{kind}")
+    return its.responses if api == "responses" else its.chat.completions
+
+
+def fields_of(sdk: Any, api: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"model": sdk.model, **FIELDS[api], **fields}
+
+
+async def whole(sdk: AgentClient, api: str, **fields: Any) -> Any:
+    if api == "genai":
+        return await genai_whole(sdk, **fields)
+    return await calls_of(sdk, api).create(**fields_of(sdk, api, fields))
+
+
+async def events(sdk: AgentClient, api: str, **fields: Any) -> list[Any]:
+    if api == "genai":
+        return await genai_events(sdk, **fields)
+    return [event async for event in await whole(sdk, api, stream=True, **fields)]
+
+
+async def joined(sdk: AgentClient, api: str, **fields: Any) -> Any:
+    """The events of a stream, put together by the SDK's own helper."""
+    if api == "chat":
+        fields["stream_options"] = {"include_usage": True}
+    async with calls_of(sdk, api).stream(**fields_of(sdk, api, fields)) as stream:
+        async for event in stream:
+            assert_named(event)
+        return await getattr(stream, f"get_final_{FINAL[api]}")()
+
+
+Way = Callable[..., Awaitable[Any]]
+
+
+def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
+    """Ways to ask by an API."""
+    return [partial(ask, api=api, **fields) for ask in asks]
+
+
+async def asked(said: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
+    """What an agent gets that asks in some ways, for the same reply each; and its trajectory."""
+    got: list[Any] = []
+
+    async def agent(client: AgentClient) -> float:
+        got.extend([await way(client) for way in ways])
+        return 1.0
+
+    return got, await play(agent, *[said] * len(ways), **options)
+
+
+# -- whole answers and streams -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_says(
+    renderer: cookbook.Renderer | None, said: str
+) -> None:
+    ways = [way for api in FIELDS for way in by(api, whole, events, joined)]
+    got, trajectory = await asked(said, *ways, *by("genai", whole, events), renderer=renderer)
+
+    for number, api in enumerate(FIELDS):
+        answer, pieces, together = got[3 * number : 3 * number + 3]
+        assert_typed([answer, *pieces])
+        assert len(pieces) >= 2, api
+        assert content(together) == content(answer), api
+    google, chunks = got[-2:]
+    for response in (google, *chunks):
+        assert_genai_typed(response)
+    assert all(map(parts_of, chunks))
+    reasons = [chunk.candidates[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [google.candidates[0].finish_reason]
+    assert chunks[-1].usage_metadata == google.usage_metadata
+    assert said_by(chunks) == said_by([google])
+    for answer, transition in zip(got, trajectory.transitions, strict=True):
+        if not isinstance(answer, list):
+            assert usage_of(answer) == (transition.ob.length, len(transition.ac.tokens))
+
+
+async def test_a_reply_that_was_cut_says_so_whole_and_at_the_end_of_its_stream() -> None:
+    cut = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
+    cut |= {"anthropic": "max_tokens", "genai": "max_output_tokens"}
+    ways = [way for api, cap in cut.items() for way in by(api, whole, events, **{cap: 5})]
+    got, _ = await asked(LONG, *ways)
+
+    assert [got[0].choices[0].finish_reason, got[1][-1].choices[0].finish_reason] == ["length"] * 2
+    for response in (got[2], got[3][-1].response):
+        assert response.status == "incomplete"
+        assert response.incomplete_details.reason == "max_output_tokens"
+    assert [got[4].stop_reason, got[5][-2].delta.stop_reason] == ["max_tokens"] * 2
+    reasons = [one.candidates[0].finish_reason for one in (got[6], got[7][-1])]
+    assert reasons == ["MAX_TOKENS"] * 2
 
 
 async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for() -> None:
-    with_usage = streamed("chat", stream_options={"include_usage": True})
-    (whole, plain, counted), _ = await asked(LONG, chat_whole, streamed("chat"), with_usage)
+    with_usage = by("chat", events, stream_options={"include_usage": True})
+    (answer, plain, counted), _ = await asked(LONG, *by("chat", whole, events), *with_usage)
 
     assert all(chunk.usage is None for chunk in [*plain, *counted[:-1]])
-    assert counted[-1].usage == whole.usage
+    assert counted[-1].usage == answer.usage
     assert counted[-1].choices == []
 
 
-async def test_the_events_of_responses_are_numbered_and_lead_from_created_to_completed() -> None:
-    [[*events]], _ = await asked(f"{THOUGHT}{LONG}\n{ONE_CALL}", streamed("responses"))
+async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> None:
+    said = f"{THOUGHT}{LONG}\n{ONE_CALL}"
+    (items, blocks), _ = await asked(said, *by("responses", events), *by("anthropic", events))
 
-    kinds = [event.type for event in events]
-    assert [event.sequence_number for event in events] == [*range(len(events))]
+    kinds = [event.type for event in items]
+    assert [event.sequence_number for event in items] == [*range(len(items))]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed"
     assert kinds.count("response.output_item.added") == 3
     assert kinds.count("response.output_item.done") == 3
-    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert "".join(texts) == events[-1].response.output_text
+    texts = [event.delta for event in items if event.type == "response.output_text.delta"]
+    assert "".join(texts) == items[-1].response.output_text
     assert len(texts) > 3
-    thoughts = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
-    assert "".join(thoughts).strip() == "Hm, let me think about all of this."
 
-
-async def test_the_events_of_anthropic_open_and_close_each_block() -> None:
-    [[*events]], _ = await asked(f"{THOUGHT}{LONG}\n{ONE_CALL}", streamed("anthropic"))
-
-    kinds = [event.type for event in events]
+    kinds = [event.type for event in blocks]
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
-    opened = [event.content_block.type for event in events if event.type == "content_block_start"]
+    opened = [event.content_block.type for event in blocks if event.type == "content_block_start"]
     assert opened == ["thinking", "text", "tool_use"]
     assert kinds.count("content_block_stop") == 3
-    deltas = {event.delta.type for event in events if event.type == "content_block_delta"}
+    deltas = {event.delta.type for event in blocks if event.type == "content_block_delta"}
     assert deltas == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
 
 
@@ -287,7 +254,8 @@ async def test_the_events_of_anthropic_open_and_close_each_block() -> None:
 
 async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
     said = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
-    (chat, response, message, google), _ = await asked(said, *ALL.values())
+    ways = [way for api in ALL for way in by(api, whole)]
+    (chat, response, message, google), _ = await asked(said, *ways)
 
     thought, calls = "Hm, let me think about all of this.", [("add", {"x": 1}), ("look", {"x": 2})]
     own = chat.choices[0].message
@@ -307,64 +275,26 @@ async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
 
 
 async def test_ids_are_never_used_twice() -> None:
-    ways = [*ALL.values(), *ALL.values(), *JOINED.values()]
-    got, _ = await asked(SAID["parallel calls"], *ways)
+    ways = [way for api in FIELDS for way in by(api, whole, whole, joined)]
+    got, _ = await asked(SAID["parallel calls"], *ways, *by("genai", whole, whole))
 
     assert len({getattr(one, "id", None) or one.response_id for one in got}) == len(got)
-    items = [item for response in (got[1], got[5], got[9]) for item in response.output]
+    items = [item for response in got[3:6] for item in response.output]
     calls = [item.call_id for item in items if item.type == "function_call"]
     assert len({item.id for item in items} | {*calls}) == len(items) + len(calls)
-    ids = [call.id for response in (got[3], got[7]) for call in response.function_calls]
+    ids = [call.id for response in got[-2:] for call in response.function_calls]
     assert len({*ids}) == len(ids) == 6
 
 
-CAPS = {"chat": "max_completion_tokens", "genai": "max_output_tokens"}
-CAPS |= {"responses": "max_output_tokens", "anthropic": "max_tokens"}
-INCOMPLETE = ("incomplete", "max_output_tokens")
-
-
-@pytest.mark.parametrize(
-    ("said", "cap", "ends"),
-    [
-        ("A whole reply.", None, ("stop", ("completed", None), "end_turn", "STOP")),
-        (LONG, 5, ("length", INCOMPLETE, "max_tokens", "MAX_TOKENS")),
-        (ONE_CALL, None, ("tool_calls", ("completed", None), "tool_use", "STOP")),
-        (ONE_CALL, 9, ("length", INCOMPLETE, "max_tokens", "MAX_TOKENS")),
-    ],
-    ids=["stop", "length", "tool", "cut tool"],
-)
-async def test_the_reason_of_the_end_is_each_sdks_own(
-    said: str, cap: int | None, ends: tuple[Any, ...]
-) -> None:
-    got: dict[str, list[Any]] = {}
-
-    async def agent(client: AgentClient) -> float:
-        for api, ask in ALL.items():
-            fields = {CAPS[api]: cap} if cap else {}
-            got[api] = [await ask(client, **fields), (await events(client, api, **fields))[-1]]
-        return 1.0
-
-    await play(agent, *[said] * 8)
-
-    responses = [got["responses"][0], got["responses"][1].response]
-    details = [(one.status, getattr(one.incomplete_details, "reason", None)) for one in responses]
-    assert [one.choices[0].finish_reason for one in got["chat"]] == [ends[0]] * 2
-    assert details == [ends[1]] * 2
-    assert got["anthropic"][0].stop_reason == ends[2]
-    assert [one.candidates[0].finish_reason for one in got["genai"]] == [ends[3]] * 2
-
-
 async def test_a_stop_sequence_that_cut_the_reply_is_named() -> None:
-    async def agent(client: AgentClient) -> float:
-        for ask in (anthropic_whole, anthropic_joined):
-            message = await ask(client, stop_sequences=["Two", "Ten"])
-            assert message.content[0].text == "One. "
-            assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
-        stopped = await genai_whole(client, stop_sequences=["Two"])
-        assert (stopped.text, stopped.candidates[0].finish_reason) == ("One. ", "STOP")
-        return 1.0
+    ways = by("anthropic", whole, joined, stop_sequences=["Two", "Ten"])
+    ways += by("genai", whole, stop_sequences=["Two"])
+    (*messages, google), _ = await asked("One. Two.", *ways)
 
-    await play(agent, *["One. Two."] * 3)
+    for message in messages:
+        assert message.content[0].text == "One. "
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
+    assert (google.text, google.candidates[0].finish_reason) == ("One. ", "STOP")
 
 
 # -- raw, streaming and parsed -------------------------------------------------------------------
@@ -380,47 +310,37 @@ FITS = '{"x": 7, "why": "so"}'
 
 async def test_raw_responses_have_status_headers_and_the_parsed_answer() -> None:
     async def agent(client: AgentClient) -> float:
-        model, chats = client.model, client.openai.chat.completions
-        raw: Any = await chats.with_raw_response.create(model=model, messages=HELLO)
-        assert raw.parse().choices[0].message.content == LONG
-        raw = await client.openai.responses.with_raw_response.create(model=model, input="Hello?")
-        assert raw.parse().output_text == LONG
-        raw = await client.anthropic.messages.with_raw_response.create(
-            model=model, messages=HELLO, max_tokens=100
-        )
-        assert (await raw.parse()).content[0].text == LONG
-        assert raw.status_code == 200
-        assert raw.headers["content-type"] == "application/json"
-        async with chats.with_streaming_response.create(
-            model=model, messages=HELLO, stream=True
-        ) as response:
+        for api in FIELDS:
+            calls, fields = calls_of(client, api), fields_of(client, api, {})
+            raw = await calls.with_raw_response.create(**fields)
+            assert raw.status_code == 200
+            assert raw.headers["content-type"] == "application/json"
+            parsed = await raw.parse() if api == "anthropic" else raw.parse()
+            assert content(parsed) == content(await calls.create(**fields))
+        calls, fields = calls_of(client, "chat"), fields_of(client, "chat", {"stream": True})
+        async with calls.with_streaming_response.create(**fields) as response:
             assert response.headers["content-type"] == "text/event-stream"
             lines = [line async for line in response.iter_lines() if line]
         assert lines[0].startswith("data: {")
         assert lines[-1] == "data: [DONE]"
         return 1.0
 
-    await play(agent, LONG, LONG, LONG, LONG)
+    await play(agent, *[LONG] * 7)
 
 
 async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> None:
+    asks: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "chat": ("response_format", lambda answer: answer.choices[0].message.parsed),
+        "responses": ("text_format", lambda answer: answer.output_parsed),
+        "anthropic": ("output_format", lambda answer: answer.parsed_output),
+    }
     got: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        sdk, claude, model = client.openai, client.anthropic, client.model
-        chats, asked = sdk.chat.completions, {"model": model, "messages": HELLO}
-        chat = await chats.parse(**asked, response_format=Sum)
-        got.append(chat.choices[0].message.parsed)
-        response = await sdk.responses.parse(model=model, input=HELLO, text_format=Sum)
-        got.append(response.output_parsed)
-        message = await claude.messages.parse(**asked, max_tokens=100, output_format=Sum)
-        got.append(message.parsed_output)
-        async with chats.stream(**asked, response_format=Sum) as chunks:
-            got.append((await chunks.get_final_completion()).choices[0].message.parsed)
-        async with sdk.responses.stream(model=model, input=HELLO, text_format=Sum) as items:
-            got.append((await items.get_final_response()).output_parsed)
-        async with claude.messages.stream(**asked, max_tokens=100, output_format=Sum) as blocks:
-            got.append((await blocks.get_final_message()).parsed_output)
+        for api, (name, parsed) in asks.items():
+            fields = fields_of(client, api, {name: Sum})
+            got.append(parsed(await calls_of(client, api).parse(**fields)))
+            got.append(parsed(await joined(client, api, **{name: Sum})))
         return 1.0
 
     trajectory = await play(agent, FITS, f"```json\n{FITS}\n```", FITS, FITS, FITS, FITS)
@@ -451,10 +371,9 @@ async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None
     counted: list[int | None] = []
 
     async def agent(client: AgentClient) -> float:
-        fields: Any = {"model": client.model, "messages": HELLO}
-        count = await client.anthropic.messages.count_tokens(**fields, tools=ANTHROPIC_TOOLS)
-        counted.append(count.input_tokens)
-        await anthropic_whole(client)
+        fields: Any = {"model": client.model, "messages": HELLO, "tools": CLAUDES}
+        counted.append((await client.anthropic.messages.count_tokens(**fields)).input_tokens)
+        await whole(client, "anthropic")
         other = await client.genai.aio.models.count_tokens(model=client.model, contents="Hello?")
         counted.append(other.total_tokens)
         await genai_whole(client, tools=None)
@@ -470,8 +389,6 @@ async def test_the_models_are_listed() -> None:
         assert [model.id async for model in models.list()] == ["org/policy"]
         assert (await models.retrieve(client.model)).id == "org/policy"
         assert (await models.retrieve("gpt-4o")).id == "gpt-4o"  # as calls to it are answered
-        listed = [model.name async for model in await client.genai.aio.models.list()]
-        assert listed == ["models/org/policy"]
         return 1.0
 
     await play_without_a_call(agent, policy_names="org/policy")
@@ -482,14 +399,14 @@ async def test_the_models_are_listed() -> None:
 TOO_LONG = RolloutLimits(max_trajectory_tokens=40)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(stream: bool) -> None:
+@pytest.mark.parametrize("ask", [whole, events], ids=["whole", "stream"])
+async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(ask: Way) -> None:
     caught: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        for api, ask in ALL.items():
+        for api in ALL:
             try:
-                await (events(client, api) if stream else ask(client))
+                await ask(client, api)
             except (openai.OpenAIError, anthropic.AnthropicError, errors.ClientError) as error:
                 caught.append(error)
         return 1.0
@@ -513,10 +430,10 @@ async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(st
 
 
 async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow() -> None:
-    for api, ask in ALL.items():
+    for api in ALL:
 
-        async def agent(client: AgentClient, ask: Way = ask) -> float:
-            await ask(client)
+        async def agent(client: AgentClient, api: str = api) -> float:
+            await whole(client, api)
             return 1.0
 
         end: Any = await ChatAgentEnv(agent, limits=TOO_LONG).initial_observation()
@@ -536,10 +453,9 @@ async def test_a_refused_field_is_the_sdks_bad_request_error() -> None:
 
     async def agent(client: AgentClient) -> float:
         for api, kind, fields, said in refused:
-            with pytest.raises(kind, match=said):
-                await ALL[api](client, **fields)
-            with pytest.raises(kind, match=said):
-                await events(client, api, **fields)
+            for ask in (whole, events):
+                with pytest.raises(kind, match=said):
+                    await ask(client, api, **fields)
         return 1.0
 
     await play_without_a_call(agent)
@@ -573,129 +489,88 @@ async def test_a_call_is_never_made_twice() -> None:
 # -- blocking clients ----------------------------------------------------------------------------
 
 
-def blocking_answers(client: BlockingAgentClient | AgentClient) -> list[Any]:
-    """What the blocking SDKs say, whole and put together from streams."""
-    sdk, claude, model = client.openai_sync, client.anthropic_sync, client.model
-    asked: Any = {"model": model, "messages": HELLO, "tools": CHAT_TOOLS}
-    got: list[Any] = [sdk.chat.completions.create(**asked)]
-    with sdk.chat.completions.stream(**asked, stream_options={"include_usage": True}) as chat:
-        assert_named_all(chat)
-        got.append(chat.get_final_completion())
-    asked = {"model": model, "input": HELLO, "tools": RESPONSES_TOOLS}
-    got.append(sdk.responses.create(**asked))
-    with sdk.responses.stream(**asked) as response:
-        assert_named_all(response)
-        got.append(response.get_final_response())
-    asked = {"model": model, "messages": HELLO, "tools": ANTHROPIC_TOOLS, "max_tokens": 500}
-    got.append(claude.messages.create(**asked))
-    with claude.messages.stream(**asked) as message:
-        assert_named_all(message)
-        got.append(message.get_final_message())
-    return [*got, *genai_blocking(client)]
-
-
-def assert_named_all(stream: Iterable[Any]) -> None:
-    for event in stream:
-        assert_named(event)
-
-
-def assert_alike(got: list[Any]) -> None:
-    assert len(got) == 8
-    for whole, joined in zip(got[:6:2], got[1:6:2], strict=True):
-        assert_typed(whole)
-        assert content(whole) == content(joined)
-    whole, chunks = got[6:]
-    assert_genai_typed(whole)
-    assert said_by(chunks) == said_by([whole])
+def check_blocking(client: BlockingAgentClient | AgentClient) -> None:
+    """The blocking SDKs say the same, whole and put together from streams."""
+    for api in FIELDS:
+        calls = calls_of(client, api, "_sync")
+        answer = calls.create(**fields_of(client, api, {}))
+        usage = {"stream_options": {"include_usage": True}} if api == "chat" else {}
+        with calls.stream(**fields_of(client, api, usage)) as stream:
+            for event in stream:
+                assert_named(event)
+            assert content(getattr(stream, f"get_final_{FINAL[api]}")()) == content(answer)
+        assert_typed(answer)
+    google, chunks = genai_blocking(client)
+    assert_genai_typed(google)
+    assert said_by(chunks) == said_by([google])
 
 
 async def test_blocking_clients_get_the_same_in_a_plain_agent_and_in_a_thread() -> None:
     def agent(client: BlockingAgentClient) -> float:
-        for _ in SAID:
-            assert_alike(blocking_answers(client))
+        check_blocking(client)
         return 1.0
 
     async def threaded(client: AgentClient) -> float:
-        assert_alike(await asyncio.to_thread(blocking_answers, client))
+        await asyncio.to_thread(check_blocking, client)
         return 1.0
 
-    await play(agent, *[said for said in SAID.values() for _ in range(8)])
+    await play(agent, *[SAID["reasoning and calls"]] * 8)
     await play(threaded, *[SAID["parallel calls"]] * 8)
-
-
-async def test_a_blocking_client_on_the_envs_loop_is_told_instead_of_waiting_for_ever() -> None:
-    async def agent(client: AgentClient) -> float:
-        model = client.model
-        with pytest.raises(openai.BadRequestError, match="asyncio.to_thread") as caught:
-            client.openai_sync.chat.completions.create(model=model, messages=HELLO)
-        assert caught.value.code == "blocking_call"
-        with pytest.raises(anthropic.BadRequestError, match="asyncio.to_thread"):
-            client.anthropic_sync.messages.create(model=model, messages=HELLO, max_tokens=10)
-        with pytest.raises(errors.ClientError, match="asyncio.to_thread"):
-            client.genai.models.generate_content(model=model, contents="Hi")
-        return 1.0
-
-    await play_without_a_call(agent)
 
 
 # -- conversations -------------------------------------------------------------------------------
 
 
+async def answered(client: AgentClient, api: str, stream: bool, **fields: Any) -> Any:
+    return await (joined if stream else whole)(client, api, **fields)
+
+
 async def chat_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    messages: list[Any] = [{"role": "system", "content": "You add."}, *HELLO]
+    messages: list[Any] = [system("You add."), *HELLO]
     for number in range(rounds):
-        completion = await (chat_joined if stream else chat_whole)(client, messages=messages)
-        message = completion.choices[0].message
-        messages.append(message)
-        for call in message.tool_calls or ():
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{number}!"})
-        if not message.tool_calls:
-            messages.append(user(f"Go on, {number}."))
+        answer = await answered(client, "chat", stream, messages=messages)
+        message = answer.choices[0].message
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": f"{number}!"}
+            for call in message.tool_calls or ()
+        ]
+        messages += [message, *(results or [user(f"Go on, {number}.")])]
 
 
-async def responses_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    ask, items = responses_joined if stream else responses_whole, [*HELLO]
+async def responses_conversation(
+    client: AgentClient, rounds: int, *, stream: bool, has_state: bool = False
+) -> None:
+    items, state = [*HELLO], {"instructions": "You add."}
     for number in range(rounds):
-        response = await ask(client, input=items, instructions="You add.")
-        items += response.output
-        items += _what_follows(response, number)
-
-
-async def responses_with_state(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    ask, items = responses_joined if stream else responses_whole, [*HELLO]
-    state: dict[str, str] = {}
-    for number in range(rounds):
-        response = await ask(client, input=items, instructions="You add.", **state)
-        state = {"previous_response_id": response.id}
-        items = _what_follows(response, number)
-
-
-def _what_follows(response: Any, number: int) -> list[Any]:
-    calls = [item.call_id for item in response.output if item.type == "function_call"]
-    if not calls:
-        return [user(f"Go on, {number}.")]
-    return [
-        {"type": "function_call_output", "call_id": call, "output": f"{number}!"} for call in calls
-    ]
+        response = await answered(client, "responses", stream, input=items, **state)
+        results = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": f"{number}!"}
+            for item in response.output
+            if item.type == "function_call"
+        ]
+        if has_state:
+            state["previous_response_id"] = response.id
+        items = [] if has_state else [*items, *response.output]
+        items += results or [user(f"Go on, {number}.")]
 
 
 async def anthropic_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    ask, messages = anthropic_joined if stream else anthropic_whole, [*HELLO]
+    messages = [*HELLO]
     for number in range(rounds):
-        message = await ask(client, messages=messages, system="You add.")
-        messages.append({"role": "assistant", "content": message.content})
+        message = await answered(client, "anthropic", stream, messages=messages, system="You add.")
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": f"{number}!"}
             for block in message.content
             if block.type == "tool_use"
         ]
+        messages.append({"role": "assistant", "content": message.content})
         messages.append({"role": "user", "content": results or f"Go on, {number}."})
 
 
 CONVERSATIONS = {
     "chat": chat_conversation,
     "responses": responses_conversation,
-    "responses with state": responses_with_state,
+    "responses with state": partial(responses_conversation, has_state=True),
     "anthropic": anthropic_conversation,
     **CONVERSATIONS,
 }
@@ -730,13 +605,8 @@ async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
 ) -> None:
     # the prompt has opened the thinking
     thought, one, two = "Hm, let me think.\n</think>\n\n", _in_xml("add", 1), _in_xml("look", 2)
-    said = [
-        f"{thought}So be it.",
-        f"{thought}{one}",
-        f"{thought}{one}\n{two}",
-        f"{thought}Let me see.\n\n{two}",
-        f"{thought}Bye.",
-    ]
+    texts = ["So be it.", one, f"{one}\n{two}", f"Let me see.\n\n{two}", "Bye."]
+    said = [f"{thought}{text}" for text in texts]
 
     await converse(api, said, stream=stream, renderer=make_renderer("qwen3_5_preserve_thinking"))
 

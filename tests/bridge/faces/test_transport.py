@@ -5,7 +5,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anthropic
@@ -14,7 +14,6 @@ import httpx2
 import openai
 import pytest
 from google import genai
-from tests.bridge.faces.conftest import play_without_a_call
 from tests.bridge.faces.sdk_calls import REFUSALS
 from tests.kit import play, reward, user
 
@@ -24,7 +23,6 @@ from evert.bridge.errors import AgentAborted
 
 HELLO: Any = [user("Hello?")]
 LIBRARIES: list[Any] = [httpx, httpx2]
-every_library = pytest.mark.parametrize("library", LIBRARIES)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +40,10 @@ def body(client: Any, **fields: Any) -> dict[str, Any]:
     return {"model": client.model, "messages": HELLO, **fields}
 
 
+def url_of(transport: Transport) -> str:
+    return f"{transport.base_url}/chat/completions"
+
+
 def text(response: Any) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
@@ -49,75 +51,59 @@ def text(response: Any) -> str:
 # -- both libraries ------------------------------------------------------------------------------
 
 
-@every_library
-async def test_an_async_client_gets_its_own_librarys_response(library: Any) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_a_client_gets_its_own_librarys_response(library: Any) -> None:
     async def agent(client: AgentClient) -> bool:
-        async with library.AsyncClient(
-            transport=client.transport, base_url=client.transport.base_url
-        ) as http:
-            response = await http.post("/chat/completions", json=body(client))
-            assert type(response) is library.Response
-            assert response.request.url.host == "rollout.invalid"
-            lines = []
-            async with http.stream(
-                "POST", "/chat/completions", json=body(client, stream=True)
-            ) as stream:
-                async for line in stream.aiter_lines():
-                    lines.append(line)
-        assert "data: [DONE]" in lines
-        return text(response) == "Fine."
-
-    assert reward(await play(agent)) == 1.0
-
-
-@every_library
-async def test_a_blocking_client_gets_its_own_librarys_response(library: Any) -> None:
-    def agent(client: BlockingAgentClient) -> bool:
-        with library.Client(transport=client.transport, base_url=client.transport.base_url) as http:
-            response = http.post("/chat/completions", json=body(client))
-            assert type(response) is library.Response
-            with http.stream("POST", "/chat/completions", json=body(client, stream=True)) as stream:
-                lines = [*stream.iter_lines()]
-        assert "data: [DONE]" in lines
-        return text(response) == "Fine."
-
-    assert reward(await play(agent)) == 1.0
-
-
-@every_library
-async def test_bodies_that_are_streams_are_read(library: Any) -> None:
-    async def agent(client: AgentClient) -> bool:
-        async def pieces() -> Any:
+        async def pieces() -> AsyncIterator[bytes]:
             content = json.dumps(body(client)).encode()
             yield content[:10]
             yield content[10:]
 
+        url = url_of(client.transport)
         async with library.AsyncClient(transport=client.transport) as http:
-            url = f"{client.transport.base_url}/chat/completions"
-            return text(await http.post(url, content=pieces())) == "Fine."
+            response = await http.post(url, json=body(client))
+            assert type(response) is library.Response
+            assert response.request.url.host == "rollout.invalid"
+            async with http.stream("POST", url, json=body(client, stream=True)) as stream:
+                lines = [line async for line in stream.aiter_lines()]
+            in_pieces = await http.post(f"{url}/", content=pieces())
+        assert "data: [DONE]" in lines
+        return text(response) == text(in_pieces) == "Fine."
 
-    assert reward(await play(agent)) == 1.0
+    def blocking(client: BlockingAgentClient) -> bool:
+        url = url_of(client.transport)
+        with library.Client(transport=client.transport) as http:
+            response = http.post(url, json=body(client))
+            assert type(response) is library.Response
+            with http.stream("POST", url, json=body(client, stream=True)) as stream:
+                lines = [*stream.iter_lines()]
+        assert "data: [DONE]" in lines
+        return text(response) == "Fine."
+
+    agents: list[Any] = [agent, blocking]
+    for one in agents:
+        assert reward(await play(one)) == 1.0
 
 
 async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothing() -> None:
     async def agent(client: AgentClient) -> bool:
         assert isinstance(client.transport, Transport)
-        with client.transport as same:
-            assert same is client.transport
-        async with client.transport as same:
-            assert same is client.transport
-        client.transport.close()
-        await client.transport.aclose()
-        async with httpx.AsyncClient(transport=client.transport) as http:  # type: ignore[arg-type]
-            url = f"{client.transport.base_url}/chat/completions"
-            return text(await http.post(url, json=body(client))) == "Fine."
+        transport: Any = client.transport
+        with transport as same:
+            assert same is transport
+        async with transport as same:
+            assert same is transport
+        transport.close()
+        await transport.aclose()
+        async with httpx.AsyncClient(transport=transport) as http:
+            return text(await http.post(url_of(transport), json=body(client))) == "Fine."
 
     assert reward(await play(agent)) == 1.0
 
 
 async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     """Some frameworks lose context variables on the way."""
-    found: dict[str, Transport] = {}
+    found: dict[str, Any] = {}
     said: dict[str, str] = {}
     met = asyncio.Barrier(2)
 
@@ -125,9 +111,8 @@ async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
         found[task] = client.transport
         await met.wait()
         other = found[{"one": "two", "two": "one"}[task]]
-        async with httpx.AsyncClient(transport=other) as http:  # type: ignore[arg-type]
-            url = f"{other.base_url}/chat/completions"
-            said[task] = text(await http.post(url, json={"messages": HELLO}))
+        async with httpx.AsyncClient(transport=other) as http:
+            said[task] = text(await http.post(url_of(other), json={"messages": HELLO}))
         await met.wait()
         return 1.0
 
@@ -135,42 +120,15 @@ async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     assert said == {"one": "From two.", "two": "From one."}
 
 
-# -- other paths ---------------------------------------------------------------------------------
-
-
-async def test_another_path_is_a_404_that_says_what_there_is() -> None:
-    others = [
-        ("GET", "/v1/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("POST", "/v1/embeddings"),
-        ("DELETE", "/v1/responses/resp_1"),
-        ("GET", "/"),
-        ("POST", "/v1/models"),
-    ]
-
-    async def agent(client: AgentClient) -> float:
-        async with httpx.AsyncClient(transport=client.transport) as http:  # type: ignore[arg-type]
-            for method, path in others:
-                response = await http.request(method, f"{client.transport.root_url}{path}")
-                error = response.json()["error"]
-                assert (response.status_code, error["type"]) == (404, "not_found_error"), path
-                said = f"Nothing answers {method} {path.rstrip('/')} here. "
-                assert error["message"].startswith(said)
-        return 1.0
-
-    await play_without_a_call(agent)
-
-
-async def test_a_slash_at_the_end_makes_no_difference() -> None:
-    async def agent(client: AgentClient) -> bool:
-        async with httpx.AsyncClient(transport=client.transport) as http:  # type: ignore[arg-type]
-            url = f"{client.transport.base_url}/chat/completions/"
-            return text(await http.post(url, json=body(client))) == "Fine."
-
-    assert reward(await play(agent)) == 1.0
-
-
 # -- the end -------------------------------------------------------------------------------------
+
+
+async def close_while_it_waits(agent: Any) -> None:
+    """Play an episode until its first call, and give it up."""
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await env.close()
+    assert not env.is_running
 
 
 async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None:
@@ -190,15 +148,12 @@ async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None
                 errors.append(error)
         return 0.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await env.close()
+    await close_while_it_waits(agent)
 
     kinds = [openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError]
     assert [type(error) for error in errors] == kinds
     assert errors[0].code == "rollout_over"
     assert all("was closed: this rollout is over" in str(error) for error in errors)
-    assert not env.is_running
 
 
 async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() -> None:
@@ -218,9 +173,7 @@ async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() 
             ended_by.append(error)
             raise
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await env.close()
+    await close_while_it_waits(agent)
 
     assert refusals == ["rollout_over"] * 4  # the call that waited, and three that came too late
     assert [type(error) for error in ended_by] == [AgentAborted]
@@ -239,11 +192,7 @@ async def test_an_async_agent_that_swallows_everything_is_ended_too() -> None:
             except asyncio.CancelledError:
                 refusals.append("cancelled")
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await env.close()
-
-    assert not env.is_running
+    await close_while_it_waits(agent)
     assert 1 <= len(refusals) <= 8
 
 

@@ -93,38 +93,25 @@ SCHEMA = {
     "title": "@schema_title",
     "description": "@schema_description",
     "properties": {
-        "@parameter": {
-            "type": "string",
-            "title": "@title",
-            "description": "@parameter_description",
-            "enum": ["@enum", "@enum_2"],
-            "default": "@default",
-            "pattern": "@pattern",
-            "examples": ["@example"],
-            "@extra_key": "@extra_value",
-            "@extra_object": {"@extra_inner": ["@extra_item"]},
-        },
-        "deep": {
-            "type": "object",
-            "properties": {
-                "@inner": {"type": "array", "items": {"type": "string", "description": "@deep"}}
-            },
-            "required": ["@inner"],
-        },
-        "either": {"anyOf": [{"type": "string", "const": "@const"}, {"type": "null"}]},
-    },
+        "@parameter": {"type": "string", "title": "@title", "description": "@parameter_description",
+            "enum": ["@enum", "@enum_2"], "default": "@default", "pattern": "@pattern",
+            "examples": ["@example"], "@extra_key": "@extra_value",
+            "@extra_object": {"@extra_inner": ["@extra_item"]}},
+        "deep": {"type": "object",
+            "properties": {"@inner": {"type": "array",
+                "items": {"type": "string", "description": "@deep"}}},
+            "required": ["@inner"]},
+        "either": {"anyOf": [{"type": "string", "const": "@const"}, {"type": "null"}]}},
     "required": ["@parameter"],
     "$defs": {"@definition": {"type": "string", "description": "@definition_description"}},
     "@schema_key": {"@schema_inner": "@schema_value"},
-}
+}  # fmt: skip
 PLAIN_SCHEMA = {
     "type": "object",
-    "properties": {
-        "@parameter": {"type": "string", "description": "@parameter_description"},
-        "@other": {"type": "string", "enum": ["@enum"], "default": "@default"},
-    },
+    "properties": {"@parameter": {"type": "string", "description": "@parameter_description"},
+        "@other": {"type": "string", "enum": ["@enum"], "default": "@default"}},
     "required": ["@parameter"],
-}
+}  # fmt: skip
 ARGUMENTS: Any = {
     "@key": "@value",
     "list": ["@item", {"@inner_key": "@inner_value"}],
@@ -156,13 +143,14 @@ def tool(schema: Any = PLAIN_SCHEMA, name: str = "@tool") -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def call(arguments: Any, id: str = "@id", name: str = "@tool") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def calling(arguments: Any, **more: Any) -> list[dict[str, Any]]:
     """A call, its result, and what comes after."""
-    function = {"name": "@tool", "arguments": arguments}
-    call = {"id": "@id", "type": "function", "function": function}
-    said = {"role": "assistant", "content": "@said", "tool_calls": [call], **more}
     result = {"role": "tool", "tool_call_id": "@id", "content": "@result"}
-    return [user("@task"), said, result]
+    return [user("@task"), said("@said", tool_calls=[call(arguments)], **more), result]
 
 
 def talk(*messages: Any, **fields: Any) -> dict[str, Any]:
@@ -170,40 +158,19 @@ def talk(*messages: Any, **fields: Any) -> dict[str, Any]:
 
 
 CHAT: dict[str, Any] = {
-    "texts": talk(
-        system(),
-        {**user([text("@part"), text("@part_2")]), "name": "@user_name"},
-        {"role": "assistant", "content": "@said", "name": "@assistant_name"},
-        user(),
-        user("@asked_2"),
-    ),
-    "parts": talk(
-        {"role": "system", "content": [text("@system"), text("@system_2")]},
-        user("@task"),
-        said(text("@said"), text("@said_2")),
-        user(),
-    ),
+    "texts": talk(system(), {**user([text("@part"), text("@part_2")]), "name": "@user_name"},
+        said("@said", name="@assistant_name"), user(), user("@asked_2")),
+    "parts": talk({"role": "system", "content": [text("@system"), text("@system_2")]},
+        user("@task"), said(text("@said"), text("@said_2")), user()),
     "developer": talk(system("@developer", "developer"), user()),
-    "systems": talk(
-        system(), user("@task"), system("@system_2"), system("@developer", "developer"), user()
-    ),
+    "systems": talk(system(), user("@task"), system("@system_2"), system("@developer", "developer"),
+        user()),
     "assistants": talk(user("@task"), said("@said"), said("@said_2"), user()),
     "prefilled": talk(user("@task"), said("@said")),
-    "reasoning": talk(
-        user("@task"),
-        {"role": "assistant", "content": "@said", "reasoning_content": "@reasoning"},
-        user(),
-        {"role": "assistant", "content": [text("@part")], "reasoning": "@reasoning_2"},
-        user("@asked_2"),
-    ),
-    "thinking": talk(
-        user("@task"),
-        {
-            "role": "assistant",
-            "content": [text("@said"), {"type": "thinking", "thinking": "@thinking"}, text("@b")],
-        },
-        user(),
-    ),
+    "reasoning": talk(user("@task"), said("@said", reasoning_content="@reasoning"), user(),
+        said([text("@part")], reasoning="@reasoning_2"), user("@asked_2")),
+    "thinking": talk(user("@task"),
+        said(text("@said"), {"type": "thinking", "thinking": "@thinking"}, text("@b")), user()),
     "no user": talk(system(), said("@said")),
     "schema": talk(system(), user(), tools=[tool(SCHEMA), tool(name="@tool_2")]),
     "tools": talk(user(), tools=[tool(), tool(name="@tool_2")], tool_choice="required"),
@@ -215,53 +182,25 @@ CHAT: dict[str, Any] = {
     "escaped twice": talk(*calling(Json(Json(ARGUMENTS, escaped=True), escaped=True)), user()),
     "no object": talk(*calling(Json(["@item", "@item_2"])), user()),
     "a string": talk(*calling(Json("@item")), user()),
-    "two results": talk(
-        user("@task"),
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": f"@id_{number}",
-                    "type": "function",
-                    "function": {
-                        "name": f"@tool_{number}",
-                        "arguments": Json({"x": f"@x_{number}"}),
-                    },
-                }
-                for number in (1, 2)
-            ],
-        },
+    "two results": talk(user("@task"),
+        said(None,
+            tool_calls=[call(Json({"x": "@x_1"}), "@id_1", "@tool_1"),
+                call(Json({"x": "@x_2"}), "@id_2", "@tool_2")]),
         {"role": "tool", "tool_call_id": "@id_2", "name": "@result_name", "content": "@result_2"},
         {"role": "tool", "tool_call_id": "@id_1", "content": [text("@result"), text("@part")]},
-        user(),
-    ),
-    "a stray result": talk(
-        user("@task"), {"role": "tool", "tool_call_id": "@id", "name": "@n", "content": "@result"}
-    ),
-    "forced": talk(
-        user(), tools=[tool()], tool_choice={"type": "function", "function": {"name": "@tool"}}
-    ),
-    "format": talk(
-        user(),
-        response_format={
-            "type": "json_schema",
-            "json_schema": {
-                "name": "@format_name",
-                "description": "@format_description",
-                "schema": {**PLAIN_SCHEMA, "title": "@schema_title"},
-            },
-        },
-    ),
-    "settings": talk(
-        user(),
-        stop=["@stop", "@stop_2"],
-        user="@user",
-        metadata={"@metadata": "@metadata_value"},
-        safety_identifier="@identifier",
-        prompt_cache_key="@cache_key",
-    ),
-}
+        user()),
+    "a stray result": talk(user("@task"),
+        {"role": "tool", "tool_call_id": "@id", "name": "@n", "content": "@result"}),
+    "forced": talk(user(), tools=[tool()],
+        tool_choice={"type": "function", "function": {"name": "@tool"}}),
+    "format": talk(user(),
+        response_format={"type": "json_schema",
+            "json_schema": {"name": "@format_name", "description": "@format_description",
+                "schema": {**PLAIN_SCHEMA, "title": "@schema_title"}}}),
+    "settings": talk(user(), stop=["@stop", "@stop_2"], user="@user",
+        metadata={"@metadata": "@metadata_value"}, safety_identifier="@identifier",
+        prompt_cache_key="@cache_key"),
+}  # fmt: skip
 
 
 def block(slot: str) -> dict[str, Any]:
@@ -274,107 +213,52 @@ _FUNCTION = {"type": "function", "name": "@tool", "description": "@description"}
 
 RESPONSES: dict[str, Any] = {
     "text": {"instructions": "@instructions", "input": "@asked"},
-    "items": {
-        "instructions": [{"role": "developer", "content": "@instructions"}],
-        "input": [
-            user([block("@part"), block("@part_2")]),
-            {"role": "assistant", "content": [{"type": "output_text", "text": "@said"}]},
-            user("@task"),
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [{"type": "refusal", "refusal": "@refusal"}],
-            },
-            user(),
-        ],
-    },
-    "developer": {
-        "instructions": "@instructions",
-        "input": [system("@developer", "developer"), user()],
-    },
-    "reasoning": {
-        "input": [
-            user("@task"),
-            {
-                "type": "reasoning",
-                "id": "r",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": "@reasoning"}],
-            },
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [
-                    {"type": "output_text", "text": "@said"},
-                    {"type": "output_text", "text": "@b"},
-                ],
-            },
-            user(),
-            {
-                "type": "reasoning",
-                "id": "s",
-                "summary": [
-                    {"type": "summary_text", "text": "@summary"},
-                    {"type": "summary_text", "text": "@summary_2"},
-                ],
-            },
-            said("@said_2"),
-            user("@asked_2"),
-        ]
-    },
-    "schema": {
-        "instructions": "@instructions",
-        "input": "@asked",
-        "tools": [
-            {**_FUNCTION, "parameters": SCHEMA, "strict": True},
-            {
-                "type": "custom",
-                "name": "@custom",
-                "description": "@custom_description",
-                "format": {"type": "grammar", "syntax": "lark", "definition": "@grammar"},
-            },
-            {
-                "type": "namespace",
-                "name": "@namespace",
-                "description": "@namespace_description",
-                "tools": [{"type": "function", "name": "@inner_tool", "parameters": PLAIN_SCHEMA}],
-            },
-        ],
-        "tool_choice": {"type": "function", "name": "@tool"},
-    },
+    "items": {"instructions": [{"role": "developer", "content": "@instructions"}],
+        "input": [user([block("@part"), block("@part_2")]),
+            said([{"type": "output_text", "text": "@said"}]), user("@task"),
+            {"type": "message", "role": "assistant",
+                "content": [{"type": "refusal", "refusal": "@refusal"}]}, user()]},
+    "developer": {"instructions": "@instructions",
+        "input": [system("@developer", "developer"), user()]},
+    "reasoning": {"input": [user("@task"),
+        {"type": "reasoning", "id": "r", "summary": [],
+            "content": [{"type": "reasoning_text", "text": "@reasoning"}]},
+        {"type": "message", "role": "assistant",
+            "content": [{"type": "output_text", "text": "@said"},
+                {"type": "output_text", "text": "@b"}]}, user(),
+        {"type": "reasoning", "id": "s",
+            "summary": [{"type": "summary_text", "text": "@summary"},
+                {"type": "summary_text", "text": "@summary_2"}]}, said("@said_2"),
+        user("@asked_2")]},
+    "schema": {"instructions": "@instructions", "input": "@asked",
+        "tools": [{**_FUNCTION, "parameters": SCHEMA, "strict": True},
+            {"type": "custom", "name": "@custom", "description": "@custom_description",
+                "format": {"type": "grammar", "syntax": "lark", "definition": "@grammar"}},
+            {"type": "namespace", "name": "@namespace", "description": "@namespace_description",
+                "tools": [{"type": "function", "name": "@inner_tool",
+                    "parameters": PLAIN_SCHEMA}]}],
+        "tool_choice": {"type": "function", "name": "@tool"}},
     "calls": {
-        "input": [
-            user("@task"),
+        "input": [user("@task"),
             {"type": "reasoning", "id": "r", "summary": [], "content": [{"text": "@reasoning"}]},
             _CALLED,
-            {
-                "type": "custom_tool_call",
-                "call_id": "@id_2",
-                "name": "@custom",
-                "input": "@input",
-                "namespace": "@namespace",
-            },
-            _OUTPUT,
-            {"type": "custom_tool_call_output", "call_id": "@id_2", "output": [block("@part")]},
-        ],
-        "tools": [{**_FUNCTION, "parameters": PLAIN_SCHEMA}],
-    },
+            {"type": "custom_tool_call", "call_id": "@id_2", "name": "@custom", "input": "@input",
+                "namespace": "@namespace"}, _OUTPUT,
+            {"type": "custom_tool_call_output", "call_id": "@id_2", "output": [block("@part")]}],
+        "tools": [{**_FUNCTION, "parameters": PLAIN_SCHEMA}]},
     "calls without tools": {"input": [user("@task"), _CALLED, _OUTPUT, user()]},
-    "format": {
-        "input": "@asked",
-        "text": {"format": {"type": "json_schema", "name": "@format_name", "schema": SCHEMA}},
-    },
-    "settings": {
-        "input": "@asked",
-        "metadata": {"@metadata": "@metadata_value"},
-        "user": "@user",
-        "prompt_cache_key": "@cache_key",
-    },
-}
+    "format": {"input": "@asked",
+        "text": {"format": {"type": "json_schema", "name": "@format_name", "schema": SCHEMA}}},
+    "settings": {"input": "@asked", "metadata": {"@metadata": "@metadata_value"}, "user": "@user",
+        "prompt_cache_key": "@cache_key"},
+}  # fmt: skip
 
 
-def used(**more: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": "@id", "name": "@tool", "input": ARGUMENTS, **more}
+USED = {"type": "tool_use", "id": "@id", "name": "@tool", "input": ARGUMENTS}
+
+
+def thinking(slot: str, signature: str = "s") -> dict[str, Any]:
+    return {"type": "thinking", "thinking": slot, "signature": signature}
 
 
 def result(content: Any) -> dict[str, Any]:
@@ -382,171 +266,81 @@ def result(content: Any) -> dict[str, Any]:
 
 
 ANTHROPIC: dict[str, Any] = {
-    "texts": {
-        "system": "@system",
-        "messages": [user([text("@part"), text("@part_2")]), said("@said"), user()],
-    },
-    "blocks": {
-        "system": [text("@system"), text("@system_2")],
-        "messages": [user("@task"), said(text("@said"), text("@said_2")), user()],
-    },
-    "systems": {
-        "system": "@system",
-        "messages": [user("@task"), {"role": "system", "content": [text("@system_2")]}, user()],
-    },
-    "thinking": {
-        "messages": [
-            user("@task"),
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "@thinking", "signature": "@signature"},
-                    text("@said"),
-                    {"type": "redacted_thinking", "data": "@redacted"},
-                    {"type": "thinking", "thinking": "@thinking_2", "signature": "s"},
-                    text("@said_2"),
-                ],
-            },
-            user(),
-        ]
-    },
-    "schema": {
-        "system": "@system",
-        "messages": [user()],
+    "texts": {"system": "@system",
+        "messages": [user([text("@part"), text("@part_2")]), said("@said"), user()]},
+    "blocks": {"system": [text("@system"), text("@system_2")],
+        "messages": [user("@task"), said(text("@said"), text("@said_2")), user()]},
+    "systems": {"system": "@system",
+        "messages": [user("@task"), {"role": "system", "content": [text("@system_2")]}, user()]},
+    "thinking": {"messages": [user("@task"),
+        said(thinking("@thinking", "@signature"), text("@said"),
+            {"type": "redacted_thinking", "data": "@redacted"}, thinking("@thinking_2"),
+            text("@said_2")), user()]},
+    "schema": {"system": "@system", "messages": [user()],
         "tools": [{"name": "@tool", "description": "@description", "input_schema": SCHEMA}],
-        "tool_choice": {"type": "tool", "name": "@tool"},
-    },
+        "tool_choice": {"type": "tool", "name": "@tool"}},
     "calls": {
-        "messages": [
-            user("@task"),
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "@thinking", "signature": "s"},
-                    text("@said"),
-                    used(),
-                ],
-            },
-            user([result([text("@result"), text("@result_2")]), text("@asked")]),
-        ],
-        "tools": [{"name": "@tool", "description": "@description", "input_schema": PLAIN_SCHEMA}],
-    },
-    "calls without tools": {
-        "messages": [
-            user("@task"),
-            {"role": "assistant", "content": [used()]},
-            user([result("@result")]),
-        ]
-    },
-    "format": {
-        "messages": [user()],
-        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-    },
-    "settings": {
-        "messages": [user()],
-        "stop_sequences": ["@stop"],
-        "metadata": {"user_id": "@user_id"},
-    },
-}
+        "messages": [user("@task"), said(thinking("@thinking"), text("@said"), USED),
+            user([result([text("@result"), text("@result_2")]), text("@asked")])],
+        "tools": [{"name": "@tool", "description": "@description", "input_schema": PLAIN_SCHEMA}]},
+    "calls without tools": {"messages": [user("@task"), said([USED]), user([result("@result")])]},
+    "format": {"messages": [user()],
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    "settings": {"messages": [user()], "stop_sequences": ["@stop"],
+        "metadata": {"user_id": "@user_id"}},
+}  # fmt: skip
 for _shape in ANTHROPIC.values():
     _shape["max_tokens"] = 20
 
 
 def parts(*texts: Any, role: str = "user") -> dict[str, Any]:
-    return {
-        "role": role,
-        "parts": [{"text": one} if isinstance(one, str) else one for one in texts],
-    }
+    written = [{"text": one} if isinstance(one, str) else one for one in texts]
+    return {"role": role, "parts": written}
 
 
 _OPENAPI = {
     "type": "OBJECT",
     "description": "@schema_description",
     "properties": {
-        "@parameter": {
-            "type": "STRING",
-            "title": "@title",
-            "description": "@parameter_description",
-            "enum": ["@enum"],
-            "default": "@default",
-            "format": "@string_format",
-            "nullable": True,
-        },
-        "list": {
-            "type": "ARRAY",
-            "items": {
-                "type": "OBJECT",
-                "properties": {"@inner": {"type": "STRING", "description": "@deep"}},
-            },
-        },
-    },
+        "@parameter": {"type": "STRING", "title": "@title", "description": "@parameter_description",
+            "enum": ["@enum"], "default": "@default", "format": "@string_format", "nullable": True},
+        "list": {"type": "ARRAY",
+            "items": {"type": "OBJECT",
+                "properties": {"@inner": {"type": "STRING", "description": "@deep"}}}}},
     "required": ["@parameter"],
-}
+}  # fmt: skip
 _USED = {"functionCall": {"id": "@id", "name": "@tool", "args": ARGUMENTS}}
 _RESULT = {
-    "functionResponse": {
-        "id": "@id",
-        "name": "@result_name",
-        "response": {"@result_key": "@result", "list": ["@result_item"]},
-    }
-}
+    "functionResponse": {"id": "@id", "name": "@result_name",
+        "response": {"@result_key": "@result", "list": ["@result_item"]}},
+}  # fmt: skip
 _DECLARED = {"name": "@tool", "description": "@description", "parameters": _OPENAPI}
 
 GEMINI: dict[str, Any] = {
-    "texts": {
-        "systemInstruction": {"parts": [{"text": "@system"}, {"text": "@system_2"}]},
-        "contents": [
-            parts("@part", "@part_2"),
-            parts("@said", "@b", role="model"),
-            parts("@asked"),
-        ],
-    },
-    "thoughts": {
-        "contents": [
-            parts("@task"),
-            parts({"text": "@thought", "thought": True}, "@said", role="model"),
-            parts(
-                {"text": "@thought_2", "thought": True, "thoughtSignature": "@s"},
-                "@b",
-                role="model",
-            ),
-            parts("@asked"),
-        ]
-    },
-    "schema": {
-        "systemInstruction": {"parts": [{"text": "@system"}]},
-        "contents": [parts("@asked")],
-        "tools": [
-            {
-                "functionDeclarations": [
-                    _DECLARED,
-                    {"name": "@tool_2", "parametersJsonSchema": SCHEMA},
-                ]
-            }
-        ],
-        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["@tool"]}},
-    },
+    "texts": {"systemInstruction": {"parts": [{"text": "@system"}, {"text": "@system_2"}]},
+        "contents": [parts("@part", "@part_2"), parts("@said", "@b", role="model"),
+            parts("@asked")]},
+    "thoughts": {"contents": [parts("@task"),
+        parts({"text": "@thought", "thought": True}, "@said", role="model"),
+        parts({"text": "@thought_2", "thought": True, "thoughtSignature": "@s"}, "@b",
+            role="model"), parts("@asked")]},
+    "schema": {"systemInstruction": {"parts": [{"text": "@system"}]}, "contents": [parts("@asked")],
+        "tools": [{"functionDeclarations": [_DECLARED,
+            {"name": "@tool_2", "parametersJsonSchema": SCHEMA}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY",
+            "allowedFunctionNames": ["@tool"]}}},
     "calls": {
-        "contents": [
-            parts("@task"),
+        "contents": [parts("@task"),
             parts({"text": "@thought", "thought": True}, "@said", _USED, role="model"),
-            parts(_RESULT, "@asked"),
-        ],
-        "tools": [{"functionDeclarations": [_DECLARED]}],
-    },
-    "calls without tools": {
-        "contents": [parts("@task"), parts(_USED, role="model"), parts(_RESULT)]
-    },
-    "format": {
-        "contents": [parts("@asked")],
-        "generationConfig": {"responseMimeType": "application/json", "responseSchema": _OPENAPI},
-    },
-    "settings": {
-        "contents": [parts("@asked")],
-        "generationConfig": {"stopSequences": ["@stop"]},
-        "labels": {"@label": "@label_value"},
-    },
-}
+            parts(_RESULT, "@asked")],
+        "tools": [{"functionDeclarations": [_DECLARED]}]},
+    "calls without tools": {"contents": [parts("@task"), parts(_USED, role="model"),
+        parts(_RESULT)]},
+    "format": {"contents": [parts("@asked")],
+        "generationConfig": {"responseMimeType": "application/json", "responseSchema": _OPENAPI}},
+    "settings": {"contents": [parts("@asked")], "generationConfig": {"stopSequences": ["@stop"]},
+        "labels": {"@label": "@label_value"}},
+}  # fmt: skip
 
 
 def _with_objects(shape: Any) -> Any:
