@@ -3,7 +3,6 @@
 What all four APIs keep is in ``test_contract.py``.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from google.genai import types
 from tests.bridge.dialects.apis import GEMINI, HI_PARTS, REPLIES, Fields, reply
 
 from evert.bridge.chat.reply import TokenLogprob
-from evert.bridge.clients.dialects.gemini import CONFIG_FIELDS, FIELDS, Gemini
+from evert.bridge.clients.dialects.gemini import Gemini
 
 WITH_THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
 
@@ -25,32 +24,6 @@ def typed(written: Fields) -> types.GenerateContentResponse:
     response = types.GenerateContentResponse.model_validate(written)
     assert response.model_dump(mode="json", by_alias=True, exclude_none=True) == written
     return response
-
-
-def test_what_the_sdk_sends_has_its_policy_where_the_sdk_puts_it(
-    sent: Callable[..., Fields],
-) -> None:
-    numbers = dict.fromkeys(
-        ["temperature", "top_p", "top_k", "candidate_count", "max_output_tokens", "seed"], 1
-    )
-    body = sent(
-        **numbers,
-        system_instruction="Be.",
-        stop_sequences=["a"],
-        response_mime_type="application/json",
-        response_schema=types.Schema(type=types.Type.OBJECT),
-        safety_settings=[types.SafetySetting()],
-        tools=[types.Tool(function_declarations=[types.FunctionDeclaration(name="add")])],
-        tool_config=types.ToolConfig(),
-        thinking_config=types.ThinkingConfig(include_thoughts=True),
-    )
-
-    assert len(body) == 6
-    assert {*body} <= FIELDS.honoured | FIELDS.ignored
-    passes = CONFIG_FIELDS.honoured | CONFIG_FIELDS.ignored | {"candidateCount"}  # of 1
-    assert len(body["generationConfig"]) == 10
-    assert {*body["generationConfig"]} <= passes
-    assert Gemini("policy").read(body).max_tokens == 1
 
 
 def test_the_path_says_which_model_is_asked_and_whether_for_a_stream() -> None:

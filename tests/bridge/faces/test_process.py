@@ -7,13 +7,13 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.processes import marked, new_mark
 from tests import kit
 from tests.bridge.faces.conftest import play_without_a_call
 from tinker_cookbook.rl.types import Trajectory, Transition
@@ -21,7 +21,6 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from evert import (
     AgentError,
     AgentTimeoutError,
-    ChatAgentEnv,
     CommandError,
     Outcome,
     ProcessAgent,
@@ -114,25 +113,6 @@ async def test_the_address_can_be_put_into_the_arguments() -> None:
     assert (key, model, has_key) == ("[ROLLOUT_KEY]", "policy", "True")
 
 
-async def test_it_runs_in_a_folder_of_its_own_that_is_gone_afterwards() -> None:
-    agent = python('ask("x"); open("made", "w").close(); print(os.getcwd())')
-    first, second = [str((await last_of(agent)).logs["stdout"]).strip() for _ in range(2)]
-
-    assert first != second
-    assert not is_there(first)
-
-
-async def test_it_runs_where_it_is_told_to_and_with_further_variables(tmp_path: Path) -> None:
-    agent = python(
-        'ask("x"); open("made", "w").write(os.environ["COLOUR"])',
-        cwd=tmp_path,
-        env={"COLOUR": "green"},
-    )
-    await play(agent)
-
-    assert (tmp_path / "made").read_text() == "green"
-
-
 # -- rewards -------------------------------------------------------------------------------------
 
 
@@ -146,16 +126,16 @@ async def test_a_reward_may_be_left_in_a_file() -> None:
 
 async def test_a_reward_may_be_a_function_of_output_files_and_task_async_too() -> None:
     def score(result: ProcessResult, task: Any) -> Outcome:
-        made = (result.folder / "made").read_text()
-        return Outcome(float(result.stdout == "yes\n" and made == task and result.status == 0))
+        assert (result.stdout, result.stderr, result.status) == ("yes\n", "abc", 0)
+        return Outcome(float((result.folder / "made").read_text() == task))
 
-    async def length(result: ProcessResult, task: Any) -> float:
+    async def later(result: ProcessResult, task: Any) -> Outcome:
         await asyncio.sleep(0)
-        return len(result.stderr)
+        return score(result, task)
 
     code = 'import sys; print(ask("x")); open("made", "w").write("seven"); sys.stderr.write("abc")'
-    assert (await last_of(python(code, reward=score), task="seven")).reward == 1.0
-    assert (await last_of(python(code, reward=length))).reward == 3.0
+    for reward in (score, later):
+        assert (await last_of(python(code, reward=reward), task="seven")).reward == 1.0
 
 
 async def test_a_reward_function_may_block_without_holding_up_the_others() -> None:
@@ -184,9 +164,8 @@ async def test_a_reward_may_be_a_command_that_judges_the_folder() -> None:
 
 
 async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() -> None:
-    look = (
-        "print(*(os.environ[name] for name in ('HOME', 'TMPDIR', 'EVERT_TASK_FILE')), sys.argv[1])"
-    )
+    names = "('HOME', 'TMPDIR', 'EVERT_TASK_FILE')"
+    look = f"print(*(os.environ[name] for name in {names}), sys.argv[1])"
     seen = "print(sorted(os.listdir('.')), sorted(os.listdir(os.environ['HOME'])))"
     agent = python(
         f"import sys; ask('x'); {look}; {seen}; print('EVERT_REWARD_FILE' in os.environ)",
@@ -216,43 +195,6 @@ def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(tmp_path: Path)
         ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
 
 
-# -- the process tree ----------------------------------------------------------------------------
-
-FAMILY = """
-import subprocess, sys
-sleep = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
-subprocess.Popen(sleep)
-subprocess.Popen(sleep, start_new_session=True)
-ask("x")
-"""
-
-
-async def test_the_whole_tree_is_killed_by_closing_and_when_the_command_has_ended() -> None:
-    mark = new_mark()
-    env = ChatAgentEnv(python(FAMILY, mark))
-    await env.initial_observation()
-    assert len(marked(mark)) == 4  # its supervisor has it among its arguments, too
-    await env.close()
-    assert not env.is_running
-    assert not marked(mark)
-
-    assert (await last_of(python(FAMILY, mark))).reward == 1.0
-    assert not marked(mark)
-
-
-async def test_twenty_processes_at_once_are_not_mixed_up() -> None:
-    code = 'print(ask("task " + os.environ["EVERT_TASK"]))'
-
-    def echo(prompt: str) -> str:
-        return prompt.partition("task ")[2].partition("<")[0]
-
-    played = [kit.play(python(code), echo, task=str(number)) for number in range(20)]
-    trajectories = await asyncio.gather(*played)
-
-    outputs = [str(t.transitions[-1].logs["stdout"]).strip() for t in trajectories]
-    assert outputs == [str(number) for number in range(20)]
-
-
 # -- errors --------------------------------------------------------------------------------------
 
 
@@ -273,23 +215,21 @@ async def error_of(agent: ProcessAgent, task: object = NO_TASK, **options: Any) 
     return caught.value
 
 
-async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it() -> None:
+async def test_a_program_that_cannot_be_started_is_an_error_that_says_why_and_how_to_get_it(
+    tmp_path: Path,
+) -> None:
     command = ["evert-no-such-program"]
     plain = await error_of(ProcessAgent(command))
     told = await error_of(ProcessAgent(command, install="npm install -g evert-no-such-program"))
+    (tmp_path / "script").write_text("no program")
+    other = await error_of(ProcessAgent([str(tmp_path / "script")]))
 
     assert isinstance(plain.__cause__, CommandError)
     assert "The program 'evert-no-such-program' was not found" in str(plain)
     assert "install it where PATH leads, or give its whole path" in str(plain)
     assert "To fix it: npm install -g evert-no-such-program." in str(told)
     assert "wrote last" not in str(told)
-
-
-async def test_a_program_that_cannot_be_started_is_an_error_that_says_why(tmp_path: Path) -> None:
-    (tmp_path / "script").write_text("no program")
-    error = await error_of(ProcessAgent([str(tmp_path / "script")]))
-
-    assert "cannot be started: [Errno 13] Permission denied" in str(error)
+    assert "cannot be started: [Errno 13] Permission denied" in str(other)
 
 
 async def test_a_command_that_dies_at_its_start_is_an_error_with_its_output() -> None:
@@ -310,22 +250,18 @@ except HTTPError as error:
 """
 
 
-async def test_a_command_whose_model_has_another_name_is_an_error_that_says_so() -> None:
-    models = {"judge": ScriptedPolicy(["yes"])}
-    code = f"import sys{REFUSED}    raise SystemExit(1)"
-    error = await error_of(python(code, "x", "gpt-4o"), models=models)
-
-    assert "before it made a model call" in str(error)
-    assert "gpt-4o" in str(error)
-
-
 async def test_a_command_that_fails_on_a_refusal_is_an_error_with_both() -> None:
+    models = {"judge": ScriptedPolicy(["yes"])}
+    other = f"import sys{REFUSED}    raise SystemExit(1)"
+    unknown = await error_of(python(other, "x", "gpt-4o"), models=models)
     code = f"import sys; ask('Hi'); sys.argv.append(chr(0xD800)){REFUSED}    raise SystemExit(2)"
-    error = await error_of(python(code))
+    refused = await error_of(python(code))
 
-    assert "after 1 model calls" in str(error)
-    assert "ended with status 2 when its model call was refused: " in str(error)
-    assert "wrote last: stderr '{" in str(error)
+    assert "before it made a model call" in str(unknown)
+    assert "gpt-4o" in str(unknown)
+    assert "after 1 model calls" in str(refused)
+    assert "ended with status 2 when its model call was refused: " in str(refused)
+    assert "wrote last: stderr '{" in str(refused)
 
 
 async def test_a_command_whose_last_prompt_is_too_long_ends_as_any_such_episode() -> None:
@@ -342,13 +278,9 @@ async def test_a_command_whose_last_prompt_is_too_long_ends_as_any_such_episode(
 
 async def test_a_command_that_hangs_is_a_timeout_with_the_end_of_its_output() -> None:
     code = "import sys, time; ask('x'); print('waiting for a lock', file=sys.stderr, flush=True)"
-    agent = python(f"{code}; time.sleep(600)")
-    with pytest.raises(AgentTimeoutError) as caught:
-        await kit.play(agent, "yes", agent_timeout=2)
-
-    assert f"The command {sys.executable!r} wrote last: stderr 'waiting for a lock'" in str(
-        caught.value
-    )
+    last = f"The command {sys.executable!r} wrote last: stderr 'waiting for a lock'"
+    with pytest.raises(AgentTimeoutError, match=re.escape(last)):
+        await kit.play(python(f"{code}; time.sleep(600)"), "yes", agent_timeout=2)
 
 
 async def test_a_reward_function_that_raises_is_an_error_with_the_commands_output() -> None:

@@ -23,42 +23,30 @@ async def output(agent: ProcessAgent, **options: Any) -> str:
 # -- files ---------------------------------------------------------------------------------------
 
 
-async def test_text_is_laid_into_the_folder_with_its_placeholders_filled_in() -> None:
-    files = {"deep/down/config": "{model} does {task}, {not this} and {}", "other": "plain"}
-    agent = python(SHOW, "deep/down/config", "other", files=files)
-
-    assert await output(agent, task="it") == "policy does it, {not this} and {}|plain"
-
-
-async def test_bytes_and_copies_are_laid_as_they_are(tmp_path: Path) -> None:
+async def test_files_are_laid_into_the_folder_and_texts_are_filled_in(tmp_path: Path) -> None:
     (tmp_path / "repo" / "inner").mkdir(parents=True)
     (tmp_path / "repo" / "inner" / "a.py").write_text("f'{task}'")
     (tmp_path / "one.py").write_text("f'{model}'")
     files: dict[str, str | bytes | Path] = {
+        "deep/down/config": "{model} does {task}, {not this} and {}",
         "raw": b"f'{task}'",
         ".": tmp_path / "repo",
         "sub/one.py": tmp_path / "one.py",
     }
-    agent = python(SHOW, "raw", "inner/a.py", "sub/one.py", files=files)
+    names = ("deep/down/config", "raw", "inner/a.py", "sub/one.py")
+    laid = ["policy does it, {not this} and {}", "f'{task}'", "f'{task}'", "f'{model}'"]
 
-    assert await output(agent, task="it") == "f'{task}'|f'{task}'|f'{model}'"
+    assert (await output(python(SHOW, *names, files=files), task="it")).split("|") == laid
     assert (tmp_path / "repo" / "inner" / "a.py").read_text() == "f'{task}'"
 
 
 async def test_a_file_of_the_home_is_beside_the_folder_and_gone_with_it() -> None:
-    code = (
-        'import sys; ask("x"); print(os.listdir(), os.environ["CONFIG"], open(sys.argv[1]).read())'
-    )
-    agent = python(
-        code,
-        "{home}/a/config",
-        files={"{home}/a/config": "key={api_key}"},
-        env={"CONFIG": "{home}/a"},
-    )
+    code = "print(os.listdir(), os.environ['CONFIG'], open(sys.argv[1]).read())"
+    files, env = {"{home}/a/config": "key={api_key}"}, {"CONFIG": "{home}/a"}
+    agent = python(f"import sys; ask('x'); {code}", "{home}/a/config", files=files, env=env)
     listing, home, text = (await output(agent)).split()
 
-    assert listing == "[]"
-    assert text == "key=[ROLLOUT_KEY]"
+    assert (listing, text) == ("[]", "key=[ROLLOUT_KEY]")
     assert Path(home).name == "a"
     assert not is_there(home)
 
@@ -80,9 +68,8 @@ async def test_a_file_replaces_what_an_earlier_episode_left_in_its_place(tmp_pat
 
 async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
     code = "import sys; open('made', 'w').write(open('given').read() + sys.argv[1])"
-    agent = python(
-        SHOW, "made", files={"given": "from "}, setup=[sys.executable, "-c", code, "{task}"]
-    )
+    setup = [sys.executable, "-c", code, "{task}"]
+    agent = python(SHOW, "made", files={"given": "from "}, setup=setup)
 
     assert await output(agent, task="setup") == "from setup"
 

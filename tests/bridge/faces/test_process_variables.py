@@ -75,12 +75,12 @@ async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPa
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
-    none = await last_of(python("ask('x')", reward=show))
+    agent = python("ask('x')", reward=show)
+    counts = [(await last_of(agent)).logs["reward_stdout"]]
     monkeypatch.setenv("LC_CTYPE", "C.UTF-8")
-    one = await last_of(python("ask('x')", reward=show))
+    counts.append((await last_of(agent)).logs["reward_stdout"])
 
-    assert none.logs["reward_stdout"] == "0\n"
-    assert one.logs["reward_stdout"] == "1\n"
+    assert counts == ["0\n", "1\n"]
 
 
 # -- what is handed over -------------------------------------------------------------------------
@@ -129,13 +129,13 @@ def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
 def test_programs_that_look_for_themselves_at_home_are_told_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / ".rustup").mkdir()
-    (tmp_path / "elsewhere").mkdir()
+    rust, volta = tmp_path / ".rustup", tmp_path / "elsewhere"
+    rust.mkdir()
+    volta.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = harmless({"VOLTA_HOME": str(tmp_path / "elsewhere")})
+    found = harmless({"VOLTA_HOME": str(volta)})
 
-    assert found["RUSTUP_HOME"] == str(tmp_path / ".rustup")
-    assert found["VOLTA_HOME"] == str(tmp_path / "elsewhere")
+    assert (found["RUSTUP_HOME"], found["VOLTA_HOME"]) == (str(rust), str(volta))
     assert "ASDF_DATA_DIR" not in found
 
 

@@ -286,17 +286,6 @@ async def test_ids_are_never_used_twice() -> None:
     assert len({*ids}) == len(ids) == 6
 
 
-async def test_a_stop_sequence_that_cut_the_reply_is_named() -> None:
-    ways = by("anthropic", whole, joined, stop_sequences=["Two", "Ten"])
-    ways += by("genai", whole, stop_sequences=["Two"])
-    (*messages, google), _ = await asked("One. Two.", *ways)
-
-    for message in messages:
-        assert message.content[0].text == "One. "
-        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
-    assert (google.text, google.candidates[0].finish_reason) == ("One. ", "STOP")
-
-
 # -- raw, streaming and parsed -------------------------------------------------------------------
 
 

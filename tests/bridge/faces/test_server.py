@@ -6,7 +6,7 @@ Each test leaves no task, thread, socket or file. Keys are told apart in ``test_
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 import anthropic
@@ -15,13 +15,13 @@ import psutil
 import pytest
 from google import genai
 from tests.bridge.faces.conftest import play_without_a_call
-from tests.kit import play, reward, user
+from tests.kit import assistant, play, reward, user
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.clients.http import calls, connections, server
+from evert.bridge.clients.http import calls, server
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -30,6 +30,7 @@ SERVED = "any-name"
 """Not the policy's, whose calls take-over would answer before they came to a socket."""
 
 QUESTION: list[Any] = [user("Hi")]
+ASKED: Any = {"model": SERVED, "messages": QUESTION}
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +47,9 @@ async def nothing_is_left() -> AsyncIterator[None]:
     assert not server._servers
 
 
-def headers(client: AgentClient) -> dict[str, str]:
-    return {"authorization": f"Bearer {client.api_key}"}
+@pytest.fixture
+def often_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
 
 
 def openai_of(client: AgentClient, **options: Any) -> openai.AsyncOpenAI:
@@ -63,8 +65,16 @@ def google(client: AgentClient) -> genai.client.AsyncClient:
     return genai.Client(api_key=client.api_key, http_options=options).aio
 
 
-def body(**fields: Any) -> dict[str, Any]:
-    return {"model": SERVED, "messages": QUESTION, **fields}
+def session_of(client: AgentClient) -> aiohttp.ClientSession:
+    own = {"authorization": f"Bearer {client.api_key}"}
+    return aiohttp.ClientSession(f"{client.base_url}/", headers=own)
+
+
+async def post(session: aiohttp.ClientSession, mark: Any = None, **fields: Any) -> str:
+    """The text that a completion has."""
+    asked = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
+    async with asked as response:
+        return str((await response.json())["choices"][0]["message"]["content"])
 
 
 async def step(env: ChatAgentEnv, text: str) -> Any:
@@ -75,49 +85,17 @@ async def step(env: ChatAgentEnv, text: str) -> Any:
 # -- one server, one key a rollout ---------------------------------------------------------------
 
 
-async def test_the_real_sdks_of_a_process_reach_their_rollout() -> None:
-    seen: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        async with openai_of(client) as sdk:
-            chat = await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
-            response = await sdk.responses.create(model=SERVED, input="Hi")
-            seen.extend([chat.choices[0].message.content, response.output_text])
-            seen.append([model.id async for model in sdk.models.list()])
-        async with anthropic_of(client) as other:
-            message = await other.messages.create(model=SERVED, messages=QUESTION, max_tokens=100)
-            seen.append(message.content[0].text)  # type: ignore[union-attr]
-            count = await other.messages.count_tokens(model=SERVED, messages=QUESTION)
-            seen.append(count.input_tokens == message.usage.input_tokens)
-        async with google(client) as third:
-            said = await third.models.generate_content(model=SERVED, contents="Hi")
-            seen.extend([said.text, [model.name async for model in await third.models.list()]])
-        return 1.0
-
-    trajectory = await play(agent, "one", "two", "three", "four")
-
-    assert seen == ["one", "two", ["policy"], "three", True, "four", ["models/policy"]]
-    assert len(trajectory.transitions) == 4
-
-
 async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     addresses: set[str] = set()
 
     async def agent(client: AgentClient, task: str) -> float:
         addresses.add(client.base_url)
-        messages = [{"role": "user", "content": task}]
-        async with aiohttp.ClientSession() as session:
+        messages = [user(task)]
+        async with session_of(client) as session:
             for _ in range(3):
-                url = f"{client.base_url}/chat/completions"
-                request = session.post(url, json=body(messages=messages), headers=headers(client))
-                async with request as response:
-                    answer = await response.json()
-                content = answer["choices"][0]["message"]["content"]
+                content = await post(session, messages=messages)
                 assert content == f"echo of {task}"
-                messages += [
-                    {"role": "assistant", "content": content},
-                    {"role": "user", "content": "more"},
-                ]
+                messages += [assistant(content), user("more")]
         return 1.0
 
     def echo(prompt: str) -> str:
@@ -131,9 +109,6 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-# -- interfaces ----------------------------------------------------------------------------------
-
-
 async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -144,29 +119,23 @@ async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(
         with pytest.raises(OSError, match="assign requested address"):
             client.serve("203.0.113.7")
         with caplog.at_level(logging.WARNING):
-            address = client.serve("0.0.0.0")
-        assert address.base_url.startswith("http://0.0.0.0:")
+            assert client.serve("0.0.0.0").base_url.startswith("http://0.0.0.0:")
         return 1.0
 
     await play_without_a_call(agent)
     assert "Put a proxy with TLS or an SSH tunnel in front" in caplog.text
 
 
-# -- retries -------------------------------------------------------------------------------------
+# -- retries, and clients that go away -----------------------------------------------------------
 
 
 async def test_a_marked_retry_gets_the_same_reply_and_an_equal_body_another() -> None:
     contents: list[str] = []
 
     async def agent(client: AgentClient) -> float:
-        url = f"{client.base_url}/chat/completions"
-        marks: list[dict[str, str]] = [{}, {"x-stainless-retry-count": "1"}, {}]
-        async with aiohttp.ClientSession() as session:
-            for mark in marks:
-                request = session.post(url, json=body(), headers={**headers(client), **mark})
-                async with request as response:
-                    answer = await response.json()
-                contents.append(answer["choices"][0]["message"]["content"])
+        async with session_of(client) as session:
+            for mark in ({}, {"x-stainless-retry-count": "1"}, {}):
+                contents.append(await post(session, mark))
         return 1.0
 
     trajectory = await play(agent, "first", "second")
@@ -180,7 +149,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
 
     async def agent(client: AgentClient) -> float:
         async with openai_of(client, timeout=0.3, max_retries=5) as sdk:
-            completion = await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+            completion = await sdk.chat.completions.create(**ASKED)
             contents.append(completion.choices[0].message.content)
         return 1.0
 
@@ -194,20 +163,16 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     assert env.turns == 1
 
 
-# -- clients that go away ------------------------------------------------------------------------
-
-
 async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
         async with openai_of(client, timeout=0.2, max_retries=0) as sdk:
             with pytest.raises(openai.APITimeoutError):
-                await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+                await sdk.chat.completions.create(**ASKED)
             await asyncio.sleep(0.2)
-            completion = await sdk.with_options(timeout=30).chat.completions.create(
-                model=SERVED, messages=[cast("Any", user("Again"))]
-            )
+            again: Any = {"model": SERVED, "messages": [user("Again")], "timeout": 30}
+            completion = await sdk.chat.completions.create(**again)
         return float(completion.choices[0].message.content == "second")
 
     env = ChatAgentEnv(agent)
@@ -215,32 +180,22 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
     await asyncio.sleep(0.6)
     between = await step(env, "first")  # nobody waits for it any more
     assert not between.episode_done
-    assert "Again" in prompt_renderer(None).decode(
-        [token for chunk in between.next_observation.chunks for token in chunk.tokens]
-    )
-    result = await step(env, "second")
-
-    assert result.reward == 1.0
+    assert "Again" in prompt_renderer(None).decode(between.next_observation.to_ints())
+    assert (await step(env, "second")).reward == 1.0
 
 
 # -- streams -------------------------------------------------------------------------------------
 
 
-async def test_a_waiting_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
+@pytest.mark.usefixtures("often_pinged")
+async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
     raw: list[bytes] = []
 
     async def agent(client: AgentClient) -> float:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(
-                f"{client.base_url}/chat/completions",
-                json=body(stream=True),
-                headers=headers(client),
-            ) as response,
-        ):
-            assert response.content_type == "text/event-stream"
-            raw.append(await response.read())
+        asked = {**ASKED, "stream": True}
+        async with session_of(client) as http, http.post("chat/completions", json=asked) as answer:
+            assert answer.content_type == "text/event-stream"
+            raw.append(await answer.read())
         return 1.0
 
     env = ChatAgentEnv(agent)
@@ -252,26 +207,17 @@ async def test_a_waiting_stream_is_kept_alive_by_comments(monkeypatch: pytest.Mo
     assert raw[0].endswith(b"data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("slow", [False, True])
-async def test_the_sdks_read_a_stream_that_waited(
-    slow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if slow:
-        monkeypatch.setattr(calls, "PING_EVERY", 0.05)
+@pytest.mark.usefixtures("often_pinged")
+@pytest.mark.parametrize("pause", [0, 0.2], ids=["at once", "after comments"])
+async def test_the_sdks_read_a_stream_that_waited(pause: float) -> None:
     texts: list[str] = []
 
     async def agent(client: AgentClient) -> float:
-        async with (
-            openai_of(client) as sdk,
-            sdk.responses.stream(model=SERVED, input="Hi") as events,
-        ):
-            texts.append((await events.get_final_response()).output_text)
-        async with (
-            anthropic_of(client) as other,
-            other.messages.stream(model=SERVED, messages=QUESTION, max_tokens=99) as events,
-        ):
-            texts.append(await events.get_final_text())
-        async with google(client) as third:
+        async with openai_of(client) as sdk, anthropic_of(client) as other, google(client) as third:
+            async with sdk.responses.stream(model=SERVED, input="Hi") as events:
+                texts.append((await events.get_final_response()).output_text)
+            async with other.messages.stream(**ASKED, max_tokens=99) as blocks:
+                texts.append(await blocks.get_final_text())
             chunks = await third.models.generate_content_stream(model=SERVED, contents="Hi")
             texts.append("".join([chunk.text or "" async for chunk in chunks]))
         return 1.0
@@ -280,7 +226,7 @@ async def test_the_sdks_read_a_stream_that_waited(
     await env.initial_observation()
     replies = ["a reply in several pieces", "and another one of those", "and one of Google's"]
     for reply in replies:
-        await asyncio.sleep(0.2 if slow else 0)
+        await asyncio.sleep(pause)
         await step(env, reply)
 
     assert texts == replies
@@ -294,11 +240,8 @@ class Late(MessageCompleter):
         raise bad_request("It is late.")
 
 
-async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
-
+@pytest.mark.usefixtures("often_pinged")
+async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error() -> None:
     async def agent(client: AgentClient) -> float:
         with left_alone():
             async with google(client) as sdk:
@@ -311,21 +254,13 @@ async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_err
     await play_without_a_call(agent, models={"late": Late()})
 
 
-async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
-    raised: list[Exception] = []
-
+@pytest.mark.usefixtures("often_pinged")
+async def test_a_rollout_that_is_closed_ends_a_waiting_stream() -> None:
     async def agent(client: AgentClient) -> float:
         async with openai_of(client, max_retries=0) as sdk:
-            stream = await sdk.chat.completions.create(model=SERVED, messages=QUESTION, stream=True)
-            try:
-                async for _ in stream:
-                    pass
-            except openai.APIError as error:
-                raised.append(error)
-                raise
+            stream: Any = await sdk.chat.completions.create(**ASKED, stream=True)
+            async for _ in stream:
+                pass
         return 1.0
 
     env = ChatAgentEnv(agent)
@@ -336,56 +271,14 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
     assert not env.is_running
 
 
-# -- bad requests --------------------------------------------------------------------------------
-
-
-async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BODY_LIMIT", 1000)
-
-    async def agent(client: AgentClient) -> float:
-        async with openai_of(client) as sdk:
-            with pytest.raises(openai.APIStatusError, match="longer than 1000 bytes") as caught:
-                await sdk.responses.create(model=SERVED, input="x" * 2000)
-        assert caught.value.status_code == 413
-        return 1.0
-
-    await play_without_a_call(agent)
-
-
-async def test_a_bad_request_is_an_error_in_json() -> None:
-    bad = [
-        ("POST", "/v1/embeddings", b"{}", 404),
-        ("GET", "/v1/chat/completions", b"", 404),
-        ("GET", "/", b"", 404),
-        ("POST", "/v1/chat/completions", b"{", 400),
-        ("POST", "/v1/responses", b"[]", 400),
-        ("POST", "/v1/messages", b"\xff\xfe", 400),
-        ("POST", "/v1/messages/count_tokens", b"{}", 400),
-        ("POST", "/v1beta/models/policy:generateContent", b"{}", 400),
-        ("POST", "/v1beta/models/policy:countTokens", b"[", 400),
-        ("POST", "/v1beta/models/policy:embedContent", b"{}", 404),
-    ]
-
-    async def agent(client: AgentClient) -> float:
-        root = client.serve().root_url
-        async with aiohttp.ClientSession(root, headers=headers(client)) as session:
-            for method, path, content, status in bad:
-                async with session.request(method, path, data=content) as response:
-                    assert response.status == status, path
-                    assert (await response.json())["error"]["message"]
-        return 1.0
-
-    await play_without_a_call(agent)
-
-
-# -- nothing is left -----------------------------------------------------------------------------
+# -- addresses and seats -------------------------------------------------------------------------
 
 
 async def test_a_blocking_agent_may_ask_for_an_address_from_its_thread() -> None:
     def agent(client: Any) -> bool:
         assert client.serve() == client.serve()
         with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
-            completion = sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+            completion = sdk.chat.completions.create(**ASKED)
         return bool(completion.choices[0].message.content == "hello")
 
     assert reward(await play(agent, "hello")) == 1.0
@@ -405,10 +298,8 @@ async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None
             await client.chat.completions.create(messages=QUESTION)
             for _ in range(delay):
                 await asyncio.sleep(0)
-            async with aiohttp.ClientSession() as http:
-                url = f"{client.base_url}/models"
-                async with http.get(url, headers=headers(client)) as response:
-                    return float(response.status == 200)
+            async with session_of(client) as http, http.get("models") as response:
+                return float(response.status == 200)
 
         envs = [ChatAgentEnv(first), ChatAgentEnv(second)]
         for env in envs:
@@ -420,14 +311,13 @@ async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None
 
 async def test_a_seats_client_taken_twice_goes_on_with_the_same_responses() -> None:
     async def agent(client: AgentClient) -> float:
-        first = await client.seat("p").openai.responses.create(model="evert/p", input="Hi")
-        second = await client.seat("p").openai.responses.create(
-            model="evert/p", input="more", previous_response_id=first.id
-        )
+        asked: Any = {"model": "evert/p", "input": "Hi"}
+        first = await client.seat("p").openai.responses.create(**asked)
+        asked["previous_response_id"] = first.id
+        second = await client.seat("p").openai.responses.create(**asked)
         ids = {first.id, second.id}
         for name in ("p", "q", "p"):
-            completion = await client.seat(name).chat.completions.create(messages=QUESTION)
-            ids.add(completion.id)
+            ids.add((await client.seat(name).chat.completions.create(messages=QUESTION)).id)
         assert len(ids) == 5
         return 1.0
 

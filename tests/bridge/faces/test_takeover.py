@@ -37,7 +37,6 @@ from tests.bridge.faces.sdk_calls import (
     LM15,
     MODEL,
     REFUSALS,
-    async_anthropic,
     async_genai,
     async_openai,
     blocking_anthropic,
@@ -187,17 +186,6 @@ async def test_blocking_calls_in_an_async_agents_threads(place: str) -> None:
 
     await play(agent)
     assert said == dict.fromkeys(ways, "In here.")
-
-
-async def test_another_event_loop_in_a_thread() -> None:
-    async def agent() -> bool:
-        return bool(await THREADS["a thread"](plain))
-
-    def plain() -> bool:
-        return asyncio.run(async_anthropic("Loop.")) == "Loop."
-
-    assert reward(await play(agent)) == 1.0
-    assert reward(await play(plain)) == 1.0
 
 
 async def test_requests_without_any_sdk() -> None:
@@ -674,21 +662,6 @@ async def test_what_others_wrap_meanwhile_stays_theirs(monkeypatch: pytest.Monke
     assert reward(await play(agent)) == 1.0
     assert started
     monkeypatch.undo()
-
-
-@pytest.mark.usefixtures("removed")
-async def test_every_env_installs_it_again_and_it_takes_effect_once() -> None:
-    async def agent(task: int) -> bool:
-        return await async_openai(f"Task {task}") == f"Task {task}"
-
-    first = await play(agent, 0)
-    patched = patches()
-    assert takeover.is_installed()
-    rest = await asyncio.gather(*(play(agent, number) for number in range(1, 5)))
-    assert patches() == patched
-    takeover.remove()
-    last = await play(agent, 5)
-    assert [reward(trajectory) for trajectory in [first, *rest, last]] == [1.0] * 6
 
 
 @pytest.mark.usefixtures("removed")

@@ -194,31 +194,3 @@ async def test_an_async_agent_that_swallows_everything_is_ended_too() -> None:
 
     await close_while_it_waits(agent)
     assert 1 <= len(refusals) <= 8
-
-
-async def test_threads_of_many_agents_that_wait_are_freed() -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        client.openai_sync.chat.completions.create(**body(client))
-        return 0.0
-
-    envs = [ChatAgentEnv(agent) for _ in range(50)]
-    await asyncio.gather(*(env.initial_observation() for env in envs))
-    waiting = [t for t in threading.enumerate() if t.name.startswith("evert agent ")]
-    assert len(waiting) >= 50
-    await asyncio.gather(*(env.close() for env in envs))
-
-    assert not any(thread.is_alive() for thread in waiting)
-
-
-async def test_a_call_after_the_end_is_a_400() -> None:
-    kept: list[AgentClient] = []
-
-    async def agent(client: AgentClient) -> float:
-        kept.append(client)
-        await client.openai.chat.completions.create(**body(client))
-        return 1.0
-
-    assert reward(await play(agent)) == 1.0
-    with pytest.raises(openai.BadRequestError, match="had ended") as caught:
-        await kept[0].openai.chat.completions.create(**body(kept[0]))
-    assert caught.value.code == "rollout_over"
