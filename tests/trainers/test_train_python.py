@@ -192,7 +192,8 @@ def test_gymnasium_has_images_among_the_messages_and_says_that_they_are_no_token
     colour, url = square(info["task"])
     assert observation[0]["content"] == "[image_url]What colour is the square?"
     assert env.observation_space.contains(observation)
-    assert info["messages"][0]["content"][0]["image_url"]["url"] == url
+    part: Any = info["messages"][0]["content"][0]
+    assert part["image_url"]["url"] == url
     assert "tokens" not in info
     assert "[image_url]What colour" in str(env.render())
     observation, reward, terminated, _, info = env.step(colour)

@@ -58,7 +58,8 @@ def test_lines_are_smoothed_and_thinned_and_their_names_are_moved_apart() -> Non
     assert len(thinned([0.0] * 100_001)) <= 200
     assert apart([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.5, 0.6, 0.7])
     assert apart([0.9, 1.0, 0.95], 0.1) == pytest.approx([0.8, 1.0, 0.9])
-    assert (apart([0.1, 0.9], 0.1), apart([], 0.1)) == (pytest.approx([0.1, 0.9]), [])
+    assert apart([0.1, 0.9], 0.1) == pytest.approx([0.1, 0.9])
+    assert apart([], 0.1) == []
     lengths = (100, 600, 9000, 200_000)
     assert [clock_unit(each)[0] for each in lengths] == ["seconds", "minutes", "hours", "days"]
 
