@@ -1,8 +1,8 @@
 """How Google's SDK asks, and holds a conversation in each way that its users do."""
 
-import json
 import typing
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from google.genai import types
@@ -10,16 +10,12 @@ from google.genai import types
 from evert import AgentClient, BlockingAgentClient
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
-TOOLS = [
-    types.Tool(
-        function_declarations=[
-            types.FunctionDeclaration(name=name, description="It.", parameters_json_schema=SCHEMA)
-            for name in ("add", "look")
-        ]
-    )
+DECLARED = [
+    types.FunctionDeclaration(name=name, description="It.", parameters_json_schema=SCHEMA)
+    for name in ("add", "look")
 ]
 CONFIG: dict[str, Any] = {
-    "tools": TOOLS,
+    "tools": [types.Tool(function_declarations=DECLARED)],
     "thinking_config": {"include_thoughts": True},
     "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
 }
@@ -85,26 +81,17 @@ def _answered(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> li
     return parts or [types.Part(text=f"Go on, {number}.")]
 
 
-async def _chunks(client: AgentClient, contents: list[Any], stream: bool) -> list[Any]:
-    if stream:
-        return await genai_events(client, contents)
-    return [await genai_whole(client, contents)]
-
-
 async def conversation(
     client: AgentClient, rounds: int, *, stream: bool, has_ids: bool = True
 ) -> None:
     """Appends each answer's own content; of a stream, that of each chunk."""
     contents: list[Any] = [types.UserContent("Hello?")]
     for number in range(rounds):
-        chunks = await _chunks(client, contents, stream)
+        ask = genai_events if stream else genai_whole
+        said = await ask(client, contents)
+        chunks = said if isinstance(said, list) else [said]
         contents += [chunk.candidates[0].content for chunk in chunks]
         contents.append(types.UserContent(_answered(chunks, number, has_ids=has_ids)))
-
-
-async def conversation_without_ids(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    """Drops the ids of calls, as LiteLLM does."""
-    await conversation(client, rounds, stream=stream, has_ids=False)
 
 
 async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
@@ -119,20 +106,8 @@ async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
         message = _answered(chunks, number)
 
 
-async def json_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    """Sends the history as plain JSON, as who keeps it in a file does."""
-    contents: list[Any] = [{"role": "user", "parts": [{"text": "Hello?"}]}]
-    for number in range(rounds):
-        chunks = await _chunks(client, contents, stream)
-        for chunk in chunks:
-            contents.append(json.loads(chunk.candidates[0].content.model_dump_json()))
-        parts = [part.model_dump(exclude_none=True) for part in _answered(chunks, number)]
-        contents.append({"role": "user", "parts": parts})
-
-
 CONVERSATIONS: dict[str, Any] = {
     "genai": conversation,
     "genai's chat": chat,
-    "JSON": json_conversation,
-    "ids dropped": conversation_without_ids,
+    "ids dropped": partial(conversation, has_ids=False),  # as LiteLLM does
 }

@@ -127,28 +127,12 @@ every_api = pytest.mark.parametrize("path", BODIES)
 
 # -- strategies ----------------------------------------------------------------------------------
 
+WORDS = ["", "user", "assistant", "tool", "text", "function", "null", "{}", "["]
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
-    [
-        "",
-        "user",
-        "assistant",
-        "tool",
-        "text",
-        "function",
-        "<|im_start|>",
-        "\ud800",
-        "null",
-        "{}",
-        "[",
-    ]
+    [*WORDS, "<|im_start|>", "\ud800"]
 )
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([10**400, -1, 2**63, 1e308, float("nan"), float("inf")])
-    | TEXTS
-)
+ODD_NUMBERS = [10**400, -1, 2**63, 1e308, float("nan"), float("inf")]
+LEAVES = st.none() | st.booleans() | st.integers() | st.sampled_from(ODD_NUMBERS) | TEXTS
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
@@ -158,10 +142,11 @@ VALUES = st.recursive(
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Each container with each of its keys, all the way down."""
-    keys = (
-        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    )
-    for key in list(keys):
+    if isinstance(value, list):
+        keys: list[Any] = [*range(len(value))]
+    else:
+        keys = [*value] if isinstance(value, dict) else []
+    for key in keys:
         yield value, key
         yield from places(value[key])
 
@@ -201,13 +186,10 @@ def deep(kind: str, depth: int) -> str:
 ARGUMENTS = (
     TEXTS | VALUES.map(json.dumps) | st.just(deep("lists", 3000)) | st.just('{"input": "x"}')
 )
-CALLS = st.builds(
-    lambda name, arguments: ToolCall(
-        id="c", function=ToolCall.FunctionBody(name=name, arguments=arguments)
-    ),
-    st.sampled_from(["add", "run", ""]),
-    ARGUMENTS,
+FUNCTIONS = st.builds(
+    ToolCall.FunctionBody, name=st.sampled_from(["add", "run", ""]), arguments=ARGUMENTS
 )
+CALLS = st.builds(ToolCall, id=st.just("c"), function=FUNCTIONS)
 REPLIES = st.builds(
     lambda text, reasoning, calls, reason: Reply(
         Message(role="assistant", content=text), text, reasoning, tuple(calls), (), reason, 3, 4
@@ -248,19 +230,18 @@ def check_error(answer: Answer, path: str) -> None:
     assert answer.status == 400
     assert len(answer.content) < 3000
     body = json.loads(answer.content)
+    error = body["error"]
     if path.startswith("/v1/messages"):
-        assert set(body) == {"type", "error"}
-        assert body["type"] == "error"
-        assert set(body["error"]) == {"type", "message"}
+        assert body.pop("type") == "error"
+        assert set(error) == {"type", "message"}
     elif path.startswith("/v1beta"):
-        assert set(body) == {"error"}
-        assert set(body["error"]) == {"code", "message", "status", "details"}
-        assert (body["error"]["code"], body["error"]["status"]) == (400, "INVALID_ARGUMENT")
+        assert set(error) == {"code", "message", "status", "details"}
+        assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
     else:
-        assert set(body) == {"error"}
-        assert set(body["error"]) == {"type", "message", "param", "code"}
-    assert body["error"].get("type", "invalid_request_error") == "invalid_request_error"
-    assert isinstance(body["error"]["message"], str)
+        assert set(error) == {"type", "message", "param", "code"}
+    assert set(body) == {"error"}
+    assert error.get("type", "invalid_request_error") == "invalid_request_error"
+    assert isinstance(error["message"], str)
 
 
 REPLY = Reply(Message(role="assistant", content="Hi"), "Hi", None, (), (), "stop", 3, 4)

@@ -15,7 +15,7 @@ from google.genai import errors, types
 from pydantic import BaseModel
 from tests.bridge.faces.conftest import LONG, assert_one_lineage, calling, play_without_a_call
 from tests.bridge.faces.genai_calls import assert_genai_typed, genai_events, genai_whole
-from tests.kit import play
+from tests.kit import play, reward
 
 from evert import AgentClient, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
@@ -23,6 +23,14 @@ from evert.bridge.errors import MissingPackageError
 from evert.bridge.tokens.bases import base_tokenizer
 
 CALLS = f"{calling('add', x=1)}\n{calling('add', x=2, why='it')}"
+
+
+def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
+    assert_genai_typed(response)
+    [candidate] = response.candidates or []
+    result = candidate.logprobs_result
+    chosen = (result and result.chosen_candidates) or []
+    return [(one.token, one.log_probability) for one in chosen]
 
 
 async def test_log_probabilities_are_those_that_were_sampled() -> None:
@@ -36,14 +44,6 @@ async def test_log_probabilities_are_those_that_were_sampled() -> None:
         return 1.0
 
     await play(agent, LONG, LONG)
-
-
-def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
-    assert_genai_typed(response)
-    [candidate] = response.candidates or []
-    result = candidate.logprobs_result
-    chosen = (result and result.chosen_candidates) or []
-    return [(one.token, one.log_probability) for one in chosen]
 
 
 async def test_the_system_instruction_and_all_forms_of_contents_are_in_the_prompt() -> None:
@@ -125,6 +125,7 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
             await client.openai.models.retrieve("gpt-5.2")
         assert told.value.code == "model_not_found"
         assert (await client.openai.models.retrieve("judge")).id == "judge"
+        assert [one.id async for one in client.openai.models.list()] == ["org/policy", "judge"]
         with pytest.raises(errors.ClientError, match="Did you mean 'judge'"):
             await models.generate_content(model="jugde", contents="Hi")
         assert (await models.generate_content(model="judge", contents="Hi")).text == "Well."
@@ -134,48 +135,56 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
 
 
-async def test_a_frozen_models_own_refusal_keeps_its_status() -> None:
-    class Busy(ScriptedPolicy):
-        def __init__(self, status: int) -> None:
-            super().__init__([])
-            self.status = status
+class Failing(ScriptedPolicy):
+    """A frozen model that answers with a status."""
 
-        async def __call__(self, *_: Any, **__: Any) -> Any:
-            response = bad_request("").response
-            response.status_code = self.status
-            raise openai.APIStatusError("Later.", response=response, body=None)
+    def __init__(self, status: int) -> None:
+        super().__init__([])
+        self.status = status
+
+    async def __call__(self, *_: Any, **__: Any) -> Any:
+        response = bad_request("").response
+        response.status_code = self.status
+        raise openai.APIStatusError("Later.", response=response, body=None)
+
+
+async def test_a_frozen_models_own_refusal_keeps_its_status() -> None:
+    rows: list[tuple[type[errors.APIError], int, str]] = [
+        (errors.ClientError, 429, "RESOURCE_EXHAUSTED"),
+        (errors.ServerError, 503, "UNAVAILABLE"),
+    ]
 
     async def agent(client: AgentClient) -> float:
-        for model, kind, status, name in [
-            ("busy", errors.ClientError, 429, "RESOURCE_EXHAUSTED"),
-            ("down", errors.ServerError, 503, "UNAVAILABLE"),
-        ]:
+        for kind, status, name in rows:
             with pytest.raises(kind, match="Later") as caught:
-                await client.genai.aio.models.generate_content(model=model, contents="Hi")
+                await client.genai.aio.models.generate_content(model=f"m{status}", contents="Hi")
             assert (caught.value.code, caught.value.status) == (status, name)
         return 1.0
 
-    await play_without_a_call(agent, models={"busy": Busy(429), "down": Busy(503)})
+    await play_without_a_call(agent, models={f"m{one}": Failing(one) for _, one, _ in rows})
 
 
 # -- the client ----------------------------------------------------------------------------------
 
 
-async def test_it_is_the_genuine_client_of_the_gemini_api_whatever_the_environment_says(
+async def test_it_is_the_genuine_client_whatever_the_environment_says_and_leaves_no_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "http://elsewhere.invalid")
     monkeypatch.setenv("HTTPS_PROXY", "http://elsewhere.invalid")
 
-    async def agent(client: AgentClient) -> float:
+    async def agent(client: AgentClient) -> bool:
         assert type(client.genai) is genai.Client
         assert client.genai is client.genai
         assert not client.genai.vertexai
-        assert (await genai_whole(client)).text == LONG
-        return 1.0
+        return bool((await genai_whole(client)).text == LONG)
 
-    await play(agent, LONG)
+    assert reward(await play(agent, LONG)) == 1.0
+    gc.collect()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +196,3 @@ async def test_without_the_package_the_error_names_it(monkeypatch: pytest.Monkey
         return 1.0
 
     await play_without_a_call(agent)
-
-
-async def test_a_client_that_is_forgotten_leaves_no_task() -> None:
-    async def agent(client: AgentClient) -> bool:
-        return bool((await genai_whole(client)).text == LONG)
-
-    await play(agent, LONG)
-    gc.collect()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}

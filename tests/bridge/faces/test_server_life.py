@@ -88,39 +88,24 @@ def is_refused(address: Address) -> bool:
 # -- an address is answered ----------------------------------------------------------------------
 
 
-async def test_rollouts_that_come_and_go_two_at_a_time_are_all_answered() -> None:
-    async def one_after_another() -> list[float]:
-        return [await play() for _ in range(40)]
-
-    rewards = await asyncio.gather(one_after_another(), one_after_another())
-
-    assert [*rewards] == [[1.0] * 40] * 2
-
-
-async def test_an_address_asked_for_from_a_thread_while_its_agent_ends_is_served_or_refused() -> (
-    None
-):
+async def test_an_address_asked_for_while_its_agent_ends_is_served_or_refused() -> None:
     outcomes: list[Address | Exception] = []
+    threads: list[threading.Thread] = []
 
     async def agent(client: AgentClient) -> float:
         def late() -> None:
-            start.wait()
             try:
                 outcomes.append(client.serve())
             except (EpisodeEndedError, EnvClosedError) as error:
                 outcomes.append(error)
 
-        start = threading.Event()
-        thread = threading.Thread(target=late)
-        threads.append(thread)
-        thread.start()
-        start.set()
+        threads.append(threading.Thread(target=late))
+        threads[-1].start()
         return 1.0
 
     for _ in range(200):
-        threads: list[threading.Thread] = []
         await ChatAgentEnv(agent).initial_observation()
-        await asyncio.to_thread(threads[0].join)
+        await asyncio.to_thread(threads[-1].join)
         assert not server._servers
 
     assert len(outcomes) == 200
@@ -262,7 +247,6 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
 
 
 def test_loops_in_threads_have_servers_of_their_own() -> None:
-    rewards: list[float] = []
     meet = threading.Barrier(3, timeout=60)
     ports: set[int] = set()
 
@@ -271,26 +255,16 @@ def test_loops_in_threads_have_servers_of_their_own() -> None:
         await asyncio.to_thread(meet.wait)
         return await asking(client)
 
-    def run() -> None:
-        rewards.append(asyncio.run(play(agent)))
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert rewards == [1.0] * 3
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(lambda _: asyncio.run(play(agent)), range(3))] == [1.0] * 3
     assert len(ports) == 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork of a process with threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_fork_of_the_process_neither_keeps_an_address_alive_nor_is_kept_from_its_own() -> (
-    None
-):
+async def test_a_fork_keeps_no_address_alive_and_has_its_own() -> None:
     results = multiprocessing.get_context("fork").SimpleQueue()
-    go, done = os.pipe(), os.pipe()
+    go = os.pipe()
 
     def child() -> None:
         results.put(len([one for one in psutil.Process().net_connections() if one.laddr]))
@@ -317,7 +291,7 @@ async def test_a_fork_of_the_process_neither_keeps_an_address_alive_nor_is_kept_
     os.write(go[1], b"1")
     await asyncio.to_thread(process.join)
     assert [results.get(), results.get(), results.get()] == [0, "yes", 1.0]
-    for end in (*go, *done):
+    for end in go:
         os.close(end)
 
 

@@ -79,9 +79,12 @@ async def all_are_closed() -> AsyncIterator[None]:
     await asyncio.sleep(0.1)  # those that were let in at the last moment
 
 
+def place(address: Address) -> tuple[str, int]:
+    return "127.0.0.1", int(address.root_url.rpartition(":")[2])
+
+
 async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    port = int(address.root_url.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(*place(address))
     OPENED.append(writer)
     return reader, writer
 
@@ -132,23 +135,18 @@ def status(answer: bytes) -> int:
 # -- slow ones -----------------------------------------------------------------------------------
 
 
-async def test_headers_that_do_not_come_to_an_end_are_hung_up_on(
+async def test_a_connection_that_is_idle_or_never_ends_its_headers_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
+        for sent in (b"", request(address, key="none", close=False), request(address, close=False)):
+            await told(address, sent)
         reader, writer = await connect(address)
         writer.write(f"POST {PATH} HTTP/1.1\r\n".encode())
         while not reader.at_eof() and not writer.is_closing():
             writer.write(b"x: y\r\n")
             await asyncio.sleep(0.02)
-
-
-async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
-    async with serving() as address:
-        for sent in (b"", request(address, key="none", close=False), request(address, close=False)):
-            await told(address, sent)
 
 
 async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,26 +157,28 @@ async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatc
     assert b"The body was not sent within 0.3 s." in answer
 
 
+def echoed(address: Address) -> bytes:
+    """A request whose answer is longer than what any socket takes."""
+    body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
+    return request(address, body, line="POST /v1/responses HTTP/1.1")
+
+
 async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "WRITE_TIME", 0.3)
-    body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
     async with serving() as address:
-        own = socket.socket()
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        own.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(own, ("127.0.0.1", int(address.root_url.rpartition(":")[2])))
-        line = "POST /v1/responses HTTP/1.1"
-        await loop.sock_sendall(own, request(address, body, line=line))
-        await until(lambda: not the_connections().every)
-        own.close()
+        with socket.socket() as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            own.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(own, place(address))
+            await loop.sock_sendall(own, echoed(address))
+            await until(lambda: not the_connections().every)
 
 
 async def test_clients_that_read_nothing_do_not_outlive_the_server() -> None:
-    body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
     async with serving() as address:
         reader, writer = await connect(address)
-        writer.write(request(address, body, line="POST /v1/responses HTTP/1.1"))
+        writer.write(echoed(address))
         await writer.drain()
         await reader.readexactly(1000)  # it is being answered
         every = the_connections().every
@@ -188,22 +188,38 @@ async def test_clients_that_read_nothing_do_not_outlive_the_server() -> None:
 # -- how many ------------------------------------------------------------------------------------
 
 
+Opened = Callable[[Address, int], list[socket.socket]]
+
+
 @pytest.fixture
-def opened() -> Iterator[Callable[[Address, int], list[socket.socket]]]:
+def opened() -> Iterator[Opened]:
     """Opens connections on which nothing is said."""
     with ExitStack() as stack:
 
         def open_some(address: Address, count: int) -> list[socket.socket]:
-            at = ("127.0.0.1", int(address.root_url.rpartition(":")[2]))
+            at = place(address)
             return [stack.enter_context(socket.create_connection(at)) for _ in range(count)]
 
         yield open_some
 
 
-Opened = Callable[[Address, int], list[socket.socket]]
+def are_crowded() -> bool:
+    return len(the_connections().every) > connections.STRANGERS
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+async def says_hi(pair: tuple[asyncio.StreamReader, asyncio.StreamWriter], to: Address) -> None:
+    """One call on a connection that stays."""
+    reader, writer = pair
+    writer.write(request(to, close=False))
+    assert status(await one_answer(reader)) == 200
+
+
+crowded = pytest.mark.filterwarnings(  # asyncio's own
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@crowded
 async def test_600_idle_strangers_keep_no_rollout_from_being_answered(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,50 +230,46 @@ async def test_600_idle_strangers_keep_no_rollout_from_being_answered(
         assert status(await told(address, request(address))) == 200
         own = [told(address, request(address)) for _ in range(20)]
         assert {status(answer) for answer in await asyncio.gather(*own)} == {200}
-        await until(lambda: len(the_connections().every) <= connections.STRANGERS)
+        await until(lambda: not are_crowded())
         idle[0].settimeout(10)
         assert idle[0].recv(1) == b""  # the oldest made room
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+@crowded
 async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_key(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
-        reader, writer = await connect(address)
+        pair = await connect(address)
         for _ in range(3):
-            writer.write(request(address, close=False))
-            assert status(await one_answer(reader)) == 200
+            await says_hi(pair, address)
             opened(address, 300)
-            await until(lambda: len(the_connections().every) > connections.STRANGERS)
+            await until(are_crowded)
             await asyncio.sleep(0.1)  # the others come and go
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+@crowded
 async def test_a_client_that_has_just_come_has_time_to_speak(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "YOUNG", 600)
     async with serving() as address:
-        reader, writer = await connect(address)
+        pair = await connect(address)
         opened(address, 600)
         await until(lambda: len(the_connections().every) > 600)
-        writer.write(request(address))
-        assert status(await one_answer(reader)) == 200
+        await says_hi(pair, address)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+@crowded
 async def test_a_connection_of_a_rollout_that_is_over_serves_the_next_one(opened: Opened) -> None:
     async with serving() as outer:
         async with serving() as address:
-            reader, writer = await connect(address)
-            writer.write(request(address, close=False))
-            assert status(await one_answer(reader)) == 200
+            pair = await connect(address)
+            await says_hi(pair, address)
         opened(outer, 600)
-        await until(lambda: len(the_connections().every) > connections.STRANGERS)
-        writer.write(request(outer))
-        assert status(await one_answer(reader)) == 200
+        await until(are_crowded)
+        await says_hi(pair, outer)
 
 
 async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(
@@ -285,12 +297,9 @@ async def test_a_rollout_keeps_so_many_connections_between_calls(
     monkeypatch.setattr(connections, "RESTING", 3)
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
-        held = []
-        for _ in range(8):
-            reader, writer = await connect(address)
-            writer.write(request(address, close=False))
-            assert status(await one_answer(reader)) == 200
-            held.append(writer)
+        held = [await connect(address) for _ in range(8)]
+        for pair in held:
+            await says_hi(pair, address)
         await until(lambda: len(the_connections().every) == 3)
 
 
@@ -301,15 +310,11 @@ CONTAINERS = ["host.docker.internal:80", "host.containers.internal"]
 FOREIGN = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[", "", "a@b:c:d"]
 
 
-async def test_requests_to_this_machine_are_answered() -> None:
+async def test_requests_to_this_machine_are_answered_and_those_to_foreign_names_refused() -> None:
     async with serving() as address:
         for host in (*OURS, *CONTAINERS):
             assert status(await told(address, request(address, host=host))) == 200, host
-
-
-async def test_requests_to_foreign_names_are_refused() -> None:
-    async with serving() as address:
-        for host in FOREIGN:
+        for host in (*FOREIGN, socket.gethostname()):
             answer = await told(address, request(address, host=host))
             assert status(answer) == 403, host
             assert b"none of this server's" in answer
@@ -318,12 +323,10 @@ async def test_requests_to_foreign_names_are_refused() -> None:
 
 
 async def test_beyond_loopback_the_machines_own_name_is_a_name_too() -> None:
-    name = socket.gethostname()
     async with serving(host="0.0.0.0") as address:
-        assert status(await told(address, request(address, host=name))) == 200
+        own = request(address, host=socket.gethostname())
+        assert status(await told(address, own)) == 200
         assert status(await told(address, request(address, host="evil.example"))) == 403
-    async with serving() as address:
-        assert status(await told(address, request(address, host=name))) == 403
 
 
 async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:

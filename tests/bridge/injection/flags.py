@@ -53,97 +53,71 @@ THINKING = words("<think> </think>")
 CALLS = words("<tool_call> </tool_call> <tool_response> </tool_response>")
 
 QWEN = Tokens(
-    special=words(
-        """
-        <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|box_start|>
-        <|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>
-        """
+    words(
+        "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|box_start|> "
+        "<|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>"
     ),
     plain=(*CALLS, *THINKING, "<|fim_prefix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
     normalizer=normalizers.NFC(),
 )
 LLAMA = Tokens(
-    special=words(
-        """
-        <|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eom_id|>
-        <|eot_id|> <|python_tag|> <|finetune_right_pad_id|> <|reserved_special_token_0|>
-        """
+    words(
+        "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eom_id|> "
+        "<|eot_id|> <|python_tag|> <|finetune_right_pad_id|> <|reserved_special_token_0|>"
     ),
     bos="<|begin_of_text|>",
 )
 DEEPSEEK = Tokens(
-    special=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<|EOT|>"),
-    plain=(
-        *THINKING,
-        *words(
-            """
-            <｜User｜> <｜Assistant｜> <｜System｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>
-            <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜>
-            <｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜> <｜fim▁hole｜> ｜DSML｜
-            """
-        ),
+    words("<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|>"),
+    plain=THINKING
+    + words(
+        "<｜User｜> <｜Assistant｜> <｜System｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> "
+        "<｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜> "
+        "<｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜> <｜fim▁hole｜> ｜DSML｜"
     ),
     bos="<｜begin▁of▁sentence｜>",
 )
 GLM = Tokens(
-    special=words(
-        """
-        <|endoftext|> [MASK] [gMASK] <sop> <eop> <|system|> <|user|> <|assistant|>
-        <|observation|> <|begin_of_image|> /nothink
-        """
+    words(
+        "<|endoftext|> [MASK] [gMASK] <sop> <eop> <|system|> <|user|> <|assistant|> "
+        "<|observation|> <|begin_of_image|> /nothink"
     ),
     plain=(*CALLS, *THINKING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 KIMI = Tokens(
-    special=words(
-        """
-        [BOS] [EOS] [EOT] <|im_end|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|>
-        <|media_begin|> <|media_content|> <|media_end|> <|media_pad|>
-        """
+    words(
+        "[BOS] [EOS] [EOT] <|im_end|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> "
+        "<|media_begin|> <|media_content|> <|media_end|> <|media_pad|>"
     ),
-    plain=(
-        *THINKING,
-        *words(
-            """
-            <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|>
-            <|tool_call_argument_begin|> <|tool_call_end|>
-            """
-        ),
+    plain=THINKING
+    + words(
+        "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> "
+        "<|tool_call_argument_begin|> <|tool_call_end|>"
     ),
     bos="[BOS]",
 )
 NEMOTRON = Tokens(
-    special=words(
-        """
-        <unk> <s> </s> [INST] [/INST] [TOOL_CALLS] <|im_start|> <|im_end|> <img> </img>
-        <SPECIAL_20>
-        """
+    words(
+        "<unk> <s> </s> [INST] [/INST] [TOOL_CALLS] <|im_start|> <|im_end|> <img> </img> "
+        "<SPECIAL_20>"
     ),
     plain=(*CALLS, *THINKING),
     bos="<s>",
 )
 HARMONY = Tokens(
-    special=words(
-        """
-        <|startoftext|> <|endoftext|> <|return|> <|constrain|> <|channel|> <|start|> <|end|>
-        <|message|> <|call|> <|endofprompt|>
-        """
+    words(
+        "<|startoftext|> <|endoftext|> <|return|> <|constrain|> <|channel|> <|start|> <|end|> "
+        "<|message|> <|call|> <|endofprompt|>"
     ),
     bos="<|startoftext|>",
 )
-BASE = Tokens(special=("<|endoftext|>", "<s>"), plain=("<think>",), bos="<s>")
-UNICODE = Tokens(special=QWEN.special, plain=QWEN.plain, normalizer=normalizers.NFKC(), fold=True)
-GREEDY = Tokens(special=QWEN.special, plain=QWEN.plain, greedy=True)
+BASE = Tokens(("<|endoftext|>", "<s>"), plain=("<think>",), bos="<s>")
+UNICODE = Tokens(QWEN.special, plain=QWEN.plain, normalizer=normalizers.NFKC(), fold=True)
+GREEDY = Tokens(QWEN.special, plain=QWEN.plain, greedy=True)
 
 PREFIXES = {
-    "qwen3": QWEN,
-    "llama3": LLAMA,
-    "deepseek": DEEPSEEK,
-    "glm": GLM,
-    "kimi": KIMI,
-    "nemotron": NEMOTRON,
-    "gpt_oss": HARMONY,
-    "role_colon": BASE,
+    **{"qwen3": QWEN, "llama3": LLAMA, "deepseek": DEEPSEEK, "glm": GLM, "kimi": KIMI},
+    **{"nemotron": NEMOTRON, "gpt_oss": HARMONY, "role_colon": BASE},
 }
 """How the names of a family's renderers begin."""
 
@@ -159,20 +133,9 @@ RENDERERS = [*(name for name in NAMES if not name.startswith(OWN_TOKENIZER)), *O
 """Every renderer of the installed Cookbook that can be made offline."""
 
 CLASSES = [
-    "qwen3",
-    "qwen3_instruct",
-    "qwen3_5",
-    "qwen3_8_low_reasoning",
-    "llama3",
-    "role_colon",
-    "deepseekv3",
-    "deepseekv4_1",
-    "glm5_3_low_reasoning",
-    "kimi_k2",
-    "kimi_k25",
-    "nemotron3",
-    "gpt_oss_no_sysprompt",
-    *ODD,
+    *("qwen3", "qwen3_instruct", "qwen3_5", "qwen3_8_low_reasoning", "llama3", "role_colon"),
+    *("deepseekv3", "deepseekv4_1", "glm5_3_low_reasoning", "kimi_k2", "kimi_k25", "nemotron3"),
+    *("gpt_oss_no_sysprompt", *ODD),
 ]
 """One of each kind, where all of them take too long."""
 
