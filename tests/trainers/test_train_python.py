@@ -187,13 +187,12 @@ def test_gymnasium_has_images_among_the_messages_and_says_that_they_are_no_token
     seeing: str,
 ) -> None:
     renderer = model_renderer(seeing, RENDERER)
-    env = AgentGymEnv(agent, range(4), renderer=renderer, render_mode="ansi")
+    env: Any = AgentGymEnv(agent, range(4), renderer=renderer, render_mode="ansi")
     observation, info = env.reset(seed=1)
     colour, url = square(info["task"])
     assert observation[0]["content"] == "[image_url]What colour is the square?"
     assert env.observation_space.contains(observation)
-    part: Any = info["messages"][0]["content"][0]
-    assert part["image_url"]["url"] == url
+    assert info["messages"][0]["content"][0]["image_url"]["url"] == url
     assert "tokens" not in info
     assert "[image_url]What colour" in str(env.render())
     observation, reward, terminated, _, info = env.step(colour)

@@ -62,8 +62,10 @@ def json_schema(schema: object, place: str) -> dict[str, Any]:
             written[name] = json_schema(value, where)
         elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
             written[name] = int(value)
+        elif name == "ref" and isinstance(value, str):
+            written["$ref"] = value.replace("#/defs/", "#/$defs/", 1)
         elif name not in _LEFT_OUT:
-            written["$ref" if name == "ref" else name] = value
+            written[name] = value
     return _typed(written, nullable=fields.get("nullable") is True)
 
 

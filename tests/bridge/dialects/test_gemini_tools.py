@@ -56,7 +56,7 @@ SCHEMAS: dict[str, tuple[Fields, Fields]] = {
             "properties": {"type": {"type": "string"},
                 "any_of": {"type": "array", "items": {"type": "integer"}}},
             "additionalProperties": {"type": "number"}, "$defs": {"D": {"type": "null"}}}),
-    "a reference": ({"ref": "#/defs/D"}, {"$ref": "#/defs/D"}),
+    "a reference": ({"ref": "#/defs/D"}, {"$ref": "#/$defs/D"}),
     "numbers of 64 bits as text": (
         {"min_items": "1", "maxLength": 5, "minProperties": "-1", "maximum": 2.5},
         {"minItems": 1, "maxLength": 5, "minProperties": "-1", "maximum": 2.5}),
