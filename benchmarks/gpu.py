@@ -48,8 +48,8 @@ SDKS = ("tinker", "tinker_cookbook")
 
 def _make_importable() -> None:
     """Have the engine's files importable where evert's own requirements are not installed."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-    if importlib.util.find_spec("tinker_cookbook") is None:
+    sys.path.append(str(ROOT))  # of the stand-in
+    if not all(map(importlib.util.find_spec, ("evert", "tinker_cookbook"))):
         evert = types.ModuleType("evert")
         evert.__path__ = [str(ROOT / "src/evert")]
         sys.modules["evert"] = evert
