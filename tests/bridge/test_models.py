@@ -290,8 +290,8 @@ async def test_closing_tells_a_thread_that_waits_for_a_frozen_model() -> None:
 
 @pytest.mark.parametrize("judge", [Stuck, Stubborn])
 async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(judge: Any) -> None:
-    with pytest.raises(AgentError, match="'judge' gave no reply within 0.3 s") as caught:
-        await play(asks_the_judge, models={"judge": judge()}, model_timeout=0.3, agent_timeout=0.1)
+    with pytest.raises(AgentError, match="'judge' gave no reply within 0.5 s") as caught:
+        await play(asks_the_judge, models={"judge": judge()}, model_timeout=0.5, agent_timeout=0.2)
 
     cause = caught.value.__cause__
     assert isinstance(cause, openai.BadRequestError)
