@@ -85,6 +85,7 @@ def test_a_run_is_the_same_with_workers_without_and_with_workers_that_die(tmp_pa
     assert [row["env/all/total_episodes"] for row in died] == [32, 32]
 
 
+@pytest.mark.nightly
 async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollouts) -> None:
     async def deadly(client: Any, task: float) -> float:
 
@@ -103,6 +104,7 @@ async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollo
     assert [rewards(group)[0] for group in groups] == [0.0, 1.0, 3.0]  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 async def test_an_agents_error_is_its_own(rollouts: RayRollouts) -> None:
     async def fails(client: Any) -> float:
         raise LookupError("no such table")
@@ -135,6 +137,7 @@ async def test_a_stopped_actor_is_told_from_a_slow_one(tmp_path: Path) -> None:
         assert executor.lost_groups == 1
 
 
+@pytest.mark.nightly
 async def test_shutting_down_leaves_no_actor_and_the_ray_it_found() -> None:
     executor = RayRollouts(1, 2)
     assert rewards(await play(executor, says_task())) == [1.0, 1.0]

@@ -68,6 +68,7 @@ def test_a_killed_run_goes_on_to_the_same_figures(finished: RunFolder, tmp_path:
     assert wanted["hidden"] == []
 
 
+@pytest.mark.nightly
 def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
     command = [sys.executable, "-m", "evert.trainers.cli", "train", *tiny, "steps=200"]

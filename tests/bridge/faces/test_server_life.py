@@ -329,6 +329,7 @@ def test_an_address_does_not_show_its_key() -> None:
     assert "evert-secret" not in f"{address} {address!r}"
 
 
+@pytest.mark.nightly
 def test_commands_two_at_a_time_find_their_addresses_and_leave_nothing() -> None:
     """The short form of ``benchmarks/commands.py``."""
     script = [sys.executable, "benchmarks/commands.py", "--quick"]

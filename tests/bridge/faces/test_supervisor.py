@@ -118,6 +118,7 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 """
 
 
+@pytest.mark.nightly
 @linux
 def test_a_trainer_that_is_killed_leaves_no_supervisor_that_its_command_stopped(
     tmp_path: Path,

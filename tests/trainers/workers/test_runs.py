@@ -107,6 +107,7 @@ def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_p
     assert [row["env/all/reward/total"] for row in there.steps()] == pytest.approx(rewards)
 
 
+@pytest.mark.nightly
 def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     (tmp_path / "0.0").touch()
     agent = lengths(dying=tmp_path)
