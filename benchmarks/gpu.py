@@ -41,15 +41,17 @@ from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 
-
 SDKS = ("tinker", "tinker_cookbook")
-"""What the engine's files import, and nothing here calls."""
+"""What the engine's files import, and nothing here calls but a whole run."""
+
+MISSING = [name for name in SDKS if importlib.util.find_spec(name) is None]
+"""Those that are not installed, looked for before others stand in their place."""
 
 
 def _make_importable() -> None:
     """Have the engine's files importable where evert's own requirements are not installed."""
     sys.path.append(str(ROOT))  # of the stand-in
-    if not all(map(importlib.util.find_spec, ("evert", "tinker_cookbook"))):
+    if MISSING or importlib.util.find_spec("evert") is None:
         evert = types.ModuleType("evert")
         evert.__path__ = [str(ROOT / "src/evert")]
         sys.modules["evert"] = evert
@@ -61,7 +63,7 @@ class _SomeSdk(MetaPathFinder, Loader):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """Where there is no such module, one of these."""
-        is_sdk = fullname.partition(".")[0] in SDKS
+        is_sdk = fullname.partition(".")[0] in MISSING
         return ModuleSpec(fullname, self, is_package=True) if is_sdk else None
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -261,9 +263,9 @@ def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
     )  # fmt: skip
 
 
-def how(tokens: int, temperature: float = 1.0) -> Any:
-    """Sampling parameters."""
-    fields = {"max_tokens": tokens, "temperature": temperature, "top_k": -1, "top_p": 1.0}
+def how(tokens: int) -> Any:
+    """Sampling parameters: so many tokens, at temperature 1."""
+    fields = {"max_tokens": tokens, "temperature": 1.0, "top_k": -1, "top_p": 1.0}
     return types.SimpleNamespace(**fields, seed=None, stop=[])
 
 
@@ -443,6 +445,8 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
         logits = tree(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
         return -F.cross_entropy(logits.float(), wanted, reduction="none")
 
+    if not bench.standin:
+        torch.cuda.reset_peak_memory_stats(bench.device)  # it was sampled before
     took = bench.seconds(lambda: step(passes.logprobs))
     slow = math.nan
     if not bench.standin:
@@ -465,9 +469,8 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
 
 def run_identity(bench: Bench, folder: Path) -> None:
     """A whole run of the game identity, by the command."""
-    missing = [n for n in ("tinker_cookbook", "tinker") if importlib.util.find_spec(n) is None]
-    if bench.standin or missing:
-        why = f"{' and '.join(missing)} not installed" if missing else "no GPU"
+    if bench.standin or MISSING:
+        why = f"{' and '.join(MISSING)} not installed" if MISSING else "no GPU"
         bench.add("a run of the game identity", f"left out: {why}")
         return
     command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity", "device=cuda"]
@@ -501,10 +504,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import_lazy_modules()  # what is imported on a stand-in would find a GPU
     with ExitStack() as stack:
-        standin, name = (
-            None,
-            "no CUDA: a stand-in that computes on the CPU, whose times say nothing",
-        )
+        name = "no CUDA: a stand-in that computes on the CPU, whose times say nothing"
+        standin = None
         if torch.cuda.is_available():
             name = torch.cuda.get_device_name()
         else:

@@ -74,9 +74,14 @@ class TokenLog:
     def extended(self, flat: FlatPrompt) -> "TokenLog":
         """The log with a flat prompt at its end; the list must not change afterwards."""
         log = TokenLog()
-        log._chunks, log.length = self._chunks.copy(), self.length + length_of(flat)
+        log._chunks, log.length = self._chunks.copy(), self.length
         for piece in _pieces(flat):
-            log._chunks.append(log._merged(piece) if isinstance(piece, list) else piece)
+            if isinstance(piece, list):
+                log.length += len(piece)
+                log._chunks.append(log._merged(piece))
+            else:
+                log.length += piece.length
+                log._chunks.append(piece)
         return log
 
     def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:

@@ -110,16 +110,6 @@ def test_what_is_well_formed_is_read() -> None:
         (["END", "\n"], ("END", "\n")),
     ):
         assert read_stop(stop) == stops
-    caps: list[tuple[dict[str, Any], int | None]] = [
-        ({}, None),
-        ({"b": 6}, 6),
-        ({"a": 5, "b": 6}, 5),
-        ({"a": 7, "b": 6}, 6),
-        ({"a": None, "b": 6}, 6),
-        ({"a": openai.omit, "b": openai.NOT_GIVEN}, None),
-        ({"a": 1, "c": 0}, 1),
-    ]
-    assert [read_cap(fields, "a", "b") for fields, _ in caps] == [cap for _, cap in caps]
 
 
 def test_the_smallest_token_cap_counts() -> None:

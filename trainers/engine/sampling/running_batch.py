@@ -73,6 +73,7 @@ class RunningBatch:
         self._tokens = torch.zeros(0, dtype=torch.long)
         self._keys = np.zeros(0, dtype=np.uint64)
         self._steps = np.zeros(0, dtype=np.uint64)
+        self._prompts = np.zeros(0, dtype=np.uint64)
         self._temper = Temper(torch.zeros(0), None, None, plain=True)
 
     def admit(self, rows: Sequence[Row]) -> None:
@@ -112,12 +113,13 @@ class RunningBatch:
 
     def make_room(self) -> list[Row]:
         """Drop the rows that there is no memory for, the shortest replies first; returns them."""
-        rows = sorted(range(len(self.rows)), key=lambda i: -len(self.rows[i].tokens))
-        longest = max(row.length for row in self.rows)
+        longest = int((self._prompts + self._steps).max())
         most = max(1, self.rows[0].request.model.cache_tokens // longest)
-        dropped = [self.rows[i] for i in rows[most:]]
-        if dropped:
-            self._keep(rows[:most])
+        if len(self.rows) <= most:  # asked at each step
+            return []
+        order = sorted(range(len(self.rows)), key=lambda i: -len(self.rows[i].tokens))
+        dropped = [self.rows[i] for i in order[most:]]
+        self._keep(order[:most])
         return dropped
 
     def step(self) -> None:
@@ -138,9 +140,10 @@ class RunningBatch:
         self._describe_rows()
 
     def _describe_rows(self) -> None:
-        """Lay out what the draw needs of each row; called when rows come or go."""
+        """Lay out what each step needs of each row; called when rows come or go."""
         self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
         self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
+        self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
         params = [row.request.params for row in self.rows]
         top_k = any(p.top_k > 0 for p in params)
         top_p = any(p.top_p < 1 for p in params)

@@ -162,8 +162,9 @@ class Scheduler:
                 self._runs.remove(run)
 
     def _step(self, run: RunningBatch) -> None:
+        dropped = run.make_room()
         with self._lock:
-            self._waiting.extendleft(reversed(run.make_room()))
+            self._waiting.extendleft(reversed(dropped))
         try:
             run.step()
         except Exception as error:
@@ -209,6 +210,8 @@ class Scheduler:
                 asked.future.set_result([*unknown, *asked.values])
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         run = next((run for run in self._runs if run.batch.joinable), None)
         rows = self._take()
         if not rows:
