@@ -34,7 +34,7 @@ class TokenLogprob:
     raw: bytes | None  # of the text; None where an endpoint gave none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made every turn, and a frozen one takes three times as long
 class Reply:
     """What the policy said in one action, as the agent gets it."""
 
@@ -53,7 +53,7 @@ class Reply:
     key: Key = field(init=False, repr=False, compare=False)  # what an agent sees of it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", reply_key(self.prefill + self.text, self.tool_calls))
+        self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
         """The reply with its first ``count`` tool calls; without any it simply stops."""

@@ -157,8 +157,11 @@ class Conversation:
         """Take messages of a request as the agent's view from ``start`` on."""
         if start == 0:
             self._objects = []
-        self.sent[start:] = [message for message, _ in kept]
-        self._objects += [(message, state) for message, state in kept if state is not None]
+        del self.sent[start:]
+        for message, state in kept:
+            self.sent.append(message)
+            if state is not None:
+                self._objects.append((message, state))
 
     def note_calls(self, calls: Sequence[ToolCall]) -> None:
         """Remember the names of the functions that were called, for their results."""
@@ -321,7 +324,7 @@ def keep(messages: Sequence[Any]) -> list[Kept]:
 def _keep(message: Any) -> Kept:
     if not isinstance(message, Mapping):
         return message, copy.deepcopy(_state(message))
-    plain = all(isinstance(value, str) for value in message.values())
+    plain = set(map(type, message.values())) <= {str}
     return (dict(message) if plain else copy.deepcopy(message)), None
 
 

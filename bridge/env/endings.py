@@ -130,8 +130,11 @@ class Account:
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
         """Move what the agent noted of the present turn into its transition; returns the reward."""
-        notes = self.inbox.notes.take(self.turns - 1) if self.inbox is not None else []
-        return sum((put_note(note, metrics, logs) for note in notes), 0.0)
+        reward = 0.0
+        if self.inbox is not None:
+            for note in self.inbox.notes.take(self.turns - 1):
+                reward += put_note(note, metrics, logs)
+        return reward
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """An ending for ``reason`` with all notes of the agent and the report."""

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -35,22 +34,19 @@ class LiveLimits:
     """Limits whose cap on a turn is the present call's, if that is tighter.
 
     A runner takes ``env.rollout_limits`` once and reads it every turn, and ``RolloutLimits`` itself
-    is frozen: so this stands in for it, and answers every other field from it.
+    is frozen: so this stands in for it, with all its other fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
-        self._limits = limits
+        fields = chz.asdict(limits, shallow=True)
+        self._cap: int | None = fields.pop("max_turn_tokens")
         self._present_cap = present_cap
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_limits":  # of a copy that is being made
-            raise AttributeError(name)
-        return getattr(self._limits, name)
+        vars(self).update(fields)
 
     @property
     def max_turn_tokens(self) -> int | None:
         """Most tokens of the next reply; None for no cap."""
-        return tightest(self._present_cap(), self._limits.max_turn_tokens)
+        return tightest(self._present_cap(), self._cap)
 
 
 class Budget:

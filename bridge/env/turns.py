@@ -177,15 +177,19 @@ class Turns:
         check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
         here, cap = outstanding.conversation, request.max_tokens
-        read = partial(
-            read_action,
-            renderer=renderer,
-            request=request,
-            call_ids=f"call-{self.account.turns - 1}",
-            prompt_tokens=here.length,
-            opened=here.opened,
-        )
-        reply, problem = read(turn.tokens, truncated=turn.truncated)
+
+        def read(tokens: list[int], truncated: bool) -> tuple[Reply, Problem | None]:
+            return read_action(
+                tokens,
+                renderer,
+                request,
+                truncated=truncated,
+                call_ids=f"call-{self.account.turns - 1}",
+                prompt_tokens=here.length,
+                opened=here.opened,
+            )
+
+        reply, problem = read(turn.tokens, turn.truncated)
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
         # A runner with limits of its own did not know of the agent's cap.

@@ -14,8 +14,7 @@ add (``tail``), the generation suffix, stops, parsing. It adds three things the 
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +69,7 @@ class PromptRenderer:
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, MarkedBackend(value, self._control))
         self.lock = threading.Lock()
+        self._refusing = _Refusing(self._name)
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
@@ -165,7 +165,7 @@ class PromptRenderer:
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         """The messages that offer ``tools`` in this renderer's format."""
         try:
-            with self._refusing(NotImplementedError):
+            with _Refusing(self._name, NotImplementedError):
                 marked = [self._control.mark_tool(tool) for tool in tools]
                 if marked != tools:
                     self._check_spells()
@@ -193,36 +193,24 @@ class PromptRenderer:
         except RendererMismatchError:
             return True
 
-    @contextmanager
-    def _refusing(self, *but: type[Exception]) -> Iterator[None]:
-        """Refuse what the renderer cannot render, whatever it raises; ``but`` passes."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, (RendererError, RendererMismatchError, *but)):
-                raise
-            raise RendererMismatchError(
-                f"{self._name} raised {type(error).__name__}: {error}"
-            ) from error
-
     def full(self, messages: list[Message]) -> FlatPrompt:
         """The whole prompt, generation suffix included, as the renderer itself makes it."""
-        with self.lock, self._refusing():
+        with self.lock, self._refusing:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
         """What ``messages[start:]`` add to the prompt; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
-        with self.lock, self._refusing():
-            contexts = (_context(messages, at, last_user) for at in range(start, len(messages)))
-            new = zip(messages[start:], contexts, strict=True)
-            if isinstance(self._renderer, TemplateRenderer):
-                return [*self._renderer.tail(new)]
+        renderer, places = self._renderer, range(start, len(messages))
+        with self.lock, self._refusing:
+            if isinstance(renderer, TemplateRenderer):
+                new = ((messages[at], _context(messages, at, last_user)) for at in places)
+                return [*renderer.tail(new)]
             if start == 0:
-                flat.extend(self._renderer._bos_tokens)
-            for message, context in new:
-                rendered = self._renderer.render_message(message, context)
+                flat.extend(renderer._bos_tokens)
+            for at in places:
+                rendered = renderer.render_message(messages[at], _context(messages, at, last_user))
                 if rendered.header is not None:
                     flat.extend(rendered.header.tokens)
                 flat.extend(flatten(rendered.output))
@@ -256,7 +244,7 @@ class PromptRenderer:
         known = None if is_own else self._suffixes.get(key)
         if known is None:
             context = _context(messages, len(messages), last_user)
-            with self.lock, self._refusing():
+            with self.lock, self._refusing:
                 known = self._renderer._get_generation_suffix("assistant", context)
             if not is_own:
                 self._suffixes[key] = known
@@ -274,8 +262,27 @@ def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
     """A whole conversation, and a weight for each of its tokens: 1 where it is learned, else 0."""
-    with prompts.lock, prompts._refusing():
+    with prompts.lock, prompts._refusing:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
+
+
+class _Refusing:
+    """Refuses what a renderer, known by name, cannot render, whatever it raises; ``but`` passes.
+
+    It is entered every turn: a generator's context manager takes six times as long.
+    """
+
+    def __init__(self, name: str, *but: type[Exception]) -> None:
+        self._name = name
+        self._but = (RendererError, RendererMismatchError, *but)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._but):
+            text = f"{self._name} raised {type(error).__name__}: {error}"
+            raise RendererMismatchError(text) from error
 
 
 def _refuse_images(content: Sequence[ContentPart], name: str) -> None:

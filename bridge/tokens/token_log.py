@@ -9,7 +9,7 @@ A *flat prompt* is the other form: one list of token ids, in which an image (or 
 chunk) stands for itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import tinker
@@ -46,17 +46,14 @@ def chunks_of(flat: FlatPrompt) -> list[Chunk]:
     return [_text_chunk(piece) if isinstance(piece, list) else piece for piece in _pieces(flat)]
 
 
-def _pieces(flat: FlatPrompt) -> Iterator[list[int] | Chunk]:
+def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
     """Token ids that stand together, and what is no token."""
     if is_text(flat):
-        if flat:
-            yield flat  # type: ignore[misc]
-        return
+        return [flat] if flat else []  # type: ignore[list-item]
+    pieces: list[list[int] | Chunk] = []
     for is_token, run in groupby(flat, lambda element: isinstance(element, int)):
-        if is_token:
-            yield [*run]  # type: ignore[list-item]
-        else:
-            yield from run  # type: ignore[misc]
+        pieces += [[*run]] if is_token else run  # type: ignore[list-item]
+    return pieces
 
 
 class TokenLog:
@@ -67,14 +64,13 @@ class TokenLog:
 
     __slots__ = ("_chunks", "length")
 
-    def __init__(self) -> None:
-        self._chunks: list[Chunk] = []
-        self.length = 0
+    def __init__(self, chunks: Iterable[Chunk] = (), length: int = 0) -> None:
+        self._chunks = [*chunks]
+        self.length = length
 
     def extended(self, flat: FlatPrompt) -> "TokenLog":
         """The log with a flat prompt at its end; the list must not change afterwards."""
-        log = TokenLog()
-        log._chunks, log.length = self._chunks.copy(), self.length
+        log = TokenLog(self._chunks, self.length)
         for piece in _pieces(flat):
             if isinstance(piece, list):
                 log.length += len(piece)
@@ -95,8 +91,7 @@ class TokenLog:
 
     def followed_by(self, flat: FlatPrompt) -> tinker.ModelInput:
         """The log and then ``flat``, as one prompt. The log itself does not change."""
-        # Chunks that were validated once, or made here: validating them all again costs 10x.
-        return tinker.ModelInput.model_construct(chunks=[*self._chunks, *chunks_of(flat)])
+        return tinker.ModelInput(chunks=[*self._chunks, *chunks_of(flat)])
 
 
 def _text_chunk(tokens: Sequence[int]) -> tinker.EncodedTextChunk:
