@@ -8,6 +8,7 @@ training. A guess drawn at random inside the known bounds wins 0.33 of games, bi
 
 import random
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from evert.envs.games import Game
@@ -28,6 +29,7 @@ GAME = Game(
         "max_tokens": 16,
         "eval_every": 10,
         "save_every": 10,
+        "demonstrations": "evert.envs.guess_number:demonstrations",
     },
 )
 
@@ -118,3 +120,23 @@ def judge(answer: str, target: int) -> tuple[str, float]:
     if guess == target:
         return "Correct", 1.0
     return ("Too low", 0.0) if guess < target else ("Too high", 0.0)
+
+
+def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Games by a player who guesses anywhere inside the known bounds, as conversations, without end.
+
+    The same ones for a seed; none has a held-out number to find.
+    """
+    rng = random.Random(seed)
+    while True:
+        target, low, high = rng.choice(TRAIN_TASKS), 0, UPPER_BOUND - 1
+        game: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+        for _ in range(MAX_TURNS):
+            guess = rng.randint(low, high)
+            feedback, reward = judge(f"Guess: {guess}", target)
+            game.append({"role": "assistant", "content": f"Guess: {guess}"})
+            if reward == 1.0:
+                break
+            game.append({"role": "user", "content": feedback})
+            low, high = (guess + 1, high) if guess < target else (low, guess - 1)
+        yield game

@@ -231,6 +231,19 @@ def test_demonstrations_of_hints_show_the_form_alone() -> None:
     assert len(to_one) > 4
 
 
+def test_demonstrations_of_guess_number_guess_inside_the_known_bounds_and_win_a_third() -> None:
+    games_shown = [*islice(guess_number.demonstrations(0), 300)]
+    for _rules, *said in games_shown:
+        low, high = 0, 1023
+        for turn in range(0, len(said), 2):
+            guess = int(said[turn]["content"].removeprefix("Guess: "))
+            assert low <= guess <= high
+            is_low = said[turn + 1 :] and said[turn + 1]["content"] == "Too low"
+            low, high = (guess + 1, high) if is_low else (low, guess - 1)
+
+    assert 75 < sum(game[-1]["role"] == "assistant" for game in games_shown) < 125
+
+
 # -- tasks, actions, copies ------------------------------------------------------------------------
 
 
