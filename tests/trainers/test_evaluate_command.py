@@ -159,6 +159,7 @@ def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seed
 
 OWN_AGENT = """
 TASKS = [{"word": word, "category": word[0]} for word in ("ab", "ac", "bd", "be")]
+HOPELESS = TASKS[3:]
 
 async def agent(client, task):
     if task["word"] == "be":
@@ -191,6 +192,9 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said
     assert "evert-tiny: 2 of 8 episodes failed (2 agent errors)\n" in shown
     assert "the commonest, 2 times: ValueError: no such word\n" in shown
     assert 'evaluated_agent.py", line ' in shown
+    own[1] = "test_tasks=evaluated_agent:HOPELESS"
+    assert run(*own, "models=evert-tiny", "seeds=1", "out=f") == 1
+    assert "1 of 1 episodes failed" in capsys.readouterr().out
 
 
 def test_equal_weights_play_a_game_once(finished: RunFolder, tmp_path: Path, capsys: Shown) -> None:

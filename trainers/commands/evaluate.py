@@ -81,16 +81,16 @@ def _usage(arguments: Sequence[str]) -> str:
     return USAGE + settings_help(EvaluateSettings, given).replace("frozen.KEY", "models.KEY")
 
 
-def _run(arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str]) -> int:
     given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
     settings = read_evaluate_settings(given, recorded)
     _check_names(settings)
     with trusting_code(settings.trust_remote_code):
-        _run_with(settings)
+        return _run_with(settings)
 
 
-def _run_with(settings: EvaluateSettings) -> None:
+def _run_with(settings: EvaluateSettings) -> int:
     from evert.trainers.episodes.players import find
 
     contestants = [find(name, settings) for name in settings.models]
@@ -100,12 +100,14 @@ def _run_with(settings: EvaluateSettings) -> None:
     folder = _open(settings)
     console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that
     try:
-        _evaluate(settings, contestants, tasks, folder, console)
+        played = _evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         again = shlex.join(["evert", "evaluate", f"out={folder}"])
         stopped.add_note(f"{said}What was played is kept; to go on: {again}")
         raise
+    scored = {episode.model for episode in played if episode.reward is not None}
+    return int(any(episode.model not in scored for episode in played))  # 1: one has no score at all
 
 
 def _check_names(settings: EvaluateSettings) -> None:
@@ -140,7 +142,7 @@ def _evaluate(
     tasks: Mapping[str, Sequence[Any]],
     path: Path,
     console: Console,
-) -> None:
+) -> list["Episode"]:
     from evert.trainers.episodes.playing import Episode, EpisodeLog, planned
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -156,6 +158,7 @@ def _evaluate(
             # On record under another name, if the same weights had one.
             played += [replace(log.by_key[e.key], model=e.model) for e, _ in wanted]
         _report(played, settings, folder, console)
+    return played
 
 
 def _play(
