@@ -123,9 +123,9 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Games by a player who guesses anywhere inside the known bounds, as conversations, without end.
+    """Games of a player who guesses anywhere inside the known bounds: conversations without end.
 
-    The same ones for a seed; none has a held-out number to find.
+    They are the same for a seed; none has a held-out number to find.
     """
     rng = random.Random(seed)
     while True:

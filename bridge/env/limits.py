@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -42,6 +43,10 @@ class LiveLimits:
         self._cap: int | None = fields.pop("max_turn_tokens")
         self._present_cap = present_cap
         vars(self).update(fields)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def max_turn_tokens(self) -> int | None:

@@ -274,7 +274,7 @@ class _Refusing:
 
     def __init__(self, name: str, *but: type[Exception]) -> None:
         self._name = name
-        self._but = (RendererError, RendererMismatchError, *but)
+        self._but: tuple[type[Exception], ...] = (RendererError, RendererMismatchError, *but)
 
     def __enter__(self) -> None:
         pass

@@ -11,6 +11,7 @@ chunk) stands for itself.
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 import tinker
 
@@ -50,9 +51,10 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
     """Token ids that stand together, and what is no token."""
     if is_text(flat):
         return [flat] if flat else []  # type: ignore[list-item]
-    pieces: list[list[int] | Chunk] = []
+    pieces: list[Any] = []
     for is_token, run in groupby(flat, lambda element: isinstance(element, int)):
-        pieces += [[*run]] if is_token else run  # type: ignore[list-item]
+        together = [*run]
+        pieces += [together] if is_token else together
     return pieces
 
 
