@@ -1,16 +1,20 @@
-"""One agent, three trainers: identity under the Cookbook with the engine, verl, and TRL, on a CPU.
+"""One agent, four trainers: identity under the Cookbook, in a loop of its own, under verl and TRL.
 
     python frameworks/make_environment.py trainers
     python benchmarks/trainers.py [--quick] [--only trl] [--seeds 0 1 2] [--figure FILE]
+        [--model FOLDER]
 
 The same agent and base, 30 steps of 8 tasks with 8 episodes each, the same learning rate, one run
-after the other: ``evert train``, verl's unmodified ``main_ppo`` (``examples/verl_on_cpu``) and
-TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``), the last two with ``.frameworks/trainers``. Printed
-and saved: the reward of each step as that trainer has it in its own log, and seconds a step. A run
-that fails, or whose last five steps have a mean below 0.95, fails the benchmark.
+after the other, on the CPU: ``evert train``, the loop of ``docs/own-loop.md``, verl's unmodified
+``main_ppo`` (``examples/verl_on_cpu``) and TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``), the
+last two with ``.frameworks/trainers``. Printed and saved: the reward of each step as that trainer
+has it in its own log, and seconds a step. A run that fails, or whose last five steps have a mean
+below 0.95, fails the benchmark. With ``--model .models/smollm2`` a real model has an adapter
+trained instead, in 12 steps of 12 tasks, on two threads (not under verl, which takes a GPU's time).
 """
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -20,14 +24,18 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import tinker
 from rich.console import Console
 from rich.table import Table
 
+import evert
+from evert.envs.identity import TRAIN_TASKS, identity_agent
 from evert.trainers.commands.train import train
 from evert.trainers.reporting.figures.curves import draw_panel, mean
 from evert.trainers.reporting.figures.metrics import Curve, curves
@@ -38,8 +46,7 @@ from evert.trainers.training.progress import quiet_progress_bars
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".frameworks" / "trainers" / "bin" / "python"
-STEPS, QUICK_STEPS = 30, 2
-LEARNING_RATE = 1e-3
+QUICK_STEPS = 2
 LAST = 5
 """Steps at the end whose mean counts."""
 BAR = 0.95
@@ -51,12 +58,36 @@ class RunError(RuntimeError):
     """A trainer's process failed."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, and how: ``tasks`` of ``EPISODES`` each a step."""
+
+    model: str = "evert-tiny"
+    steps: int = 30
+    tasks: int = 8
+    max_tokens: int = 16
+    learning_rate: float = 1e-3
+    threads: int = 1
+
+
+EPISODES = 8
+RANK = 32
+
+
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """The recipe that the command line asks for."""
+    recipe = Recipe()
+    if options.model:
+        recipe = Recipe(str(Path(options.model).resolve()), 12, 12, 12, 3e-4, threads=2)
+    return replace(recipe, steps=QUICK_STEPS) if options.quick else recipe
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 if any run failed or did not learn."""
     options = parse(argv)
     quiet_progress_bars()
     console = Console(highlight=False)
-    out = Path(options.out).resolve()
+    out, recipe = Path(options.out).resolve(), recipe_of(options)
     found: dict[str, list[Curve]] = {name: [] for name in options.only}
     failures: list[str] = []
     for name in options.only:
@@ -64,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.rule(f"{name}, seed {seed}")
             try:
                 folder = out / f"{name}-seed{seed}"
-                curve = TRAINERS[name](folder, QUICK_STEPS if options.quick else STEPS, seed)
+                curve = TRAINERS[name](folder, recipe, seed)
             except Exception as error:
                 traceback.print_exc()
                 failures.append(f"{name}, seed {seed}: {type(error).__name__}: {error}")
@@ -86,7 +117,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=list(TRAINERS), default=list(TRAINERS))
+    parser.add_argument("--only", nargs="+", choices=list(TRAINERS))
+    parser.add_argument("--model", help="folder of a model (default: the shipped base)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_STEPS} steps: that it works, not how well"
@@ -94,20 +126,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/benchmark-trainers-{stamp}", help="results' folder")
     parser.add_argument("--figure", help="where the figure goes (default: into that folder)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.only = options.only or [
+        one for one in TRAINERS if not (options.model and one == "verl")
+    ]
+    if options.model and "verl" in options.only:
+        parser.error("--model is for the other trainers; leave verl out of --only.")
+    return options
 
 
 # -- the trainers --------------------------------------------------------------------------------
 
 
-def under_cookbook(folder: Path, steps: int, seed: int) -> Curve:
+def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
     """``evert train``: the Cookbook's loop and the embedded engine, in this process."""
     train(
         env="identity",
-        steps=steps,
-        batch_size=8,
-        group_size=8,
-        learning_rate=LEARNING_RATE,
+        model_name=recipe.model,
+        steps=recipe.steps,
+        batch_size=recipe.tasks,
+        group_size=EPISODES,
+        learning_rate=recipe.learning_rate,
+        max_tokens=recipe.max_tokens,
+        threads=recipe.threads,
         eval_every=0,
         seed=seed,
         log_path=str(folder),
@@ -116,32 +157,75 @@ def under_cookbook(folder: Path, steps: int, seed: int) -> Curve:
     return curves(RunFolder(folder, resumed=True).steps())[0]
 
 
-def under_verl(folder: Path, steps: int, seed: int) -> Curve:
+def in_own_loop(folder: Path, recipe: Recipe, seed: int) -> Curve:
+    """The loop of ``docs/own-loop.md``, on the embedded engine in this process."""
+    with evert.embedded_engine(folder, threads=recipe.threads):
+        return asyncio.run(_own_loop(recipe, seed))
+
+
+async def _own_loop(recipe: Recipe, seed: int) -> Curve:
+    service, curve = tinker.ServiceClient(), Curve([], [], [])
+    trainer = await service.create_lora_training_client_async(recipe.model, rank=RANK, seed=seed)
+    start = time.perf_counter()
+    for step in range(recipe.steps):
+        policy = await trainer.save_weights_and_get_sampling_client_async()
+        tasks = TRAIN_TASKS[recipe.tasks * step : recipe.tasks * (step + 1)]
+        batch = await evert.rollout(
+            identity_agent,
+            tasks,
+            policy,
+            group_size=EPISODES,
+            max_tokens=recipe.max_tokens,
+            seed=1000 * seed + step,
+        )
+        backward = await trainer.forward_backward_async(batch.data(), "importance_sampling")
+        update = await trainer.optim_step_async(
+            tinker.AdamParams(learning_rate=recipe.learning_rate)
+        )
+        await backward
+        await update
+        curve.steps.append(step + 1)
+        curve.seconds.append(time.perf_counter() - start)
+        curve.scores.append(float(batch.rewards.mean()))
+    return curve
+
+
+def under_verl(folder: Path, recipe: Recipe, seed: int) -> Curve:
     """verl's ``main_ppo``."""
     run(
         folder,
         ROOT / "examples" / "verl_on_cpu" / "train.sh",
         folder,
         "identity",
-        f"trainer.total_training_steps={steps}",
-        f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
+        f"trainer.total_training_steps={recipe.steps}",
+        f"actor_rollout_ref.actor.optim.lr={recipe.learning_rate}",
         f"data.seed={seed}",
     )
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return curve_of([json.loads(line)["data"] for line in lines], *VERL)
 
 
-def under_trl(folder: Path, steps: int, seed: int) -> Curve:
+def under_trl(folder: Path, recipe: Recipe, seed: int) -> Curve:
     """TRL's ``GRPOTrainer``."""
+    options = {
+        "steps": recipe.steps,
+        "seed": seed,
+        "learning-rate": recipe.learning_rate,
+        "model": recipe.model,
+        "episodes": recipe.tasks * EPISODES,
+        "max-tokens": recipe.max_tokens,
+        "threads": recipe.threads,
+        "out": folder,
+    }
     script = ROOT / "examples" / "trl_on_cpu" / "identity.py"
-    options = {"steps": steps, "seed": seed, "learning-rate": LEARNING_RATE, "out": folder}
     run(folder, PYTHON, script, *(f"--{name}={value}" for name, value in options.items()))
     log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return curve_of(log, *TRL)
 
 
-TRAINERS: dict[str, Callable[[Path, int, int], Curve]] = {
+TRAINERS: dict[str, Callable[[Path, Recipe, int], Curve]] = {
     "cookbook": under_cookbook,
+    "own": in_own_loop,
     "verl": under_verl,
     "trl": under_trl,
 }
@@ -231,6 +315,7 @@ def table(found: dict[str, list[Curve]]) -> Table:
 
 NAMES = {
     "cookbook": "Cookbook, evert's engine",
+    "own": "a loop of one's own, evert's engine",
     "verl": "verl, main_ppo",
     "trl": "TRL, GRPOTrainer",
 }
@@ -244,7 +329,7 @@ def save(out: Path, figure: Path, found: dict[str, list[Curve]], failures: list[
     (out / "trainers.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     lines = [(NAMES[name], mean(several)) for name, several in found.items() if several]
     if lines:
-        title = "Identity, one agent under three trainers"
+        title = f"Identity, one agent under {len(lines)} trainers"
         save_figure(draw_panel(title, "mean reward of an episode in training", lines), figure)
 
 

@@ -48,10 +48,12 @@ def test_quick_benchmarks_save_their_figures(tmp_path: Path, capsys: Shown) -> N
     assert saved["machine"]["cpus"]
     assert [run["steps"] for run in saved["runs"]["identity"]] == [learning.QUICK_STEPS]
     figure = tmp_path / "docs.png"
-    assert trainers.main(["--quick", "--only", "cookbook", "--figure", str(figure), *out]) == 0
+    quick = ["--quick", "--only", "cookbook", "own", "--figure", str(figure), *out]
+    assert trainers.main(quick) == 0
     saved = json.loads((tmp_path / "trainers.json").read_text())
     assert saved["machine"]["cpus"]
-    assert [len(run["scores"]) for run in saved["runs"]["cookbook"]] == [trainers.QUICK_STEPS]
+    lengths = [len(run["scores"]) for of in saved["runs"].values() for run in of]
+    assert lengths == [trainers.QUICK_STEPS] * 2
     for each in (figure, tmp_path / "learning.png"):
         assert each.read_bytes().startswith(b"\x89PNG")
 
@@ -89,7 +91,8 @@ def test_a_trainer_that_ends_low_fails(tmp_path: Path, capsys: Shown, monkeypatc
     def broken(*_: object) -> Curve:
         raise RuntimeError("it broke")
 
-    monkeypatch.setitem(trainers.TRAINERS, "cookbook", lambda *_: curve(0, *[1.0] * 5))
+    for learns in ("cookbook", "own"):
+        monkeypatch.setitem(trainers.TRAINERS, learns, lambda *_: curve(0, *[1.0] * 5))
     monkeypatch.setitem(trainers.TRAINERS, "verl", lambda *_: curve(0, *[0.94] * 5))
     monkeypatch.setitem(trainers.TRAINERS, "trl", broken)
     assert trainers.main(["--out", str(tmp_path)]) == 1
