@@ -102,7 +102,7 @@ def main() -> None:
         for _ in range(MOST_LEFT // CHUNK):
             tail.pump()
     os.close(REPORTS)
-    if _is_abandoned() or os.getppid() != trainer:
+    if os.getppid() != trainer or _is_abandoned():
         for folder in folders:
             remove(folder)
 
