@@ -7,8 +7,9 @@ Sampling is timed three ways on the same prompts and reply lengths: ``transforme
 prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with every request
 made separately, as rollouts make them. ``generate`` must run the padded batch to its longest reply;
 only the tokens that were asked for count. Training is timed against a plain loop over padded
-batches with the same loss. Each ratio is taken within one round; the table shows the median over
-rounds and the range. Exits with 1 if a run fails or gives a wrong number of tokens.
+batches with the same loss, and with PEFT's adapter where the engine trains one; sequences begin
+alike in groups of eight, or not at all. Each ratio is taken within one round; the table shows the
+median over rounds and the range. Exits with 1 if a run fails or gives a wrong number of tokens.
 """
 
 import argparse
@@ -31,11 +32,20 @@ from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL, base_path
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.models.base_models import context_length, load_model
+from evert.trainers.engine.models.base_models import (
+    SMALL_MODEL_PARAMETERS,
+    attach_lora,
+    context_length,
+    load_model,
+)
 
 PROMPT = (16, 96)
 REPLY_EQUAL = 32
+RANK = 8
+"""Of an adapter, where one is trained."""
 REPLY_MIXED = (8, 56)
+GROUP, SHARED = 8, 64
+"""Sequences that begin alike, and tokens in which they do."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,12 @@ def sample(client: Any, work: Work) -> int:
     return sum(len(future.result().sequences[0].tokens) for future in futures)
 
 
-def make_data(work: Work) -> list[types.Datum]:
-    """The prompts as training data: predict each next token."""
+def make_data(work: Work, *, shared: bool) -> list[types.Datum]:
+    """The prompts as training data: predict each next token; all or none of a group begin alike."""
+    draw = random.Random(len(work.prompts))
+    rows = [[draw.choice(prompt) for _ in range(SHARED)] + prompt for prompt in work.prompts]
+    if shared:
+        rows = [rows[n - n % GROUP][:SHARED] + row[SHARED:] for n, row in enumerate(rows)]
     return [
         types.Datum(
             model_input=types.ModelInput.from_ints(prompt[:-1]),
@@ -134,7 +148,7 @@ def make_data(work: Work) -> list[types.Datum]:
                 "weights": torch.ones(len(prompt) - 1),  # type: ignore[dict-item]
             },
         )
-        for prompt in work.prompts
+        for prompt in rows
     ]
 
 
@@ -215,17 +229,21 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
 
 def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table:
     """Tokens a second trained on, over batch sizes."""
-    table = Table("batch", "plain loop", "engine", "x plain", title="Trained tokens a second")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    columns = ("batch", "beginnings", "plain loop", "engine", "x plain")
+    table = Table(*columns, title="Trained tokens a second")
+    if model.num_parameters() >= SMALL_MODEL_PARAMETERS:
+        model = attach_lora(model, RANK, seed=0)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
     for size in args.sizes:
-        work = make_work(size, args.vocabulary, mixed=False)
-        data, tokens = make_data(work), sum(map(len, work.prompts)) - size
-        rounds = []
-        for _ in range(args.rounds):
-            plain = seconds(lambda d=data: train_plain(model, optimizer, d), tokens)  # type: ignore[misc]
-            ours = seconds(lambda d=data: train_engine(client, d), tokens)  # type: ignore[misc]
-            rounds.append((tokens / plain, tokens / ours))
-        add_row(table, size, None, rounds)
+        for shared in (False, True):
+            data = make_data(make_work(size, args.vocabulary, mixed=False), shared=shared)
+            tokens = sum(datum.model_input.length for datum in data)
+            rounds = []
+            for _ in range(args.rounds):
+                plain = seconds(lambda d=data: train_plain(model, optimizer, d), tokens)  # type: ignore[misc]
+                ours = seconds(lambda d=data: train_engine(client, d), tokens)  # type: ignore[misc]
+                rounds.append((tokens / plain, tokens / ours))
+            add_row(table, size, "shared" if shared else "distinct", rounds)
     return table
 
 
@@ -290,7 +308,7 @@ def main() -> int:
         with embedded_engine(folder, device=args.device, threads=args.threads) as engine:
             model = load_model(name, engine.device, torch.float32)
             args.vocabulary = model.config.vocab_size
-            training = tinker.ServiceClient().create_lora_training_client(name).result()
+            training = tinker.ServiceClient().create_lora_training_client(name, rank=RANK).result()
 
             def new_client() -> Any:
                 # A client of its own a round: nothing may be remembered from the one before.

@@ -68,6 +68,7 @@ class Recipe:
     max_tokens: int = 16
     learning_rate: float = 1e-3
     threads: int = 1
+    passes: int = 1  # of TRL's a step, which has a batch's activations in memory at once
 
 
 EPISODES = 8
@@ -78,7 +79,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
     """The recipe that the command line asks for."""
     recipe = Recipe()
     if options.model:
-        recipe = Recipe(str(Path(options.model).resolve()), 12, 12, 12, 3e-4, threads=2)
+        recipe = Recipe(str(Path(options.model).resolve()), 12, 12, 12, 3e-4, threads=2, passes=4)
     return replace(recipe, steps=QUICK_STEPS) if options.quick else recipe
 
 
@@ -213,6 +214,7 @@ def under_trl(folder: Path, recipe: Recipe, seed: int) -> Curve:
         "learning-rate": recipe.learning_rate,
         "model": recipe.model,
         "episodes": recipe.tasks * EPISODES,
+        "passes": recipe.passes,
         "max-tokens": recipe.max_tokens,
         "threads": recipe.threads,
         "out": folder,

@@ -19,6 +19,7 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--learning-rate", type=float, default=1e-3)
 parser.add_argument("--model", default="evert-tiny", help="a shipped base, or a model's folder")
 parser.add_argument("--episodes", type=int, default=64, help="a step")
+parser.add_argument("--passes", type=int, default=1, help="in which they are trained")
 parser.add_argument("--max-tokens", type=int, default=16, help="after the prompt")
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--out", default="runs/trl-identity")
@@ -31,7 +32,8 @@ config = GRPOConfig(
     output_dir=options.out,
     max_steps=options.steps,
     seed=options.seed,
-    per_device_train_batch_size=options.episodes,
+    per_device_train_batch_size=options.episodes // options.passes,
+    gradient_accumulation_steps=options.passes,
     num_generations=8,  # episodes a task
     max_completion_length=options.max_tokens,
     learning_rate=options.learning_rate,
