@@ -8,7 +8,8 @@ Every row is a command that wants to survive. Each is ended in four ways, so man
     SIGKILL       the same, by a signal that nobody can handle
 
 What counts is what is left a second later: processes, and folders of episodes. What many harmless
-commands leave is counted by ``commands.py``. At last, what a command costs that does nothing.
+commands leave is counted by ``commands.py``. These run without a sandbox, which would see to it.
+At last, what a command costs that does nothing, with one and without.
 
     python benchmarks/processes.py [--quick] [--times 20]
 """
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evert import ChatAgentEnv, ProcessAgent
+from evert.agents.sandbox import sandbox_problem
 
 STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(120)\n"
 """The end of a command: it stays until it is ended, or leaves what it started behind."""
@@ -107,17 +109,18 @@ from benchmarks.processes import hostile
 from evert import ChatAgentEnv
 
 async def play():
-    envs = [ChatAgentEnv(hostile(name, sys.argv[1], "stay")) for name in sys.argv[2:]]
+    mark, sandbox, *names = sys.argv[1:]
+    envs = [ChatAgentEnv(hostile(name, mark, "stay", sandbox == "True")) for name in names]
     await asyncio.gather(*(env.initial_observation() for env in envs))
 
 asyncio.run(play())
 """
 
 
-def hostile(name: str, mark: str, then: str) -> ProcessAgent:
+def hostile(name: str, mark: str, then: str, sandbox: bool = False) -> ProcessAgent:
     """A command that tries to outlive its episode; ``then``: "stay" or "end"."""
     code = HOSTILE[name] + STAY
-    return ProcessAgent([sys.executable, "-S", "-c", code, f"{mark}-{name}", then])
+    return ProcessAgent([sys.executable, "-S", "-c", code, f"{mark}-{name}", then], sandbox=sandbox)
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -173,12 +176,12 @@ async def closed(name: str) -> bool:
     return clean(mark)
 
 
-def killed(names: list[str], number: signal.Signals) -> dict[str, bool]:
+def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> dict[str, bool]:
     """Whether nothing is left of each command, nor a folder, when their trainer is killed."""
     mark = new_mark()
     with tempfile.TemporaryDirectory() as folder:
         trainer = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", TRAINER, mark, *names],
+            [sys.executable, "-W", "ignore", "-c", TRAINER, mark, str(sandbox), *names],
             env={**os.environ, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)},
             cwd=Path(__file__).parent.parent,
         )
@@ -195,12 +198,12 @@ def killed(names: list[str], number: signal.Signals) -> dict[str, bool]:
 # -- their cost ----------------------------------------------------------------------------------
 
 
-async def supervised(count: int) -> float:
-    """Seconds that a command takes which does nothing: the median."""
+async def supervised(count: int, sandbox: bool | None = None) -> float:
+    """Seconds that a command takes which does nothing: the median; in a sandbox if there is one."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
-        await ChatAgentEnv(ProcessAgent(["true"])).initial_observation()
+        await ChatAgentEnv(ProcessAgent(["true"], sandbox=sandbox)).initial_observation()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -236,8 +239,11 @@ def main() -> None:
     for name, row in rows.items():
         table.add_row(name, *(f"{gone} of {times}" for gone in row))
     console.print(table)
-    took, plain = 1000 * asyncio.run(supervised(50)), 1000 * plainly(50)
+    took, plain = 1000 * asyncio.run(supervised(50, False)), 1000 * plainly(50)
     console.print(f"a command: {took:.1f} ms; without evert: {plain:.1f} ms")
+    console.print(
+        f"in a sandbox: {sandbox_problem() or f'{1000 * asyncio.run(supervised(50)):.1f} ms'}"
+    )
     if any(gone < times for row in rows.values() for gone in row):
         sys.exit("something was left")
 

@@ -4,13 +4,16 @@
 either calls them itself.
 """
 
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.agents.sandbox import sandbox_problem
 
 
 def system(text: str) -> dict[str, Any]:
@@ -99,3 +102,11 @@ def rewards(trajectory: Trajectory) -> list[float]:
 def reward(trajectory: Trajectory) -> float:
     """Of the whole episode."""
     return sum(rewards(trajectory))
+
+
+def needs_sandbox() -> None:
+    """Skip a test, or fail it where ``EVERT_SANDBOX=required``, if there can be no sandbox here."""
+    if problem := sandbox_problem():
+        if os.environ.get("EVERT_SANDBOX") == "required":
+            pytest.fail(problem)
+        pytest.skip(problem)

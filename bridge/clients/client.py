@@ -114,7 +114,8 @@ class _Handle:
 
         Args:
             host: Interface to listen on. Another than loopback lets other machines in, over plain
-                HTTP.
+                HTTP. An absolute path is that of a Unix socket to make, whose clients reach it by
+                a relay on port 47113 of a loopback of their own.
 
         Raises:
             OSError: The interface cannot be listened on.

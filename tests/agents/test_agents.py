@@ -77,6 +77,26 @@ def test_options_of_a_process_are_handed_on_and_wrong_ones_refused(
         ready(rewards="exit")
 
 
+def test_codex_makes_no_sandbox_in_the_sandbox_and_its_own_where_that_is_asked_for() -> None:
+    rows: list[tuple[Any, Any, str]] = [
+        (None, None, "workspace-write"),
+        (True, True, "workspace-write"),
+        ("read-only", False, "read-only"),
+    ]
+    for given, sandbox, own in rows:
+        agent = evert.agents.codex(sandbox=given)
+        assert agent.sandbox is sandbox
+        commands = {own: agent.command, "danger-full-access": agent.command_in_sandbox}
+        for mode, command in commands.items():
+            assert command[command.index("--sandbox") + 1] == mode
+
+
+def test_the_ready_agents_take_a_sandbox_where_there_is_one_and_a_users_command_does_not() -> None:
+    ready = [evert.agents.claude_code(), evert.agents.gemini_cli(), evert.agents.aider()]
+    assert [agent.sandbox for agent in ready] == [None] * 3
+    assert ProcessAgent(["ls"]).sandbox is False
+
+
 def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
     files = {"a": "b", "{home}/.codex/config.toml": "mine"}
     agent = evert.agents.codex(files=files, env={"HOME": "elsewhere", "A": "b"})

@@ -2,7 +2,7 @@
 
 A ``Leaving`` is a row: what a command does, and what the trainer sees of it. In its code ``MINE``
 is a folder of the user's, ``TOP`` the folder that the episode's own lie in, and ``stay`` starts a
-process that stays.
+process that stays. All but ``BOXES`` run without a sandbox, in which most of it cannot be done.
 """
 
 import sys
@@ -19,7 +19,7 @@ from evert.bridge.episode.agent import NO_TASK
 
 PRELUDE = """
 import glob, json, os, shutil, signal, socket, subprocess, sys, time
-MINE, MARK = os.environ["MINE"], os.environ["STAYS"]
+MINE, MARK = os.environ["MINE"][1:], os.environ["STAYS"]
 TOP, SUPERVISOR = os.path.dirname(os.getcwd()), os.getppid()
 REWARD = os.environ.get("EVERT_REWARD_FILE", "")
 
@@ -52,8 +52,9 @@ class Leaving:
 
     async def play(self, mine: Path, mark: str) -> str:
         """What the trainer sees of the command."""
-        variables = {"MINE": str(mine), "STAYS": mark, **self.options.get("env", {})}
-        options = {**self.options, "env": variables}
+        # a path in a variable would be shown in a sandbox
+        variables = {"MINE": f"={mine}", "STAYS": mark, **self.options.get("env", {})}
+        options = {"sandbox": False, **self.options, "env": variables}
         agent = ProcessAgent([sys.executable, "-S", "-c", PRELUDE + self.does], **options)
         env = ChatAgentEnv(agent, self.task, **{"agent_timeout": 60.0, **self.env})
         try:
@@ -239,4 +240,43 @@ TASKS = [
         options={"env": {"TEXT": "{task}"}}, task="a\0b"),
 ]  # fmt: skip
 
-TABLE = [*REWARDS, *JUDGES, *FOLDERS, *SIGNALS, *TASKS]
+# -- in a sandbox ----------------------------------------------------------------------------------
+
+REPORTS = """
+for one in glob.glob("/proc/[0-9]*/fd/*"):
+    try: os.write(os.open(one, os.O_WRONLY | os.O_NONBLOCK), b"ended 0\\n")
+    except OSError: pass
+sys.exit(3)
+"""
+FLOOD = "stay(); [os.fork() for _ in range(6)]; os.setsid(); time.sleep(0 if os.fork() else 600)"
+DEAF = "stay('[signal.signal(number, signal.SIG_IGN) for number in (1, 2, 3, 15)]')"
+AS_IT_ENDED = "AgentError.CommandError: … ended with status 3 before it made a model call.…"
+UNRELAYED = "AgentError.CommandError: … ended with status 137 before it made a model call.…"
+LINKS = "os.symlink(MINE, 'mine'); os.symlink(MINE + '/mine', 'a'); os.symlink(MINE, '../home/c')"
+SEARCH = {"reward": ["grep", "-rqs", "0.25", "{folder}", "{folder}/mine"]}
+
+INSIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "it writes that it has ended wherever it can": (REPORTS, AS_IT_ENDED, {}),
+    "it leaves a flood of sessions": (FLOOD, SCORED, {}),
+    "it leaves who ignores signals": (DEAF, SCORED, {}),
+    "it kills the relay": ("stay(); os.kill(SUPERVISOR, 9); time.sleep(600)", UNRELAYED, {}),
+    "it stops the relay": ("stay(); os.kill(SUPERVISOR, signal.SIGSTOP)", HUNG, {}),
+    "it leaves a link to the user's as its reward":
+        ("os.symlink(MINE + '/number', REWARD)", LINK, {"reward": "file"}),
+    "it leaves links to the user's where a function reads": ("os.symlink(MINE + '/mine', 'made');"
+        "os.symlink(MINE, 'in')", NOT_SCORED, {"reward": reads}),
+    "it leaves links to the user's where a judge searches": (LINKS, NOT_SCORED, SEARCH),
+    "it leaves the user's folder in place of its own": ("os.chdir(TOP); shutil.rmtree('work');"
+        "os.symlink(MINE, 'work')", NOT_SCORED, SEARCH),
+    "it leaves folders that nobody may enter": ("os.chmod('.', 0); os.chmod(TOP, 0)", SCORED, {}),
+    "it leaves who writes into every folder that comes":
+        (f"stay({WAITS!r}.replace('TOP', repr(TOP[:-8])))", NOT_SCORED, JUDGED),
+}  # fmt: skip
+
+BOXES = [
+    Leaving(name=f"in a sandbox {name}", does=does, sees=sees, env=SHORT if sees == HUNG else {},
+        options={"sandbox": True, **options})
+    for name, (does, sees, options) in INSIDE.items()
+]  # fmt: skip
+
+TABLE = [*REWARDS, *JUDGES, *FOLDERS, *SIGNALS, *TASKS, *BOXES]

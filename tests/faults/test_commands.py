@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.processes import marked
+from tests import kit
 from tests.faults import stalls
 from tests.faults.commands import TABLE, Leaving
 from tests.faults.scene import NOTHING, Inventory, is_as, settled
@@ -64,6 +65,8 @@ async def play(row: Leaving, mine: Path, mark: str) -> tuple[str, float, str]:
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_a_command_cannot_harm_its_trainer(row: Leaving, mine: Path) -> None:
+    if row.options.get("sandbox"):
+        kit.needs_sandbox()
     mark = f"evert-test-{uuid.uuid4()}"
     with stalls.no_longer_than(PATIENCE):
         seen, stood_still, left = asyncio.run(play(row, mine, mark))

@@ -173,7 +173,7 @@ async def test_what_a_task_says_is_text_and_no_command_of_the_programs(
         prompts.append(prompt)
         return "Done."
 
-    agent = ready("{task}", files={"calc.py": "x = 1\n"})
+    agent = ready("{task}", files={"calc.py": "x = 1\n"}, sandbox=False)  # where it could
     texts = [f"/run touch {tmp_path}/ran", f"!touch {tmp_path}/ran", "/help", "/init", "-"]
     for text in [*texts, f"@{tmp_path}/mine"]:
         before = len(prompts)

@@ -40,16 +40,22 @@ logger = logging.getLogger(__name__)
 
 KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, which are told so
 BACKLOG = 1024
+RELAYED_PORT = 47113
+"""The port in the addresses of a server on a Unix socket, to which a relay of its client leads."""
 AGES = 1e9  # seconds after which nothing happens
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rollout is served: at ``base_url`` for OpenAI's SDK, at ``root_url`` for others."""
+    """Where a rollout is served: at ``base_url`` for OpenAI's SDK, at ``root_url`` for others.
+
+    With a ``socket``, the path of a Unix socket, these hold where a relay leads there.
+    """
 
     root_url: str
     base_url: str
     api_key: str = field(repr=False)
+    socket: str | None = None
 
 
 class _Tie:
@@ -57,16 +63,14 @@ class _Tie:
 
 
 class Server:
-    """The server of one event loop on one interface."""
+    """The server of one event loop on one interface, or Unix socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
         self._rollouts: dict[str, Calls] = {}
         self._over: deque[str] = deque(maxlen=KEYS_REMEMBERED)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        self._socket, self._root = _listening(host)
         self._interface = host
-        self._host = f"[{host}]" if ":" in host else host
         self._connections = Connections(self._handle, loop)
         self._listener: asyncio.Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -120,9 +124,8 @@ class Server:
         key = f"evert-{secrets.token_urlsafe(24)}"
         endpoint.episode.hold(functools.partial(self.release, key))
         self._rollouts[key] = Calls(endpoint)
-        port = self._socket.getsockname()[1]
-        root = f"http://{self._host}:{port}"
-        return Address(root, f"{root}/v1", key)
+        socket_path = self._interface if _is_path(self._interface) else None
+        return Address(self._root, f"{self._root}/v1", key, socket_path)
 
     async def release(self, key: str) -> None:
         """Serve a rollout no more; with the last one the server stops."""
@@ -170,6 +173,30 @@ class Server:
         return failure(401, message, "authentication_error", "invalid_api_key")
 
 
+def _listening(host: str) -> tuple[socket.socket, str]:
+    """A socket that clients can connect to, and the root of the URLs that lead there."""
+    if not _is_path(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        its = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        name = f"[{host}]" if ":" in host else host
+        return its, f"http://{name}:{its.getsockname()[1]}"
+    its = socket.socket(socket.AF_UNIX)
+    folder = os.open(os.path.dirname(host), os.O_PATH)
+    try:
+        its.bind(f"/proc/self/fd/{folder}/{os.path.basename(host)}")  # a whole path may be too long
+        its.listen(BACKLOG)
+    except OSError:
+        its.close()
+        raise
+    finally:
+        os.close(folder)
+    return its, f"http://{LOOPBACK[0]}:{RELAYED_PORT}"
+
+
+def _is_path(host: str) -> bool:
+    return host.startswith("/")
+
+
 def _key_of(request: web.BaseRequest) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -197,7 +224,7 @@ def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
 
 def _serve(endpoint: Endpoint, host: str) -> Address:
     loop = endpoint.episode.loop
-    if host not in LOOPBACK:
+    if host not in LOOPBACK and not _is_path(host):
         logger.warning(
             "Model calls are served on %s over plain HTTP: whoever can read the traffic can read "
             "the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",

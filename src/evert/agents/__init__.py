@@ -5,7 +5,8 @@
 
 Each function returns a ``ProcessAgent`` that knows the program's flags, what it would ask the model
 beside its task (titles, summaries) and how to keep it quiet, and the configuration that it reads,
-which lies in the episode's own folder. The programs themselves are not installed with evert.
+which lies in the episode's own folder. Where bubblewrap is installed they run in a sandbox. The
+programs themselves are not installed with evert.
 
     anthropic_claude.py    ``claude_code``: Claude Code, from npm
     openai_codex.py        ``codex``: OpenAI's Codex, from npm
@@ -16,6 +17,10 @@ which lies in the episode's own folder. The programs themselves are not installe
     cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
     process.py             ``ProcessAgent``: an agent that is a command
     supervisor.py          the process that runs one of them, and ends all of that
+    sandboxed.py           whether a command runs in a sandbox, and in which
+    installed.py           where programs are installed that have to be seen there
+    sandbox.py             a sandbox without a daemon: what a program sees
+    relay.py               what leads from a sandbox to the model
     variables.py           the environment variables that a command gets
 """
 

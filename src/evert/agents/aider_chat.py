@@ -52,7 +52,7 @@ def aider(
         program: The program, or its path.
         arguments: Further arguments: ``["--map-tokens", "0"]`` leaves the map of the repository
             out of the prompt.
-        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
+        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 
     Raises:

@@ -58,7 +58,7 @@ def claude_code(
             where its own has 48. Tools are then Bash, Edit and Read at most.
         program: The program, or its path.
         arguments: Further arguments.
-        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
+        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 
     Raises:

@@ -26,6 +26,7 @@ from typing import IO, Any, TypeAlias
 import psutil
 
 from evert.agents import supervisor
+from evert.agents.sandbox import Sandbox
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
 from evert.bridge.redaction import LONGEST_KEY, redacted_end
@@ -58,7 +59,7 @@ class ProcessResult:
     """A command that has ended.
 
     Attributes:
-        status: Exit status; negative: the signal that ended it.
+        status: Exit status; negative: the signal that ended it, which a sandbox makes 128 and it.
         stdout: What it wrote; of more than a megabyte the end.
         stderr: What it wrote to the other; of more than a megabyte the end.
         folder: Where it ran; its files are still there, but may be anything: see ``read``.
@@ -92,6 +93,7 @@ class Place:
     task: Any
     values: Mapping[str, str]
     env: dict[str, str] = field(default_factory=dict)
+    sandbox: Sandbox | None = None
     install: str = ""
     last_words: str = ""
 
@@ -135,11 +137,16 @@ class Place:
             else:
                 shutil.copy(content, path)
 
-    async def run(self, command: Sequence[str], role: str) -> ProcessResult:
+    async def run(
+        self, command: Sequence[str], role: str, sandbox: Sandbox | None = None
+    ) -> ProcessResult:
         """Run a command to its end, and end all that it started; ``role`` is for messages."""
         filled = [self.fill(argument) for argument in command]
+        if sandbox is not None:
+            self._look_for(filled[0])
+        whole = filled if sandbox is None else sandbox.command(filled)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process, said = self._supervised(filled, out, err), b""
+            process, said = self._supervised(whole, filled[0], out, err), b""
             try:
                 said = await _said(process)
             finally:
@@ -155,7 +162,18 @@ class Place:
             stdout, stderr = [await asyncio.to_thread(end_of, one) for one in (out, err)]
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
-    def _supervised(self, command: list[str], out: IO[bytes], err: IO[bytes]) -> "Process":
+    def _look_for(self, program: str) -> None:
+        """Raise if there is no such program; in a sandbox only the relay would notice."""
+        path = os.path.join(self.folder, program) if "/" in program else program
+        found = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
+        if found is None or not os.access(found, os.X_OK):
+            number = errno.ENOENT if found is None else errno.EACCES
+            why = OSError(number, os.strerror(number))
+            raise CommandError(self._not_started(program, why))
+
+    def _supervised(
+        self, command: list[str], program: str, out: IO[bytes], err: IO[bytes]
+    ) -> "Process":
         """Start a command's supervisor. A word on its input, or the input's end, ends it all."""
         outputs = [out.fileno(), err.fileno()]
         options = [*outputs, "LC_CTYPE" in self.env, len(self.own), *self.own]
@@ -171,7 +189,7 @@ class Place:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a null character in an argument
-            raise CommandError(self._not_started(command[0], error)) from error
+            raise CommandError(self._not_started(program, error)) from error
 
     def _not_started(self, program: str, error: OSError | ValueError) -> str:
         too_long = isinstance(error, OSError) and error.errno == errno.E2BIG

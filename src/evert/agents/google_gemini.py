@@ -62,7 +62,7 @@ def gemini_cli(
             has 44. Tools are then read_file, replace and write_file, unless ``tools`` says others.
         program: The program, or its path.
         arguments: Further arguments.
-        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
+        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``. A file ``{home}/.gemini/settings.json`` replaces the one of evert's.
 
     Raises:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import ProcessOptions, as_text, made
+from evert.agents.recipe import CommonOptions, as_text, made
+from evert.agents.sandboxed import SandboxChoice
 
 CONFIG = """\
 model_provider = "evert"
@@ -68,18 +69,20 @@ so. To edit a file, run `apply_patch` with a patch.
 def codex(
     prompt: str = "{task}",
     *,
-    sandbox: str = "workspace-write",
+    sandbox: SandboxChoice = None,
     lean: bool = False,
     program: str = "codex",
     arguments: Sequence[str] = (),
-    **options: Unpack[ProcessOptions],
+    **options: Unpack[CommonOptions],
 ) -> ProcessAgent:
     """Codex on a prompt, in a folder of its own.
 
     Args:
         prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
-        sandbox: What its commands may do: "read-only", "workspace-write" (change files of the
-            folder, no network), or "danger-full-access" (no sandbox of its own: in containers).
+        sandbox: evert's, as for ``ProcessAgent``, in which Codex makes none of its own; or Codex's
+            own, which is then the only one: "read-only", "workspace-write" (its commands change
+            files of the folder, no network), or "danger-full-access" (none: in containers). Where
+            there can be none of evert's, None is "workspace-write".
         lean: Whether to leave out what makes the prompt long: 5 kB, with instructions of two
             lines and a shell as the only tool, where its own has 39.
         program: The program, or its path.
@@ -95,11 +98,17 @@ def codex(
     files = {"{home}/.codex/config.toml": config}
     if lean:
         files["{home}/.codex/instructions.md"] = INSTRUCTIONS
-    command = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
+    own = sandbox if isinstance(sandbox, str) else "workspace-write"
+
+    def command(mode: str) -> list[str]:
+        started = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
+        return [*started, "--sandbox", mode, *arguments, "--", as_text(prompt)]
+
     return made(
-        [*command, "--sandbox", sandbox, *arguments, "--", as_text(prompt)],
-        options,
+        command(own),
+        {**options, "sandbox": False if isinstance(sandbox, str) else sandbox},
         files=files,
         env={},
         install="npm install -g @openai/codex",
+        command_in_sandbox=command("danger-full-access"),
     )

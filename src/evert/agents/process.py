@@ -2,8 +2,9 @@
 
 The command finds the model where it looks for any (``variables.py``). It runs in a folder of its
 own, with the files it is given, and nothing that it started outlives it or its Env
-(``commands.py``). A judge runs when nothing of the agent is left to run, in a folder that is made
-only then. Ready ones for well-known programs are in ``evert.agents``.
+(``commands.py``). Where it is to, it runs in a sandbox (``sandbox.py``), and sees no more than it
+needs. A judge runs when nothing of the agent is left to run, in a folder that is made only then.
+Ready ones for well-known programs are in ``evert.agents``.
 """
 
 import asyncio
@@ -28,9 +29,12 @@ from evert.agents.commands import (
     room_of,
     task_text,
 )
+from evert.agents.sandbox import Sandbox
+from evert.agents.sandboxed import IN_SANDBOX, SandboxChoice, checked, is_sandboxed, sandbox_of
 from evert.agents.supervisor import remove
 from evert.agents.variables import addresses, harmless
 from evert.bridge.clients.client import AgentClient
+from evert.bridge.clients.http.server import Address
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
@@ -79,6 +83,14 @@ class ProcessAgent:
         env: Further environment variables; None takes one away. ``"{env[NAME]}"`` in one hands
             over that variable of the trainer's, as it is when an episode begins.
         host: Interface on which the model is served (another than loopback for containers).
+        sandbox: Whether the command and the reward command run in a sandbox: the system and what
+            they need of your programs is there to read, the episode's folders and ``cwd`` to write,
+            the model to be called, and nothing else of your files, network and processes. True: or
+            not at all. False: as your user, without one. None, which the ready agents take: in one
+            where there can be one (Linux, bubblewrap), unless ``host`` is not loopback. Paths:
+            True, and these are there to read, too. The setup runs outside.
+        command_in_sandbox: The command there, for a program that is told to make no sandbox of its
+            own; None: the same.
         install: How to get the program, for the message when it is not there.
         env_options: Options of the Env that fit the program; what a user gives comes before them.
 
@@ -86,8 +98,9 @@ class ProcessAgent:
     where a command is killed. The task they get is None where there is none.
 
     Raises:
-        InvalidAgentError: A command is no non-empty list of strings, ``reward`` or ``setup`` is
-            none, a judge is not told where the agent ran, or a file is none or would lie outside.
+        InvalidAgentError: A command is no non-empty list of strings, ``reward``, ``setup`` or
+            ``sandbox`` is none, a judge is not told where the agent ran, or a file is none or would
+            lie outside.
     """
 
     def __init__(
@@ -100,10 +113,12 @@ class ProcessAgent:
         cwd: str | Path | None = None,
         env: Mapping[str, str | None] | None = None,
         host: str = "127.0.0.1",
+        sandbox: SandboxChoice = False,
+        command_in_sandbox: Sequence[str] | None = None,
         install: str = "",
         env_options: EnvOptions | None = None,
     ) -> None:
-        if not _is_command(command):
+        if not _is_command(command) or not _is_command(command_in_sandbox or ["none"]):
             raise InvalidAgentError(
                 f"A ProcessAgent takes the command as a list of strings, got {command!r}. For a "
                 'line of shell: ["bash", "-c", line].'
@@ -127,6 +142,8 @@ class ProcessAgent:
         self.cwd = cwd
         self.env = dict(env or {})
         self.host = host
+        self.sandbox = checked(sandbox, host)
+        self.command_in_sandbox = [*(command if command_in_sandbox is None else command_in_sandbox)]
         self.install = install
         self.env_options = env_options or EnvOptions()
 
@@ -135,29 +152,46 @@ class ProcessAgent:
 
         Raises:
             CommandError: It cannot be started, or ended with another status than 0 before it made
-                a model call, or when one was refused; or the setup failed.
+                a model call, or when one was refused; or the setup failed; or there can be no
+                sandbox here.
             openai.BadRequestError: Its last prompt was too long.
             RewardError: It leaves no reward, or none that can be read.
         """
-        async with _scratch() as scratch:
-            place = self._place(client, task, scratch)
+        async with _scratch() as scratch, self._served(client) as address:
+            place = self._place(client, address, task, scratch)
             with _reporting(client, place):
                 await asyncio.to_thread(place.lay, self.files)
                 await self._set_up(place)
-                result = await place.run(self.command, "command")
+                command = self.command if place.sandbox is None else self.command_in_sandbox
+                result = await place.run(command, "command", place.sandbox)
                 _log(client, result, "exit_status", "stdout", "stderr")
-                self._check_end(result, client)
-                return await self._reward(result, place, client)
+                self._check_end(result, client, address)
+                return await self._reward(result, place, client, address)
+
+    @asynccontextmanager
+    async def _served(self, client: AgentClient) -> AsyncIterator[Address]:
+        """Where the model is served; by a Unix socket for commands that run in a sandbox."""
+        sandboxed = await asyncio.to_thread(is_sandboxed, self.sandbox, self.host)
+        client.metric("sandboxed", float(sandboxed))
+        if not sandboxed:
+            yield client.serve(self.host)
+            return
+        with tempfile.TemporaryDirectory(prefix="evert-") as folder:  # no command may write here
+            yield client.serve(f"{folder}/model")
 
     def _place(
-        self, client: AgentClient, task: Any, scratch: Path, judged: Place | None = None
+        self,
+        client: AgentClient,
+        address: Address,
+        task: Any,
+        scratch: Path,
+        judged: Place | None = None,
     ) -> Place:
         outside = self.cwd is not None and judged is None
         folder = Path(self.cwd or "").resolve() if outside else scratch / "work"
         home, temporary = scratch / "home", scratch / "tmp"
         for one in (folder, home, temporary):
             one.mkdir(parents=True, exist_ok=True)
-        address = client.serve(self.host)
         values = {
             "model": client.model,
             "base_url": address.base_url,
@@ -166,7 +200,8 @@ class ProcessAgent:
             "folder": str(judged.folder if judged else folder),
             "home": str(home),
         }
-        folders = [scratch, *(judged.own if judged else ())]
+        beside = [] if address.socket is None else [Path(address.socket).parent]
+        folders = [scratch, *(judged.own if judged else beside)]
         rooms = {IN_JUDGE if judged else "": folder, IN_HOME: home}
         place = Place(folders, folder, rooms, task, values, install=self.install)
         own = {
@@ -187,7 +222,20 @@ class ProcessAgent:
             **own,
         }
         place.env = {name: text for name, text in env.items() if text is not None}
+        place.sandbox = self._sandbox(address, [scratch, folder], judged)
         return place
+
+    def _sandbox(
+        self, address: Address, writable: Sequence[Path], judged: Place | None
+    ) -> Sandbox | None:
+        command = self.command_in_sandbox
+        if judged is not None and judged.sandbox is not None:
+            command = [*self.reward]  # type: ignore[misc]  # a command, or nothing is run to judge
+            writable = [*writable, *judged.sandbox.writable.values()]
+        own = {name: text for name, text in self.env.items() if text is not None}
+        # yours leads to work, which may hold anything, and not to programs
+        variables = {**harmless(os.environ), "PYTHONPATH": "", **own}
+        return sandbox_of(self.sandbox, command, variables, writable, address)
 
     async def _set_up(self, place: Place) -> None:
         if callable(self.setup):
@@ -200,7 +248,7 @@ class ProcessAgent:
                     "was not started."
                 )
 
-    def _check_end(self, result: ProcessResult, client: AgentClient) -> None:
+    def _check_end(self, result: ProcessResult, client: AgentClient, address: Address) -> None:
         """Raise for an end that is not the agent's work: a prompt too long, a failed start."""
         inboxes = client._endpoint.episode.inboxes
         latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
@@ -211,9 +259,12 @@ class ProcessAgent:
         if result.status != 0 and refusal is not None:
             raise CommandError(f"{ended} when its model call was refused: {refusal}") from refusal
         if result.status != 0 and not latest:
-            raise CommandError(f"{ended} before it made a model call.")
+            within = "" if address.socket is None else f" {IN_SANDBOX}"
+            raise CommandError(f"{ended} before it made a model call.{within}")
 
-    async def _reward(self, result: ProcessResult, place: Place, client: AgentClient) -> Any:
+    async def _reward(
+        self, result: ProcessResult, place: Place, client: AgentClient, address: Address
+    ) -> Any:
         if self.reward == "exit":
             return float(result.status == 0)
         if self.reward == "file":
@@ -221,10 +272,10 @@ class ProcessAgent:
         if callable(self.reward):
             return await _called(self.reward, result, _none_without(place.task))
         async with _scratch() as scratch:
-            judge = self._place(client, place.task, scratch, place)
+            judge = self._place(client, address, place.task, scratch, place)
             with _reporting(client, judge):
                 await asyncio.to_thread(judge.lay, self.files)
-                judged = await judge.run(self.reward, "reward")
+                judged = await judge.run(self.reward, "reward", judge.sandbox)
         _log(client, judged, "reward_status", "reward_stdout", "reward_stderr")
         return float(judged.status == 0)
 

@@ -1,0 +1,99 @@
+"""What a program needs to see in a sandbox: where it is installed, and what it is told by path.
+
+A sandbox has the system's folders and no home, where programs are often installed (npm, nvm, pyenv,
+pipx, uv): those folders are shown, and nothing beside them, since keys and work lie there too. Of
+an installation, ``PREFIX/bin`` and its kin are shown, and wherever links in ``bin`` lead: pipx, uv
+and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from evert.agents.sandbox import system_folders
+
+PARTS = "bin sbin lib lib32 lib64 libexec include share pyvenv.cfg conda-meta ssl"
+"""What of an installation is shown. ``~/.local/share`` is none: passwords are kept there."""
+
+
+def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
+    """Paths to show to a command beside the system's: path inside -> path outside, the same.
+
+    Args:
+        command: Program and arguments; what these name by an absolute path is shown, and nothing
+            beside it.
+        variables: What these name is shown, too; of folders, all that ``PATH`` and its kin mean.
+    """
+    values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
+    folders = [path for path in values if os.path.isdir(path)]
+    program = shutil.which(command[0], path=variables.get("PATH"))
+    named = {*values, *_paths(command[1:])} - {*folders}
+    found = {
+        *_installed((*folders, *_paths([program or ""]))),
+        *(path for path in map(Path, named) if not _is_broad(path)),
+    }
+    outer = [path for path in found if not found & {*path.parents} and not _is_system(path)]
+    return {str(path): path for path in outer}
+
+
+def _paths(texts: Iterable[str]) -> list[str]:
+    """Those texts that are absolute paths of what is there."""
+    found = [os.path.normpath(text) for text in texts if text.startswith("/") and "\0" not in text]
+    return [path for path in found if os.path.exists(path)]
+
+
+@lru_cache(64)  # it takes 5 ms, and what is installed rarely changes while a trainer runs
+def _installed(starts: tuple[str, ...]) -> frozenset[Path]:
+    found: set[Path] = set()
+    seen: set[Path] = set()
+    waiting = [*map(Path, starts)]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        waiting += _leads_to(path)
+        folder = path if path.is_dir() else path.parent
+        if not _is_system(folder):
+            found.update(_shown_of(folder) or ([path] if path != folder else []))
+            if folder.name == "bin":
+                waiting += [one for one in folder.iterdir() if one.is_symlink()]
+    return frozenset(found)
+
+
+def _leads_to(path: Path) -> list[Path]:
+    """Where a link leads, or the interpreter that a program's first line names."""
+    real = Path(os.path.realpath(path.parent))
+    if path.is_symlink():
+        return [Path(os.path.normpath(real / path.readlink()))]
+    found = [] if real == path.parent else [real / path.name]
+    if path.is_file() and os.access(path, os.R_OK):
+        with path.open("rb") as file:
+            first = file.readline(256)
+        if first.startswith(b"#!/"):
+            found.append(Path(os.fsdecode(first[2:].split()[0])))
+    return found
+
+
+def _shown_of(folder: Path) -> list[Path]:
+    """What to show so that a program in this folder finds its own; nothing of a home as such."""
+    if "node_modules" in folder.parts:
+        return [Path(*folder.parts[: folder.parts.index("node_modules") + 1])]
+    prefix = folder.parent if folder.name in ("bin", "sbin") else folder
+    if _is_broad(prefix):
+        return [] if prefix == folder else [folder]
+    if prefix == folder and prefix.name != ".local":
+        return [folder]
+    names = [name for name in PARTS.split() if (prefix.name, name) != (".local", "share")]
+    return [prefix / name for name in names if (prefix / name).exists()]
+
+
+def _is_broad(path: Path) -> bool:
+    """Whether it is a home, or holds one."""
+    return Path(os.path.expanduser("~")).is_relative_to(path)
+
+
+def _is_system(path: Path) -> bool:
+    return any(path.is_relative_to(system) for system in system_folders())

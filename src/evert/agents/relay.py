@@ -1,0 +1,111 @@
+"""What leads out of a sandbox: connections to a port of its loopback go on to a Unix socket.
+
+    python -I -S relay.py PORT=SOCKET... -- COMMAND...
+
+``sandbox.py`` puts it before a command. It listens before the command starts, so that its first
+call is heard, and ends as the command ends.
+
+It imports nothing of ours, to start soon, and of Python what ``signal`` and ``socket`` are made of:
+to load these themselves takes longer than all the rest, and the command need not wait for them.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket as Socket
+
+CHUNK = 2**16
+BACKLOG = 1024
+
+
+def main() -> None:
+    """Listen on the ports, and become the command that the arguments name."""
+    split = sys.argv.index("--")
+    pairs = [pair.partition("=") for pair in sys.argv[1:split]]
+    listening = [(_listener(int(port)), path) for port, _, path in pairs]
+    command = os.fork()
+    if command == 0:
+        for listener, _ in listening:
+            os.close(listener)
+        _become(sys.argv[split + 1 :])
+    _relay(listening)
+    status = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def _listener(port: int) -> int:
+    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(BACKLOG)
+    return listener.detach()
+
+
+def _become(command: list[str]) -> None:
+    with open("/proc/self/environ", "rb") as file:
+        if b"\0LC_CTYPE=" not in b"\0" + file.read():
+            os.environ.pop("LC_CTYPE", None)  # Python sets it for itself, where no locale is set
+    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # by Python
+        _signal.signal(ignored, _signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except (OSError, ValueError) as error:
+        print(f"In the sandbox {command[0]!r} cannot be started: {error}", file=sys.stderr)
+        os._exit(127)
+
+
+def _relay(listening: list[tuple[int, str]]) -> None:
+    """Begin to relay; the command's input and outputs are not for the relay."""
+    from threading import Thread
+
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    for one in listening:
+        Thread(target=_accept, args=one, daemon=True).start()
+
+
+def _accept(listener: int, path: str) -> None:
+    from socket import socket
+    from threading import Thread
+
+    with socket(fileno=listener) as clients:
+        while True:
+            Thread(target=_connect, args=(clients.accept()[0], path), daemon=True).start()
+
+
+def _connect(client: "Socket", path: str) -> None:
+    from socket import AF_UNIX, IPPROTO_TCP, TCP_NODELAY, socket
+    from threading import Thread
+
+    with client, socket(AF_UNIX) as outside:
+        try:
+            outside.connect(path)
+        except OSError:  # nobody listens any more: the client is hung up on
+            return
+        client.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        there = Thread(target=_pump, args=(client, outside), daemon=True)
+        there.start()
+        _pump(outside, client)
+        there.join()
+
+
+def _pump(source: "Socket", sink: "Socket") -> None:
+    how, told = _socket.SHUT_WR, [sink]
+    try:
+        while data := source.recv(CHUNK):
+            sink.sendall(data)
+    except OSError:  # one of them is gone, and the other has nobody to talk to
+        how, told = _socket.SHUT_RDWR, [source, sink]
+    for one in told:
+        try:
+            one.shutdown(how)
+        except OSError:  # it is the one that is gone
+            continue
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A sandbox without a daemon: a program that sees what it is given, by bubblewrap (Linux).
+
+    sandbox = Sandbox(writable={"/work": folder}, ports={8000: socket}, folder="/work")
+    subprocess.run(sandbox.command(["python3", "main.py"]), env={"PATH": os.defpath})
+
+It is a list of what there is, not of what is hidden: the system's folders, read-only, and the paths
+that are named; so no home folder, no ``/run`` and ``/var`` with their sockets, no run folder. The
+program has a ``/tmp``, a ``/dev`` of harmless devices, process ids and shared memory of its own, no
+capabilities, and can make no further namespaces. It and all that it started are killed when it
+ends, and with the process that ran the command.
+
+Its network is a loopback of its own. ``relay.py`` listens there, on the ``ports``, and hands each
+connection on to a Unix socket that lies outside.
+
+``sandbox_problem`` says why there can be none here.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from evert.agents import relay
+
+SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /opt /nix /gnu"
+"""Where systems keep programs, their libraries and settings."""
+
+TEMPORARY = 2**30
+"""Bytes that ``/tmp`` and ``/var/tmp`` may each hold; they lie in memory."""
+
+APART = [
+    *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+    *("--die-with-parent", "--new-session"),
+]
+
+SETTINGS = "sys sysrq-trigger fs driver acpi scsi mtrr"
+"""What in ``/proc`` sets the kernel; root may write it even without capabilities."""
+
+OWN = {
+    "/proc": ["--proc", "/proc"],
+    **{f"/proc/{name}": ["--ro-bind-try", *2 * [f"/proc/{name}"]] for name in SETTINGS.split()},
+    "/dev": ["--dev", "/dev"],
+    **{path: ["--size", str(TEMPORARY), "--tmpfs", path] for path in ("/tmp", "/var/tmp")},
+}
+
+RELAYS = "/run/evert"
+"""Where the relay and the sockets that it leads to lie inside."""
+
+INSTALL = "`apt install bubblewrap`, or your system's package of that name, 0.8 or newer"
+
+
+@lru_cache(1)
+def system_folders() -> Mapping[str, Path]:
+    """The system's folders on this machine, by their path inside; and this Python's."""
+    found = {path: Path(path) for path in [*SYSTEM.split(), sys.base_prefix] if os.path.isdir(path)}
+    return {path: folder for path, folder in found.items() if path != "/"}
+
+
+@lru_cache(1)
+def kept_from_others() -> Collection[str]:
+    """What in ``/etc`` not every user of this machine may read, such as passwords and host keys."""
+    found: list[str] = []
+    for folder, names, files in os.walk("/etc"):
+        kept = [path for name in [*names, *files] if _is_kept(path := os.path.join(folder, name))]
+        names[:] = [name for name in names if os.path.join(folder, name) not in kept]
+        found += kept
+    return found
+
+
+def _is_kept(path: str) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:  # it is gone
+        return False
+    needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return not stat.S_ISLNK(mode) and mode & needed != needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """What a program sees and may do. Paths inside are absolute; outside they must exist.
+
+    Of two paths inside, of which one lies in the other, each is what it is named as: a read-only
+    folder in a writable one stays read-only, and cannot be moved with what it lies in. A path
+    outside may be a link, which is followed: it must not be one that a program in an earlier
+    sandbox could have put there. Keys of the kernel's session keyring stay the program's, unless
+    who runs the command joins a new one before.
+
+    Attributes:
+        writable: Files and folders to read and write: path inside -> path outside.
+        readonly: Files and folders to read; by default the system's, ``system_folders()``.
+        hidden: Files and folders by their path, the same inside and outside, that cannot be read.
+        ports: Ports of 127.0.0.1 inside, and the Unix socket outside to which each leads.
+        folder: Where inside a program starts; None: where the command is run, or ``/``.
+    """
+
+    writable: Mapping[str, Path] = field(default_factory=dict)
+    readonly: Mapping[str, Path] = field(default_factory=system_folders)
+    hidden: Collection[str] = field(default_factory=kept_from_others)
+    ports: Mapping[int, Path] = field(default_factory=dict)
+    folder: str | None = None
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs ``argv`` in a new sandbox of this kind.
+
+        It gets the environment, the input and outputs, and the open inheritable descriptors of the
+        command. Its exit status is that of ``argv``; killed by signal N: 128 + N; 127: no such
+        program inside.
+
+        Raises:
+            ValueError: A path inside is not absolute, or has ".." in it.
+        """
+        mounts = {**OWN, **self._between(), **self._named(), **self._relayed()}
+        for path in mounts:
+            if not path.startswith("/") or ".." in PurePosixPath(path).parts:
+                raise ValueError(
+                    f"{path!r} is to be a path in a sandbox; expected an absolute one without '..'."
+                )
+        ordered = sorted(mounts, key=lambda path: PurePosixPath(path).parts)
+        return [
+            *(shutil.which("bwrap") or "bwrap", *APART),
+            *(argument for path in ordered for argument in mounts[path]),
+            *([] if "/" in mounts else ["--remount-ro", "/"]),
+            *(["--chdir", self.folder] if self.folder is not None else []),
+            "--",
+            *self._through_relay(argv),
+        ]
+
+    def _named(self) -> dict[str, list[str]]:
+        return {
+            **{path: ["--ro-bind", str(outside), path] for path, outside in self.readonly.items()},
+            **{path: _emptied(path) for path in self.hidden if os.path.lexists(path)},
+            **{path: ["--bind", str(outside), path] for path, outside in self.writable.items()},
+        }
+
+    def _between(self) -> dict[str, list[str]]:
+        """Folders that would take a read-only path along if they were moved: nothing mounted is."""
+        found = {}
+        for writable, outside in self.writable.items():
+            for path in [*self.readonly, *self.hidden]:
+                for parent in PurePosixPath(path).parents:
+                    if writable != "/" and parent.is_relative_to(writable):
+                        own = Path(outside, parent.relative_to(writable))
+                        found[str(parent)] = ["--bind-try", str(own), str(parent)]
+        return found
+
+    def _relayed(self) -> dict[str, list[str]]:
+        if not self.ports:
+            return {}
+        files = {"relay.py": Path(relay.__file__), **{str(p): s for p, s in self.ports.items()}}
+        return {
+            f"{RELAYS}/{name}": ["--ro-bind", str(outside), f"{RELAYS}/{name}"]
+            for name, outside in files.items()
+        }
+
+    def _through_relay(self, argv: Sequence[str]) -> list[str]:
+        if not self.ports:
+            return [*argv]
+        pairs = [f"{port}={RELAYS}/{port}" for port in self.ports]
+        python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
+        return [python, "-I", "-S", f"{RELAYS}/relay.py", *pairs, "--", *argv]
+
+
+def _emptied(path: str) -> list[str]:
+    if os.path.isdir(path):
+        return ["--tmpfs", path, "--remount-ro", path]
+    return ["--ro-bind", os.devnull, path]
+
+
+@lru_cache(1)
+def sandbox_problem() -> str | None:
+    """Why a program cannot be run in a sandbox here, and what to do; None: it can. Takes 10 ms."""
+    if sys.platform != "linux":
+        return f"sandboxes are made by bubblewrap, which is for Linux, and this is {sys.platform}"
+    if shutil.which("bwrap") is None:
+        return f"bubblewrap, which makes it, is not installed: {INSTALL}"
+    tried = subprocess.run(
+        Sandbox().command(["/bin/sh", "-c", ":"]), capture_output=True, text=True, check=False
+    )
+    if tried.returncode == 0:
+        return None
+    words = tried.stderr.strip().rpartition("\n")[2] or f"status {tried.returncode}"
+    return (
+        f"bubblewrap cannot make one here ({words}). It needs to be 0.8 or newer, and user "
+        "namespaces: `sysctl kernel.unprivileged_userns_clone=1` or, on Ubuntu, "
+        "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; containers must allow them"
+    )

@@ -1,0 +1,419 @@
+"""Commands in a sandbox: 59 attempts to leave it, what works inside, and where there can be none.
+
+The attempts are in ``tests/faults/escapes.py``; what a command in one leaves behind, in
+``tests/faults/commands.py``.
+"""
+
+import asyncio
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.processes import killed
+from tests import kit
+from tests.bridge.faces.test_process import ASK
+from tests.faults import escapes
+
+from evert import AgentError, ChatAgentEnv, ProcessAgent
+from evert.agents import sandboxed
+from evert.agents.commands import ProcessResult
+from evert.agents.installed import needed
+from evert.agents.sandbox import Sandbox, sandbox_problem, system_folders
+from evert.bridge.errors import InvalidAgentError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _there_is_a_sandbox() -> None:
+    kit.needs_sandbox()
+
+
+# -- to leave it -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, dict[str, str]]]:
+    """What came of each attempt, in a sandbox and without one."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "episodes").mkdir()
+    with pytest.MonkeyPatch.context() as patch, escapes.outside(folder, folder / "episodes") as its:
+        patch.setenv("HOME", its["HOME"])
+        patch.setenv("USERS_SECRET_KEY", escapes.SECRET)
+        patch.setattr(tempfile, "tempdir", its["EPISODES"])
+        yield {
+            True: asyncio.run(attempted(escapes.TABLE, its, sandbox=True)),
+            False: asyncio.run(attempted(escapes.ANYWHERE, its, sandbox=False)),
+        }
+
+
+async def attempted(rows: dict[str, str], outside: dict[str, Any], sandbox: bool) -> dict[str, str]:
+    command = [sys.executable, "-S", "-c", escapes.PROGRAM, "attempts"]
+    files = {"attempts": json.dumps([outside, [*rows.items()]]).encode()}
+    found: dict[str, str] = json.loads(await said_by(command, files=files, sandbox=sandbox))
+    return found
+
+
+async def said_by(command: list[str], **options: Any) -> str:
+    """What a command that calls no model writes."""
+    said: list[str] = []
+
+    def read(result: ProcessResult, task: Any) -> float:
+        said.append(result.stdout)
+        return 1.0
+
+    agent = ProcessAgent(command, reward=read, **options)
+    await ChatAgentEnv(agent).initial_observation()
+    return said[0]
+
+
+@pytest.mark.parametrize("name", escapes.TABLE)
+def test_a_command_does_not_leave_its_sandbox(name: str, ended: dict[bool, dict[str, str]]) -> None:
+    assert ended[True][name].startswith("fails")
+
+
+@pytest.mark.parametrize("name", escapes.ANYWHERE)
+def test_without_a_sandbox_it_would_have(name: str, ended: dict[bool, dict[str, str]]) -> None:
+    assert ended[False][name] == "succeeds"
+
+
+# -- what works inside -----------------------------------------------------------------------------
+
+
+async def logs_of(agent: ProcessAgent, *replies: Any, **options: Any) -> dict[str, Any]:
+    last = (await kit.play(agent, *(replies or ("yes",)), **options)).transitions[-1]
+    return {"reward": last.reward, **last.logs}
+
+
+def python(code: str, *arguments: str, **options: Any) -> ProcessAgent:
+    command = [sys.executable, "-c", f"{ASK}\nimport sys\n{code}", *arguments]
+    return ProcessAgent(command, **{"sandbox": True, **options})
+
+
+async def test_the_real_sdk_calls_at_the_same_time_and_streams_long_texts() -> None:
+    code = """
+import concurrent.futures, openai, os
+client, model = openai.OpenAI(), os.environ["EVERT_MODEL"]
+def ask(text, **options):
+    return client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": text}], **options
+    )
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    print({len(done.choices[0].message.content) for done in pool.map(ask, ["x"] * 8)})
+stream = ask("y" * 300_000, stream=True)
+print(sum(len(chunk.choices[0].delta.content or "") for chunk in stream if chunk.choices))
+"""
+    logs = await logs_of(python(code), lambda prompt: "no " * 1000)
+
+    assert logs["stdout"] == "{3000}\n3000\n", logs["stderr"]
+
+
+async def test_the_first_transition_says_whether_it_ran_in_a_sandbox() -> None:
+    for sandbox in (True, False):
+        trajectory = await kit.play(python("ask('x'); ask('y')", sandbox=sandbox))
+        assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
+
+
+async def test_a_command_and_its_judge_have_their_folders_and_the_environment_as_without() -> None:
+    code = """
+ask("x")
+open("made", "w").write(open(os.environ["EVERT_TASK_FILE"]).read())
+open(os.environ["TMPDIR"] + "/temporary", "w").close()
+os.rename(os.environ["TMPDIR"] + "/temporary", os.environ["HOME"] + "/renamed")
+print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
+"""
+    judge = [sys.executable, "-c", "import sys; print(open(sys.argv[1]).read())", "{folder}/made"]
+    inside, plain = [
+        await logs_of(python(code, sandbox=sandbox, reward=judge), task="do it")
+        for sandbox in (True, False)
+    ]
+    assert inside["stdout"] == plain["stdout"], inside["stderr"]
+    assert inside["reward_stdout"] == "do it\n"
+
+
+async def test_the_end_of_a_command_is_told_by_its_status() -> None:
+    for end, status in [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]:
+        logs = await logs_of(python(f"ask('x'); {end}"))
+        assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
+
+
+# -- where programs are ----------------------------------------------------------------------------
+
+PROGRAMS = {  # the link or program in a home, what it leads to, and a file that this reads
+    ".local/bin/pipx": (".local/share/pipx/venvs/agent/bin/agent", "../lib/python3/said"),
+    ".local/bin/uv": (".local/share/uv/tools/agent/bin/agent", "../share/said"),
+    ".local/bin/claude": (".local/share/claude/versions/2.1", "said"),
+    ".npm-global/bin/npm": (".npm-global/lib/node_modules/@a/agent/cli", "../../other/said"),
+    "node_modules/.bin/local": ("node_modules/agent/cli", "../other/said"),
+    ".nvm/versions/node/v22/bin/node": (".nvm/versions/node/v22/bin/node", "../include/said"),
+    "bin/own": ("bin/own", "said"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("by_path", [False, True])
+async def test_a_program_of_the_home_finds_its_own_and_nothing_else_of_it(
+    name: str, by_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, (target, file) = tmp_path / name, PROGRAMS[name]
+    interpreter = tmp_path / "interpreters/bin/sh"
+    for path, text in (
+        (tmp_path / target, f"#!{interpreter}\ncat {(tmp_path / target).parent / file}\n"
+            f"cd {tmp_path}; cat .ssh/key .local/share/keyrings/login; ls work; true"),
+        ((tmp_path / target).parent / file, "runs"),
+        (interpreter, '#!/bin/sh\nexec sh "$@"'),
+        *((tmp_path / secret, "secret") for secret in
+            (".ssh/key", ".local/share/keyrings/login", "work/secret")),
+    ):  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    if not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to("../" * name.count("/") + target)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(link.parent), os.environ["PATH"]]))
+
+    assert await said_by([str(link) if by_path else link.name], sandbox=True) == "runs"
+
+
+async def test_what_is_named_is_shown_and_cannot_be_written(tmp_path: Path) -> None:
+    data, script = tmp_path / "data", tmp_path / "script.py"
+    data.mkdir()
+    (data / "said").write_text("runs")
+    script.write_text(
+        "import os, sys; data = sys.argv[1].removeprefix('data=')\n"
+        "print(open(data + '/said').read(), sorted(os.listdir(os.path.dirname(sys.argv[0]))))\n"
+        "open(data + '/new', 'w')"
+    )
+    (tmp_path / "work").mkdir()
+    rows: list[tuple[str, Any]] = [(f"{data}", True), (f"data={data}", [data])]
+    for argument, sandbox in rows:
+        agent = ProcessAgent([sys.executable, str(script), argument], sandbox=sandbox)
+        with pytest.raises(AgentError, match=r"Read-only file .*runs \['data', 'script.py'\]"):
+            await kit.play(agent)
+
+
+def test_what_is_shown_of_a_file_is_the_file_and_of_a_home_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("certs/ca.pem", "certs/key.pem", "tool"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(0o755)
+    variables = {"SSL_CERT_FILE": f"{tmp_path}/certs/ca.pem", "PATH": f"{tmp_path}:/usr/bin:.:"}
+    for command in (["./tool", str(tmp_path)], ["tool", "/"], ["no-tool", f"{tmp_path}/.."]):
+        shown = {*needed(command, variables)} - {f"{tmp_path}/tool"}
+        assert shown == {f"{tmp_path}/certs/ca.pem"}
+
+
+async def test_a_folder_of_the_users_is_written_but_not_the_programs_in_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "tools/.venv")
+    code = """
+import os, sys
+open("made", "w").write("x")
+for name in ("tools/.venv", "tools"):
+    try: os.rename(name, name + "-moved")
+    except OSError as error: print(error)
+os.mkdir(sys.prefix + "/lib/evil")
+"""
+    command = [f"{tmp_path}/tools/.venv/bin/python", "-c", code]
+    agent = ProcessAgent(command, cwd=tmp_path, sandbox=True)
+    refused = "Read-only .*/.venv/lib/evil.* busy: 'tools/.venv'.* busy: 'tools'"
+    with pytest.raises(AgentError, match=refused):
+        await kit.play(agent)
+    assert (tmp_path / "made").read_text() == "x"
+
+
+# -- where there can be none -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Have another bubblewrap, a line of shell, or none."""
+
+    for tool in ("rm", "find", "sh"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+
+    def another(line: str) -> None:
+        if line:
+            (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{line}")
+            (tmp_path / "bwrap").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        sandbox_problem.cache_clear()
+        sandboxed._say_once.cache_clear()
+
+    yield another
+    monkeypatch.undo()
+    sandbox_problem.cache_clear()
+
+
+REFUSED = "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "bubblewrap, which makes it, is not installed: `apt install bubblewrap`"),
+        (REFUSED, r"cannot make one here \(bwrap: No permissions.*`sysctl kernel\."),
+        ("echo 'bwrap: Unknown option --disable-userns' >&2; exit 1", "needs to be 0.8 or newer"),
+        ("exit 7", r"cannot make one here \(status 7\)"),
+    ],
+)
+async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_so_once(
+    line: str, said: str, without: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    without(line)
+    named: list[Any] = [True, [os.curdir]]
+    for sandbox in named:
+        with pytest.raises(AgentError, match=f"asks for a sandbox, and .*{said}.*sandbox=False"):
+            await kit.play(ProcessAgent([sys.executable, "-c", ""], sandbox=sandbox))
+    for _ in range(2):
+        agent = ProcessAgent([sys.executable, "-c", ""], sandbox=None)
+        end: Any = await ChatAgentEnv(agent).initial_observation()
+        assert (end.reward, end.metrics["sandboxed"]) == (1.0, 0.0)
+    assert len(re.findall(f"run without a sandbox, as your user: .*{said}", caplog.text)) == 1
+
+
+async def test_a_command_that_fails_in_a_sandbox_is_told_of_it() -> None:
+    told = "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
+    with pytest.raises(AgentError, match=told):
+        await kit.play(python("raise SystemExit(1)"))
+    with pytest.raises(AgentError, match="The program 'no-such-program' was not found"):
+        await kit.play(ProcessAgent(["no-such-program"], sandbox=True))
+
+
+async def test_a_command_for_a_container_runs_without_one() -> None:
+    agent = ProcessAgent(["sh", "-c", "exit 0"], host="0.0.0.0", sandbox=None)
+    end: Any = await ChatAgentEnv(agent).initial_observation()
+    assert end.metrics["sandboxed"] == 0.0
+
+
+def test_a_sandbox_is_true_or_false_or_paths_that_are_there() -> None:
+    wrong: list[tuple[Any, str]] = [
+        ("/data", "expected True, False, None, or a list of paths"),
+        (7, "expected True, False, None, or a list of paths"),
+        (["/no/such/path"], "is to show '/no/such/path' inside: it is not there"),
+    ]
+    for sandbox, said in wrong:
+        with pytest.raises(InvalidAgentError, match=said):
+            ProcessAgent(["ls"], sandbox=sandbox)
+    with pytest.raises(InvalidAgentError, match="host='0.0.0.0': a command in a sandbox"):
+        ProcessAgent(["ls"], sandbox=True, host="0.0.0.0")
+
+
+# -- the sandbox itself ----------------------------------------------------------------------------
+
+
+PYTHON = os.path.realpath(sys.executable)  # the system's, where evert's is that of a venv
+
+
+def run(sandbox: Sandbox, code: str, **options: Any) -> str:
+    command = sandbox.command(["sh", "-c", code])
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, **options)
+    return f"{done.stdout}{done.returncode}"
+
+
+def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) -> None:
+    for name in ("outer/inner/deep", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file").write_text("of outside")
+    sandbox = Sandbox(
+        writable={"/w": tmp_path / "outer", "/w/inner/deep": tmp_path / "elsewhere"},
+        readonly={
+            **system_folders(),
+            "/w/inner": tmp_path / "outer/inner",
+            "/f": tmp_path / "file",
+        },
+        hidden=["/etc/hosts", "/etc/ssl"],
+        folder="/w",
+    )
+    quiet: dict[str, Any] = {"stderr": subprocess.DEVNULL}
+    assert run(sandbox, "echo x > a && echo x > inner/deep/b; echo x > inner/c", **quiet) == "2"
+    assert {*tmp_path.rglob("[abc]")} == {tmp_path / "outer/a", tmp_path / "elsewhere/b"}
+    assert run(sandbox, "cat /f; pwd; cat /etc/hosts; ls /etc/ssl; test -e /etc/passwd") == (
+        "of outside/w\n0"
+    )
+
+
+def test_a_path_inside_is_absolute() -> None:
+    for path in ("relative", "/a/../b"):
+        with pytest.raises(ValueError, match="expected an absolute one without"):
+            Sandbox(writable={path: Path("/tmp")}).command(["ls"])
+
+
+def test_the_end_is_told_by_the_status_with_a_relay_and_without(tmp_path: Path) -> None:
+    (tmp_path / "socket").touch()
+    for ports in ({}, {8000: tmp_path / "socket"}):
+        sandbox = Sandbox(ports=ports)
+        ends = {"exit 3": "3", "kill -9 $$": "137", "exec no-such-program": "127"}
+        assert {code: run(sandbox, code, stderr=subprocess.PIPE) for code in ends} == ends
+
+
+def test_a_relay_hands_on_what_either_side_says_and_that_it_has_ended(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        server.settimeout(30)
+        code = """
+import socket
+with socket.create_connection(("127.0.0.1", 8000)) as one:
+    one.sendall(b"x" * 5_000_000)
+    one.shutdown(socket.SHUT_WR)
+    print(len(one.makefile("rb").read()))
+with socket.create_connection(("127.0.0.1", 8000)) as two:
+    print(two.recv(9))
+    two.sendall(b"last")
+"""
+        sandbox = Sandbox(ports={8000: tmp_path / "socket"})
+        command = sandbox.command([PYTHON, "-S", "-c", code])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with server.accept()[0] as one:
+                assert len(one.makefile("rb").read()) == 5_000_000
+                one.sendall(b"y" * 3_000_000)
+            with server.accept()[0] as two:
+                two.sendall(b"now")
+                assert two.makefile("rb").read() == b"last"
+            assert process.stdout is not None
+            assert process.stdout.read() == "3000000\nb'now'\n"
+
+
+def test_a_relay_hangs_up_where_nobody_listens(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    code = "import socket; print(socket.create_connection(('127.0.0.1', 8000)).recv(9))"
+    sandbox = Sandbox(ports={8000: tmp_path / "socket"})
+    assert run(sandbox, f'exec {PYTHON} -S -c "{code}"') == "b''\n0"
+
+
+def test_it_has_no_terminal_though_its_trainer_has_one() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv("/bin/sh", ["sh", "-c", " ".join(map(shlex.quote, Sandbox().command(
+            ["sh", "-c", "(: < /dev/tty) 2> /dev/null && echo reached || echo apart"]))) +
+            "; (: < /dev/tty) && echo has one"])  # fmt: skip
+    said = b""
+    with suppress(OSError):  # the end of a terminal
+        while data := os.read(terminal, 1000):
+            said += data
+    os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert said.split() == [b"apart", b"has", b"one"]
+
+
+def test_a_trainer_that_is_killed_leaves_nothing_of_a_sandbox() -> None:
+    assert all(killed(["new session", "flood of sessions"], signal.SIGKILL, True).values())
