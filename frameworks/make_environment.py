@@ -24,7 +24,7 @@ from run_uv import ROOT, uv
 
 CONSTRAINTS = ROOT / "constraints.txt"
 
-PYTHONS = {"tau2": "3.12"}
+PYTHONS = {"harbor": "3.12", "tau2": "3.12"}
 """Environment -> the Python that its frameworks need, where not any will do."""
 
 ALONE = {"aider", "vllm"}

@@ -1,0 +1,2 @@
+#!/bin/sh
+zcat -f notes/* | sed -n 's/^code: *\(.*[^ ]\) *$/\1/p' > found.txt

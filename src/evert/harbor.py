@@ -1,0 +1,22 @@
+"""Harbor's trials as agents: ``HarborAgent``, its tasks, and ``Bubblewrap``, an environment.
+
+See ``docs/harbor.md``.
+"""
+
+from importlib.util import find_spec
+
+from evert.bridge.errors import MissingPackageError
+
+if find_spec("harbor") is None or find_spec("harbor.trial") is None:
+    raise MissingPackageError(
+        "evert.harbor needs the package harbor, 0.25, which is not installed here. It needs Python "
+        "3.12: give it an environment of its own, and evert in it.",
+        name="harbor",
+    )
+
+from evert.trainers.integrations.harbor.agent import HarborAgent as HarborAgent
+from evert.trainers.integrations.harbor.agent import TrialError as TrialError
+from evert.trainers.integrations.harbor.bubblewrap import Bubblewrap as Bubblewrap
+from evert.trainers.integrations.harbor.tasks import TaskFolders as TaskFolders
+
+__all__ = ["Bubblewrap", "HarborAgent", "TaskFolders", "TrialError"]

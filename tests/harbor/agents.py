@@ -1,0 +1,57 @@
+"""Agents of Harbor's form for these tests: one that runs lines, and one that is a program."""
+
+from typing import Any, ClassVar
+
+from harbor.agents.base import BaseAgent
+from harbor.agents.installed.base import BaseInstalledAgent
+from harbor.environments.base import ExecResult
+
+ASK = r"""
+import json, os, sys, urllib.request as web
+url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+said = [{"role": "user", "content": sys.argv[1]}]
+body = json.dumps({"model": os.environ["EVERT_MODEL"], "messages": said}).encode()
+head = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+with web.urlopen(web.Request(url, body, head)) as reply:
+    print(json.load(reply)["choices"][0]["message"]["content"])
+"""
+
+
+class Typist(BaseAgent):
+    """Runs lines in the environment, and keeps what came of them."""
+
+    seen: ClassVar[list[ExecResult]] = []
+
+    def __init__(self, *args: Any, lines: list[str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lines = lines
+
+    @staticmethod
+    def name() -> str:
+        return "typist"
+
+    def version(self) -> str:
+        return "1"
+
+    async def setup(self, environment: Any) -> None:
+        self.seen.clear()
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        for line in self._lines:
+            self.seen.append(await environment.exec(line))
+
+
+class Program(BaseInstalledAgent):
+    """A program in the environment that asks the model for a line and runs it."""
+
+    @staticmethod
+    def name() -> str:
+        return "program"
+
+    async def install(self, environment: Any) -> None:
+        """Nothing: it needs this machine's Python alone."""
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        asked = {"PROGRAM": ASK, "TASK": instruction}
+        line = 'python3 -c "$PROGRAM" "$TASK" > /tmp/line && bash /tmp/line'
+        await self.exec_as_agent(environment, line, env=asked)

@@ -1,0 +1,170 @@
+"""``Bubblewrap``: what a task's agent sees, does and leaves; which tasks it takes."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor.environments.base import SandboxBuildFailedError
+from harbor.models.task.config import EnvironmentConfig
+from tests.harbor.agents import Typist
+from tests.harbor.conftest import TASKS, solution
+from tests.kit import play, reward
+from tinker_cookbook.rl.types import InitialObservationOverflow
+
+from evert import AgentError, ChatAgentEnv
+from evert.harbor import HarborAgent
+from evert.trainers.integrations.harbor.plan import Plan
+
+TASK = TASKS / "sum-csv"
+
+
+async def typed(*lines: str, task: Path = TASK, **options: Any) -> list[tuple[int, str]]:
+    """The status and output of each line, run in an environment."""
+    agent = {"import_path": "tests.harbor.agents:Typist", "kwargs": {"lines": [*lines]}}
+    env = ChatAgentEnv(HarborAgent(agent, "bubblewrap", **options), str(task))
+    await env.initial_observation()  # no call is made
+    await env.close()
+    return [(one.return_code, (one.stdout + one.stderr).strip()) for one in Typist.seen]
+
+
+async def test_a_line_runs_where_the_task_says_and_what_it_leaves_goes_on() -> None:
+    assert await typed(
+        "pwd; ls; echo $HOME",
+        "(while true; do date > /tmp/now; sleep 0.05; done) &",
+        "sleep 0.3; test -s /tmp/now && kill -9 $$",
+        "echo said; echo wrong >&2; exit 7",
+        "no-such-program",
+        "cd /elsewhere",
+    ) == [
+        (0, "/app\nsales.csv\n/root"),
+        (0, ""),
+        (137, ""),
+        (7, "said\nwrong"),
+        (127, "bash: line 1: no-such-program: command not found"),
+        (1, "bash: line 1: cd: /elsewhere: No such file or directory"),
+    ]
+
+
+async def test_an_agent_reaches_neither_the_verifier_nor_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of this machine")
+    seen = await typed(
+        "ls /tests /solution /logs/verifier /root /home",
+        f"cat {tmp_path}/secret {TASK}/tests/test.sh",
+        "touch /usr/bin/mine /etc/mine",
+        "python3 -c \"import socket; socket.create_connection(('127.0.0.1', 22), 2)\"",
+        "python3 -c \"import socket; socket.create_connection(('192.0.2.1', 80), 2)\"",
+        "ps -e -o args= | grep -c [p]ytest",
+        "env | cut -d = -f 1 | sort | tr '\\n' ' '",
+    )
+
+    assert "test.sh" not in seen[0][1]
+    assert [status for status, _ in seen[1:6]] == [1, 1, 1, 1, 1]
+    assert "of this machine" not in seen[1][1]
+    assert "Connection refused" in seen[3][1]
+    assert "Network is unreachable" in seen[4][1]
+    assert "EVERT_MODEL" in seen[6][1].split()
+    assert not {"USER", "PYENV_ROOT", "PYTEST_CURRENT_TEST"} & {*seen[6][1].split()}
+
+
+LEFT = {
+    "a link to this machine's files": "ln -s /etc/hostname total.txt",
+    "a named pipe": "mkfifo total.txt",
+    "a folder": "mkdir total.txt",
+    "a file too large to read": "truncate -s 40M total.txt",
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+async def test_whatever_an_agent_leaves_earns_nothing(what: str) -> None:
+    agent = {"import_path": "tests.harbor.agents:Typist", "kwargs": {"lines": [LEFT[what]]}}
+    env = ChatAgentEnv(HarborAgent(agent, "bubblewrap"), str(TASK))
+    ended = await env.initial_observation()
+    await env.close()
+
+    assert isinstance(ended, InitialObservationOverflow)
+    assert ended.reward == 0.0
+
+
+async def test_an_agent_that_ends_the_sandbox_fails() -> None:
+    with pytest.raises(AgentError, match="The sandbox of sum-csv is gone"):
+        await typed("kill -9 $(pgrep -f inside.py)", "true")
+
+
+def copied(task: Path, more: str) -> Path:
+    """A copy of the task, with more in its ``task.toml``."""
+    shutil.copytree(TASK, task)
+    (task / "task.toml").write_text(f"{(task / 'task.toml').read_text()}\n{more}")
+    return task
+
+
+async def test_a_program_inside_asks_the_model_where_nothing_else_is_to_be_reached(
+    tmp_path: Path,
+) -> None:
+    task = copied(tmp_path / "offline", '[environment]\nnetwork_mode = "no-network"\n')
+    agent = HarborAgent("tests.harbor.agents:Program", environment="bubblewrap")
+    played = await play(agent, solution(TASK), task=str(task))
+
+    assert len(played.transitions) == 1
+    assert reward(played) == 1.0
+
+
+def plan(folder: Path, dockerfile: str, **config: Any) -> Plan:
+    (folder / "files").mkdir(exist_ok=True)
+    (folder / "files/one.txt").write_text("one")
+    (folder / "files/two.txt").write_text("two")
+    (folder / "Dockerfile").write_text(dockerfile)
+    return Plan.of("mine", folder, EnvironmentConfig(**config))
+
+
+def test_what_a_dockerfile_lays_out_is_there_and_its_variables(tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    read = plan(
+        tmp_path / "environment",
+        "# a task\nFROM python:3.13 AS base\nLABEL a=b\nENV A=1 \\\n    B='two words'\n"
+        "WORKDIR /app\nWORKDIR sub\nCOPY files ./all/\nCOPY files/one.txt renamed.txt\n"
+        "COPY files/*.txt /data/\n"
+        "COPY . /whole\n",
+    )
+    root = tmp_path / "root"
+    root.mkdir()
+    read.lay(root)
+
+    assert str(read.workdir) == "/app/sub"
+    assert read.variables == {"A": "1", "B": "two words"}
+    assert {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} >= {
+        "app/sub/all/one.txt", "app/sub/all/two.txt", "app/sub/renamed.txt", "data/one.txt",
+        "data/two.txt", "whole/Dockerfile", "whole/files/one.txt",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "config", "what"),
+    [
+        (
+            "FROM debian\nRUN apt-get update && \\\n    apt-get install -y gcc",
+            {},
+            "RUN apt-get upd",
+        ),
+        ("FROM debian", {"docker_image": "mine:1"}, "docker_image = 'mine:1'"),
+        ("FROM debian\nUSER nobody", {}, "USER nobody"),
+        ("FROM debian\nCOPY --from=base /x /y", {}, "COPY --from=base /x /y"),
+        ("FROM debian\nCOPY ../../secret /app/", {}, r"COPY \.\./\.\./secret, which is not in"),
+        ("FROM debian\nCOPY nothing /app/", {}, "COPY nothing, which is not in"),
+        (
+            "FROM debian\nCOPY files /usr/share/mine",
+            {},
+            "COPY at /usr/share/mine, which is the sys",
+        ),
+        ("FROM debian\nCOPY files /app/../tmp/x", {}, "COPY at /tmp/x, which is the system's"),
+        ("FROM debian\nWORKDIR /usr/src", {}, "the workdir at /usr/src, which is the system's"),
+        ("FROM debian\nENV A='1", {}, "ENV A='1: No closing quotation"),
+        ("FROM debian\nCOPY", {}, "COPY: not enough values"),
+    ],
+)
+def test_a_task_that_needs_an_image_is_refused_by_name(
+    dockerfile: str, config: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    advice = r".*The task mine needs an image .*Run it in a container: environment=docker"
+    with pytest.raises(SandboxBuildFailedError, match=f"(?s)(?={advice}).*{what}"):
+        plan(tmp_path, dockerfile, **config)

@@ -1,0 +1,226 @@
+"""A trial of Harbor's as an agent: what is sampled, what it earns, how it ends.
+
+1. Rewards are those of Harbor's own runner, with the same script for the model.
+2. Each call is a transition with the sampled tokens; a conversation is one lineage.
+3. A time limit of Harbor's is told as Harbor tells it; so is every error.
+4. An episode that is given up ends its trial, and leaves nothing behind.
+"""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harbor.job import Job
+from harbor.models.job.config import JobConfig
+from tests.harbor.conftest import TASKS, idler, instruction, solution, solver, turn
+from tests.kit import play, reward, rewards
+from tests.more_trainers.conftest import served_chat
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import AgentError, ChatAgentEnv, InvalidDatasetError, ScriptedPolicy
+from evert.harbor import HarborAgent
+
+ALL = sorted(path.name for path in TASKS.iterdir())
+TERMINUS = HarborAgent("terminus-2", environment="bubblewrap")
+
+
+async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
+    """The rewards of all tasks in a job of Harbor's own, with the same script at an endpoint."""
+    with served_chat(say) as url:
+        agent = {
+            "name": "terminus-2", "model_name": "openai/policy", "base_url": url,
+            "env": {"OPENAI_API_KEY": "none"}, "kwargs": {"record_terminal_session": False},
+        }  # fmt: skip
+        job = await Job.create(
+            JobConfig(
+                jobs_dir=folder, quiet=True, n_concurrent_trials=2, agents=[agent],
+                tasks=[{"path": TASKS / name} for name in ALL],
+                environment={"import_path": "evert.harbor:Bubblewrap"},
+            )
+        )  # fmt: skip
+        result = await job.run()
+    return {
+        trial.task_name.removeprefix("evert/"): trial.verifier_result.rewards
+        for trial in result.trial_results
+    }
+
+
+@pytest.mark.parametrize("say", [solver, idler])
+async def test_rewards_are_those_of_harbors_own_runner(say: Any, tmp_path: Path) -> None:
+    theirs = await by_harbor(say, tmp_path)
+    ours = {name: await play(TERMINUS, say, task=str(TASKS / name)) for name in ALL}
+
+    assert {name: reward(played) for name, played in ours.items()} == {
+        name: theirs[name]["reward"] for name in ALL
+    }
+    assert {reward(played) for played in ours.values()} == {float(say is solver)}
+    for name, played in ours.items():
+        last = played.transitions[-1].metrics
+        assert (last["lineages"], last["drift"]) == (1, 0)
+        assert last["solved"] == float(say is solver)
+        several = {f"reward/{part}": value for part, value in theirs[name].items()}
+        noted = {key: value for key, value in last.items() if key.startswith("reward/")}
+        assert noted == (several if len(several) > 1 else {})
+
+
+class Noting(ScriptedPolicy):
+    """Keeps the tokens that it sampled."""
+
+    async def __call__(self, *arguments: Any, **options: Any) -> Any:
+        sampled = await super().__call__(*arguments, **options)
+        self.sampled = [*getattr(self, "sampled", []), sampled.tokens]
+        return sampled
+
+
+async def test_each_call_is_a_transition_with_the_sampled_tokens() -> None:
+    task, policy = TASKS / "sum-csv", Noting(solver)
+    played = await do_single_rollout(policy, ChatAgentEnv(TERMINUS, str(task)))
+
+    assert [step.ac.tokens for step in played.transitions] == policy.sampled
+    assert rewards(played) == [0.0, 0.0, 1.0]
+    assert instruction(task) in policy.prompts[0]
+    for step, after in pairwise(played.transitions):
+        before = [*step.ob.to_ints(), *step.ac.tokens]
+        assert after.ob.to_ints()[: len(before)] == before
+    assert len(trajectory_to_data(played, 1.0)) == 1
+
+
+async def test_a_part_of_the_reward_may_be_the_episodes() -> None:
+    half = HarborAgent("terminus-2", environment="bubblewrap", reward="host")
+    said = [turn("echo dog 7 > answer.txt"), turn(done=True), turn(done=True)]
+    played = await play(half, *said, task=str(TASKS / "search-log"))
+
+    last = played.transitions[-1].metrics
+    assert (reward(played), last["reward/host"], last["reward/reward"]) == (1.0, 1.0, 0.5)
+    other = HarborAgent("terminus-2", environment="bubblewrap", reward="hosts")
+    with pytest.raises(AgentError, match=r"gave the rewards \['reward', 'host'\]; expected one"):
+        await play(other, *said, task=str(TASKS / "search-log"))
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_an_agents_time_limit_is_harbors_and_what_it_did_is_verified(tmp_path: Path) -> None:
+    slow = json.loads(turn(*solution(TASKS / "sum-csv").splitlines(), "sleep 60"))
+    slow["commands"][-1]["duration"] = 60
+    agent = HarborAgent(
+        {"name": "terminus-2", "override_timeout_sec": 2}, "bubblewrap", trials_dir=tmp_path
+    )
+    played = await play(agent, json.dumps(slow), task=str(TASKS / "sum-csv"))
+
+    last = played.transitions[-1]
+    assert (reward(played), last.metrics["stop/truncated"]) == (1.0, 1.0)
+    assert last.metrics["exception/AgentTimeoutError"] == 1.0
+    assert last.logs["exception"] == "Agent execution timed out after 2.0 seconds"
+    [kept] = [content for name, content in files_in(tmp_path).items() if name == "result.json"]
+    assert json.loads(kept)["verifier_result"]["rewards"] == {"reward": 1.0}
+
+
+async def test_no_file_of_a_trial_that_is_kept_holds_the_key(tmp_path: Path) -> None:
+    agent, keys = HarborAgent("terminus-2", "bubblewrap", trials_dir=tmp_path), []
+
+    async def noting(client: Any, task: str) -> Any:
+        keys.append(client.api_key.encode())
+        return await agent(client, task)
+
+    await play(noting, idler, task=str(TASKS / "sum-csv"))
+    files = files_in(tmp_path)
+    assert len(files) > 5
+    assert not [name for name, content in files.items() if keys[0] in content]
+
+
+def broken(folder: Path, name: str, content: str | None) -> str:
+    """A copy of a task with one file replaced, or without it."""
+    shutil.copytree(TASKS / "sum-csv", folder, dirs_exist_ok=True)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("task.toml", None, r"The task .*/broken is broken: FileNotFoundError.*task\.toml"),
+        ("task.toml", "[agent", "The task .*/broken is broken: TOMLDecodeError"),
+        (
+            "task.toml",
+            "agent.timeout_sec = 'no'",
+            "is broken: ValidationError: .*agent.timeout_sec",
+        ),
+        ("instruction.md", None, r"is broken: FileNotFoundError: .* is missing instruction\.md"),
+        (
+            "tests/test.sh",
+            None,
+            r"is broken: FileNotFoundError: .* does not contain tests/test\.sh",
+        ),
+    ],
+)
+async def test_a_broken_task_is_named_at_once(
+    name: str, content: str | None, message: str, tmp_path: Path
+) -> None:
+    folder = broken(tmp_path / "tasks/broken", name, content)
+    with pytest.raises(InvalidDatasetError, match=f"(?s){message}"):
+        HarborAgent.tasks(tmp_path / "tasks")
+    with pytest.raises(AgentError, match=f"(?s){message}"):
+        await play(TERMINUS, idler, task=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tests/test.sh", "#!/bin/sh\n", "ended without a reward: RewardFileNotFoundError: "),
+        ("tests/test.sh", "#!/bin/sh\necho many > /logs/verifier/reward.txt\n",
+         "ended without a reward: VerifierOutputParseError: Failed to parse rewards"),
+        ("tests/test.sh", "#!/bin/sh\nsleep 60\n", "VerifierTimeoutError: Verifier execution"),
+        ("environment/Dockerfile", "FROM debian\nRUN apt-get install -y gcc\n",
+         r"The task sum-csv needs an image \(RUN apt-get install -y gcc\), and bubblewrap"),
+    ],
+)  # fmt: skip
+async def test_an_error_of_harbors_is_told_as_harbor_tells_it(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    agent = HarborAgent("terminus-2", "bubblewrap", verifier={"override_timeout_sec": 3})
+    with pytest.raises(AgentError, match=message):
+        await play(agent, idler, task=broken(tmp_path / "broken", name, content))
+
+
+async def test_a_prompt_that_is_too_long_ends_the_episode_as_everywhere() -> None:
+    agent = HarborAgent({"name": "terminus-2", "kwargs": {"enable_summarize": False}}, "bubblewrap")
+    task = str(TASKS / "sum-csv")
+    played = await play(agent, lambda _: turn("seq 3000"), task=task, context_length=6000)
+
+    assert played.transitions[-1].metrics["stop/context_overflow"] == 1.0
+    assert reward(played) == -0.1
+
+
+def left() -> tuple[set[str], set[int], set[str]]:
+    """Folders, processes and tasks that there are now."""
+    folders = {path.name for path in Path(tempfile.gettempdir()).glob("evert-*")}
+    children = {each.pid for each in psutil.Process().children(recursive=True)}
+    tasks = {each.get_name() for each in asyncio.all_tasks() if "LoggingWorker" not in repr(each)}
+    return folders, children, tasks
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_given_up_it_leaves_nothing_behind(turns: int) -> None:
+    await play(TERMINUS, idler, task=str(TASKS / "sum-csv"))  # what is loaded once
+    before = left()
+    env = ChatAgentEnv(TERMINUS, str(TASKS / "sum-csv"))
+    observation, stop = await env.initial_observation()
+    assert len(left()[1]) > len(before[1])
+    for _ in range(turns):
+        reply = await ScriptedPolicy([turn("sleep 1000 & setsid sleep 1000 &")])(observation, stop)
+        await env.step(reply.tokens)
+    await env.close()
+
+    assert left() == before

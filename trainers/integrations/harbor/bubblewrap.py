@@ -1,0 +1,261 @@
+"""``Bubblewrap``: Harbor's environment without containers, a sandbox on this machine (Linux).
+
+    HarborAgent("terminus-2", environment="bubblewrap")
+
+The system's folders are this machine's, read-only; the rest of the root is a folder of the
+environment's own, with the files that the task's Dockerfile copies (``plan.py``). ``/tmp``,
+processes and the loopback are its own (``evert.agents.sandbox``), and its network is the address of
+the episode alone.
+
+Commands run in one sandbox from start to stop, by ``inside.py``. Files go in and out through a
+command's input and output, never by a path that the agent could have turned into a link.
+"""
+
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
+from harbor.environments.capabilities import EnvironmentCapabilities
+from harbor.environments.tar_transfer import extract_dir, pack_dir
+
+from evert.agents.commands import end_of
+from evert.agents.sandbox import Sandbox, sandbox_problem, system_folders
+from evert.agents.supervisor import remove
+from evert.bridge.clients.http.server import RELAYED_PORT
+from evert.trainers.integrations.harbor import inside
+from evert.trainers.integrations.harbor.plan import Plan
+
+LOOPBACK = "127.0.0.1"
+
+INSIDE = "/run/evert/inside.py"
+PYTHON = os.path.realpath(sys.executable)
+
+VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "TERM": "xterm-256color",
+}
+"""Of each command, below the task's and the agent's."""
+
+LONGEST_OUTPUT = 2**24
+"""Bytes of the end of a command's output that are read."""
+
+MOVED = 600.0
+"""Seconds that files may take in or out, as in Harbor's own environments."""
+
+PATIENCE = 5.0
+"""Seconds that a sandbox has to end by itself."""
+
+
+class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
+    """A sandbox as an environment of Harbor's.
+
+    Args:
+        model: The Unix socket on which the episode is served; None: nothing leads out.
+
+    Raises:
+        SandboxBuildFailedError: The task needs an image; or when it starts, there can be no
+            sandbox here.
+        ValueError: It is to have mounts, or hosts other than the episode's address.
+    """
+
+    def __init__(self, *args: Any, model: str | None = None, **options: Any) -> None:
+        if options.get("mounts"):
+            raise ValueError("bubblewrap takes no mounts=. Take docker, or copy what it needs.")
+        self._model = model
+        self._folder: Path | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._inbox: socket.socket | None = None
+        self._errors: IO[bytes] | None = None
+        super().__init__(*args, **options)
+
+    @staticmethod
+    def type() -> str:
+        """Its name."""
+        return "bubblewrap"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        """No network, but for the episode's address."""
+        return EnvironmentCapabilities(
+            disable_internet=True, network_allowlist=True, network_allowlist_ipv4_addresses=True
+        )
+
+    def validate_network_policy_support(self, network_policy: Any = None) -> None:
+        """Refuse hosts that it does not lead to."""
+        super().validate_network_policy_support(network_policy)
+        hosts = {*(network_policy or self._network_policy).allowed_hosts} - {LOOPBACK}
+        if hosts:
+            raise ValueError(
+                f"bubblewrap leads to the episode's address alone, and not to {sorted(hosts)}. "
+                "Take docker for a task that needs them."
+            )
+
+    def _validate_definition(self) -> None:
+        name, folder = self.environment_name, self.environment_dir
+        self._plan = Plan.of(name, folder, self.task_env_config)
+
+    async def start(self, force_build: bool) -> None:
+        """Lay out the files, and start the sandbox."""
+        if problem := sandbox_problem():
+            raise SandboxBuildFailedError(f"There is no sandbox for the task: {problem}.")
+        self._folder = Path(tempfile.mkdtemp(prefix="evert-harbor-"))
+        root = self._folder / "root"
+        for target in ("/root", "/tests", "/solution", *self._mount_targets()):
+            (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._plan.lay, root)
+        sandbox = Sandbox(
+            writable={"/": root},
+            readonly={**system_folders(), INSIDE: Path(inside.__file__)},
+            ports={} if self._model is None else {RELAYED_PORT: Path(self._model)},
+            folder="/",
+        )
+        command = sandbox.command([PYTHON, "-I", "-S", INSIDE])
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # until it stops
+        self._inbox, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._inbox.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
+                env={"PATH": os.defpath}, start_new_session=True,
+            )  # fmt: skip
+        await self._move(["true"])
+
+    async def stop(self, delete: bool) -> None:
+        """End the sandbox with all that runs in it, and remove its folder."""
+        if self._inbox is not None:
+            self._inbox.close()  # its first program ends, and so does all else
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+        if self._folder is not None and delete:
+            if why := await asyncio.to_thread(remove, str(self._folder)):
+                self.logger.warning("The folder %s is left behind: %s.", self._folder, why)
+            self._folder = None
+
+    # -- commands and files ----------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run a line of bash; there is one user, whoever is asked for.
+
+        Raises:
+            RuntimeError: It took longer than ``timeout_sec``, and was killed; or there is no
+                sandbox any more.
+        """
+        env = {**self._plan.variables, **(self._merge_env(env) or {})}
+        try:
+            async with asyncio.timeout(timeout_sec):
+                return await self._run(["bash", "-c", command], cwd=cwd, env=env)
+        except TimeoutError as error:
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copy a file into the environment."""
+        script = 'mkdir -p "$(dirname "$1")"; [ ! -d "$1" ] || set - "$1/$2"; cat > "$1"'
+        with await asyncio.to_thread(open, source_path, "rb") as file:
+            await self._move(["sh", "-ec", script, "-", target_path, Path(source_path).name], file)
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copy what a folder holds into the environment."""
+        script = 'mkdir -p "$1"; tar -xf - --no-same-owner -C "$1"'
+        with tempfile.TemporaryFile() as packed:
+            await asyncio.to_thread(pack_dir, source_dir, packed, compress=False)
+            await self._move(["sh", "-ec", script, "-", target_dir], packed)
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copy a regular file out of the environment; what else it may be has no end."""
+        script = '[ -f "$1" ] || { echo "$1 is no file" >&2; exit 1; }; cat -- "$1"'
+        await self._move(
+            ["sh", "-ec", script, "-", source_path],
+            read=lambda out: Path(target_path).write_bytes(out.read()),
+        )
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Copy what a folder holds out of the environment; no link that leads out of it."""
+        await self._move(
+            ["tar", "-cf", "-", "-C", source_dir, "."],
+            read=lambda out: extract_dir(out, target_dir),
+        )
+
+    async def _move(
+        self,
+        argv: list[str],
+        source: IO[bytes] | None = None,
+        read: Callable[[IO[bytes]], object] | None = None,
+    ) -> None:
+        """Run a program of the environment's own, with ``source`` for its input."""
+        async with asyncio.timeout(MOVED):
+            result = await self._run(argv, source, read)
+        if result.return_code != 0:
+            said = f"{argv[0]} ended with status {result.return_code} in the sandbox"
+            raise RuntimeError(f"{said}: {result.stderr.strip()[-1000:]}")
+
+    async def _run(
+        self,
+        argv: list[str],
+        source: IO[bytes] | None = None,
+        read: Callable[[IO[bytes]], object] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Run a command to its end; ``read`` gets the whole of what it wrote."""
+        variables = {**VARIABLES, **(env or {})}
+        asked = {"argv": argv, "cwd": cwd or str(self._plan.workdir), "env": variables}
+        with ExitStack() as stack:
+            request, empty, out, err = [
+                stack.enter_context(tempfile.TemporaryFile()) for _ in range(4)
+            ]
+            request.write(json.dumps(asked).encode())
+            source = source or empty
+            for file in (request, source):
+                file.seek(0)
+            said = await self._said([request, source, out, err])
+            if not said:
+                words = end_of(self._errors, 1000).strip() if self._errors else ""
+                raise RuntimeError(f"The sandbox of {self.environment_name} is gone. {words}")
+            if read is not None:
+                out.seek(0)
+                await asyncio.to_thread(read, out)
+                return ExecResult(stderr=end_of(err), return_code=int(said))
+            stdout, stderr = end_of(out, LONGEST_OUTPUT), end_of(err, LONGEST_OUTPUT)
+        return ExecResult(stdout=stdout, stderr=stderr, return_code=int(said))
+
+    async def _said(self, files: list[IO[bytes]]) -> bytes:
+        """The exit status of what these files ask for; empty where the sandbox is gone."""
+        own, theirs = socket.socketpair()
+        own.setblocking(False)
+        with own:
+            with theirs, suppress(OSError):
+                if self._inbox is not None:
+                    numbers = [theirs.fileno(), *(file.fileno() for file in files)]
+                    socket.send_fds(self._inbox, [b"."], numbers)
+            with suppress(ConnectionError):
+                return await asyncio.get_running_loop().sock_recv(own, 64)
+        return b""

@@ -1,0 +1,65 @@
+"""Runs commands in a sandbox for ``bubblewrap.py``, which lies outside.
+
+    python -I -S inside.py
+
+It is the sandbox's first program, so that what a command leaves running (a terminal, a server) goes
+on until the sandbox ends. Its standard input is a socket; each message brings five descriptors: a
+socket of the command's own, a file that says what to run (JSON: "argv", "cwd", "env"), and the
+command's input, output and errors. The exit status goes back over the command's own socket; where
+that is closed first, the command and its group are killed. It imports nothing of ours.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+
+NO_PROGRAM = 127
+
+
+def main() -> None:
+    """Run what is asked for, until nobody is left to ask."""
+    inbox = socket.socket(fileno=0)
+    while True:
+        word, descriptors, _, _ = socket.recv_fds(inbox, 1, 5)
+        if not word:
+            return
+        threading.Thread(target=_answer, args=descriptors, daemon=True).start()
+
+
+def _answer(own: int, request: int, *files: int) -> None:
+    with open(request, "rb") as file:
+        asked = json.load(file)
+    try:
+        stdin, stdout, stderr = files
+        process = subprocess.Popen(
+            asked["argv"], cwd=asked["cwd"], env=asked["env"], start_new_session=True,
+            stdin=stdin, stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+        status = _status(process, own)
+    except OSError as error:
+        os.write(files[2], f"{error}\n".encode())
+        status = NO_PROGRAM
+    for each in files:
+        os.close(each)
+    with socket.socket(fileno=own) as caller:
+        caller.send(str(status).encode(), socket.MSG_NOSIGNAL)
+
+
+def _status(process: "subprocess.Popen[bytes]", own: int) -> int:
+    """Wait for the command, or for its caller to give it up."""
+    ended, poll = os.pidfd_open(process.pid), select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(own, select.POLLIN)
+    if (ended, select.POLLIN) not in poll.poll():
+        os.killpg(process.pid, signal.SIGKILL)
+    os.close(ended)
+    status = process.wait()
+    return status if status >= 0 else 128 - status  # as a shell says it
+
+
+if __name__ == "__main__":
+    main()

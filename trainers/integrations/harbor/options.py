@@ -1,0 +1,112 @@
+"""``TrialOptions``: what a user says of a trial, checked, and as Harbor's configuration.
+
+Agents, environments and fields are Harbor's own; "bubblewrap" is evert's environment.
+"""
+
+# pyright: reportMissingImports=false
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from harbor.agents.factory import AgentFactory
+from harbor.agents.installed.acp_registry import is_acp_registry_shorthand
+from harbor.models.environment_type import EnvironmentType
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TrialConfig
+from pydantic import ValidationError
+
+from evert.bridge.errors import InvalidAgentError
+
+SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
+"""The environment that is evert's own, and where Harbor finds it."""
+
+OURS = {"task", "trial_name", "job_id", "source_trial"}
+"""Fields of a trial's configuration that are the episode's."""
+
+OWN = ("reward", "host", "trials_dir")
+"""What else ``HarborAgent`` takes."""
+
+UNRECORDED = {"terminus-2": {"record_terminal_session": False}}
+"""What agents do beside the task: that one would install a recorder in each environment."""
+
+
+class TrialOptions:
+    """Agent, environment and further fields of a trial.
+
+    Args:
+        agent: A name or import path of Harbor's, or the fields of its ``AgentConfig``.
+        environment: The same of an environment, or "bubblewrap".
+        **options: Further fields of Harbor's ``TrialConfig``.
+
+    Raises:
+        InvalidAgentError: There is no such agent, environment or field.
+    """
+
+    def __init__(
+        self, agent: str | Mapping[str, Any], environment: str | Mapping[str, Any], **options: Any
+    ) -> None:
+        self._options = options
+        self._agent: dict[str, Any] = {"name": agent} if isinstance(agent, str) else {**agent}
+        self._environment = _environment(environment)
+        models = (AgentConfig, self._agent), (EnvironmentConfig, self._environment)
+        for model, given in ((TrialConfig, options), *models):
+            known = [name for name in model.model_fields if name not in OURS]
+            _check_names([*given], known, f"field of {model.__name__}")
+        name = str(self._agent.get("name"))
+        is_elsewhere = ":" in name or is_acp_registry_shorthand(name)
+        if not is_elsewhere and not self._agent.get("import_path"):
+            _check_names([name], AgentFactory.registered_names(), "agent")
+        self.config("task", "trials")
+
+    @property
+    def is_sandbox(self) -> bool:
+        """Whether the environment is evert's own."""
+        return self._environment.get("import_path") == SANDBOX_PATH
+
+    def config(self, folder: str | Path, trials: str, **connection: Any) -> Any:
+        """Harbor's configuration of a trial.
+
+        Args:
+            folder: The task's.
+            trials: Where Harbor's folder of the trial will lie.
+            **connection: Fields of the agent that lead it to its model; the user's come first.
+
+        Raises:
+            InvalidAgentError: A field is of a wrong kind.
+        """
+        fields = {"task": {"path": folder}, "trials_dir": trials, **self._options}
+        try:
+            own = AgentConfig(**self._agent)
+            kwargs = {**UNRECORDED.get(own.name, {}), **own.kwargs}
+            env = {**connection.get("env", {}), **own.env}
+            fields["agent"] = {**connection, **self._agent, "kwargs": kwargs, "env": env}
+            return TrialConfig(**fields, environment=self._environment)
+        except ValidationError as error:
+            said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise InvalidAgentError(
+                f"Harbor cannot read the options of a trial: {said}."
+            ) from error
+
+
+def _environment(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an environment."""
+    if not isinstance(given, str):
+        fields = {**given}
+        return {**fields, **_environment(fields["type"])} if "type" in fields else fields
+    if given == SANDBOX:
+        return {"type": None, "import_path": SANDBOX_PATH}
+    if ":" in given:
+        return {"import_path": given}
+    _check_names([given], [SANDBOX, *(each.value for each in EnvironmentType)], "environment")
+    return {"type": given}
+
+
+def _check_names(given: list[str], known: list[str], what: str) -> None:
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidAgentError(
+                f"Harbor has no {what} {name!r}.{hint} It has {', '.join(known)}."
+            )

@@ -1,0 +1,132 @@
+"""``Plan``: what a task's Dockerfile asks for, where that needs no image.
+
+A Dockerfile may have FROM, which is not looked at, WORKDIR, ENV, LABEL and COPY of the task's own
+files. A task that needs more is refused by name: it needs a container.
+"""
+
+# pyright: reportMissingImports=false
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from harbor.environments.base import SandboxBuildFailedError
+
+from evert.agents.sandbox import OWN, sandbox_problem, system_folders
+from evert.bridge.errors import InvalidDatasetError
+from evert.trainers.integrations.harbor.tasks import read_task
+
+
+@dataclass
+class Plan:
+    """What a task's Dockerfile asks for, where that is no image of its own."""
+
+    task: str
+    folder: Path
+    """Of the Dockerfile, from which it copies."""
+    workdir: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
+    variables: dict[str, str] = field(default_factory=dict)
+    copies: list[tuple[list[Path], str]] = field(default_factory=list)
+    """Files and folders, and where they go: an absolute path, of a folder if it ends with "/"."""
+
+    @classmethod
+    def of(cls, task: str, folder: Path, config: Any) -> "Plan":
+        """Read it.
+
+        Args:
+            task: Its name, for messages.
+            folder: The task's ``environment``.
+            config: Its ``[environment]``, as Harbor read it.
+
+        Raises:
+            SandboxBuildFailedError: It needs more than this machine's programs and its own files.
+        """
+        plan = cls(task, folder)
+        if config.docker_image:
+            raise plan.refusal(f"docker_image = {config.docker_image!r}")
+        if (folder / "docker-compose.yaml").exists():
+            raise plan.refusal("a docker-compose.yaml")
+        if not (folder / "Dockerfile").exists():
+            raise plan.refusal("no Dockerfile that says what it needs")
+        text = (folder / "Dockerfile").read_text()
+        for line in re.sub(r"(?m)^[ \t]*#.*\n?", "", text).replace("\\\n", " ").splitlines():
+            instruction, _, value = line.strip().partition(" ")
+            try:
+                plan._add(instruction.upper(), value.strip())
+            except ValueError as error:  # quotes without an end, no target
+                raise plan.refusal(f"{line}: {error}") from error
+        plan.workdir = plan._place(config.workdir or ".", "the workdir")
+        return plan
+
+    def _add(self, instruction: str, value: str) -> None:
+        if instruction == "WORKDIR":
+            self.workdir /= value
+        elif instruction == "ENV" and "=" in value:
+            pairs = (each.partition("=") for each in shlex.split(value))
+            self.variables |= {name: text for name, _, text in pairs}
+        elif instruction == "COPY" and not value.startswith(("-", "[")):
+            self._copy(*shlex.split(value))
+        elif instruction not in ("", "FROM", "LABEL"):
+            raise self.refusal(f"{instruction} {value}")
+
+    def _copy(self, *paths: str) -> None:
+        *names, target = paths
+        is_folder = target.endswith(("/", ".")) or len(names) > 1
+        found, root = [path for name in names for path in self._found(name)], self.folder.resolve()
+        if not found or not all(path.resolve().is_relative_to(root) for path in found):
+            raise self.refusal(f"COPY {' '.join(names)}, which is not in {self.folder}")
+        self.copies.append((found, f"{self._place(target, 'COPY')}{'/' * is_folder}"))
+
+    def _found(self, name: str) -> list[Path]:
+        path = self.folder / name.lstrip("/")
+        return [path] if path.exists() else sorted(self.folder.glob(name.lstrip("/")))
+
+    def _place(self, path: str, what: str) -> PurePosixPath:
+        """A path inside that may be written to."""
+        there = PurePosixPath(os.path.normpath(self.workdir / path))
+        if any(there.is_relative_to(one) for one in (*system_folders(), *OWN)):
+            raise self.refusal(f"{what} at {there}, which is the system's")
+        return there
+
+    def refusal(self, what: str) -> Exception:
+        """The error for something that a sandbox cannot have."""
+        error: Exception = SandboxBuildFailedError(
+            f"The task {self.task} needs an image ({what[:200]}), and bubblewrap has only this "
+            "machine's programs and the files that the task copies. Run it in a container: "
+            "environment=docker, or another of Harbor's; or leave the task out."
+        )
+        return error
+
+    def lay(self, root: Path) -> None:
+        """Make the folders and copy the files below the root of an environment."""
+        (root / self.workdir.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        for sources, target in self.copies:
+            there = root / target.lstrip("/")
+            for source in sources:
+                if source.is_dir():
+                    shutil.copytree(source, there, symlinks=True, dirs_exist_ok=True)
+                    continue
+                into = there / source.name if target.endswith("/") or there.is_dir() else there
+                into.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, into)
+
+
+def check(tasks: Sequence[str]) -> None:
+    """Look whether these tasks can be played in a sandbox here.
+
+    Raises:
+        InvalidDatasetError: One needs an image, or there can be no sandbox.
+    """
+    if problem := sandbox_problem():
+        raise InvalidDatasetError(f"environment=bubblewrap: {problem}. Take environment=docker.")
+    for folder in tasks:
+        task = read_task(folder)
+        try:
+            Plan.of(task.name, task.paths.environment_dir, task.config.environment)
+        except SandboxBuildFailedError as error:
+            raise InvalidDatasetError(str(error)) from error
