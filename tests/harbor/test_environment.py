@@ -71,7 +71,7 @@ LEFT = {
     "a link to this machine's files": "ln -s /etc/hostname total.txt",
     "a named pipe": "mkfifo total.txt",
     "a folder": "mkdir total.txt",
-    "a file too large to read": "truncate -s 40M total.txt",
+    "a file without an end": "truncate -s 1T total.txt; ln -s /dev/zero total.txt",
 }
 
 

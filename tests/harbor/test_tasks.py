@@ -1,5 +1,6 @@
 """Task folders and options: what is named, held out, and refused before anything is loaded."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from evert.bridge.clients.http.server import Address
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError
 from evert.harbor import HarborAgent, TaskFolders
+from evert.trainers.commands import train
 from evert.trainers.config.train import read_train_settings, recorded
 from evert.trainers.integrations.harbor.agent import _connection
 
@@ -59,6 +61,14 @@ def test_a_run_trains_on_trials(tmp_path: Path) -> None:
     [step] = run.steps()
     assert step["env/all/solved"] == 0.0
     assert step["env/all/stop/completed"] == 1.0
+
+
+def test_the_lines_of_the_page_are_read() -> None:
+    page = (TASKS.parent.parent / "docs/harbor.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("evert train")]
+    assert len(lines) > 2
+    for line in lines:
+        assert train.parse(shlex.split(line)[2:])
 
 
 @pytest.mark.parametrize(

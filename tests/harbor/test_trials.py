@@ -9,6 +9,8 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -203,24 +205,35 @@ async def test_a_prompt_that_is_too_long_ends_the_episode_as_everywhere() -> Non
     assert reward(played) == -0.1
 
 
-def left() -> tuple[set[str], set[int], set[str]]:
+def left(temporary: Path) -> tuple[set[str], set[int], set[str]]:
     """Folders, processes and tasks that there are now."""
-    folders = {path.name for path in Path(tempfile.gettempdir()).glob("evert-*")}
+    folders = {path.name for path in temporary.iterdir()}
     children = {each.pid for each in psutil.Process().children(recursive=True)}
     tasks = {each.get_name() for each in asyncio.all_tasks() if "LoggingWorker" not in repr(each)}
     return folders, children, tasks
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_given_up_it_leaves_nothing_behind(turns: int) -> None:
+async def test_given_up_it_leaves_nothing_behind(
+    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     await play(TERMINUS, idler, task=str(TASKS / "sum-csv"))  # what is loaded once
-    before = left()
+    before = left(tmp_path)
     env = ChatAgentEnv(TERMINUS, str(TASKS / "sum-csv"))
     observation, stop = await env.initial_observation()
-    assert len(left()[1]) > len(before[1])
+    folders, processes, _ = left(tmp_path)
+    assert len(folders - before[0]) == 2
+    assert processes - before[1]
     for _ in range(turns):
         reply = await ScriptedPolicy([turn("sleep 1000 & setsid sleep 1000 &")])(observation, stop)
         await env.step(reply.tokens)
     await env.close()
 
-    assert left() == before
+    assert left(tmp_path) == before
+
+
+def test_the_example_of_the_page_is_solved() -> None:
+    example = TASKS.parent / "harbor_trial.py"
+    said = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
+    assert said.stdout.endswith("3 turns, reward 1, completed; 1 datum\nreward 1.0\n")

@@ -16,6 +16,7 @@ command's input and output, never by a path that the agent could have turned int
 import asyncio
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,8 +36,6 @@ from evert.agents.supervisor import remove
 from evert.bridge.clients.http.server import RELAYED_PORT
 from evert.trainers.integrations.harbor import inside
 from evert.trainers.integrations.harbor.plan import Plan
-
-LOOPBACK = "127.0.0.1"
 
 INSIDE = "/run/evert/inside.py"
 PYTHON = os.path.realpath(sys.executable)
@@ -68,7 +67,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     Raises:
         SandboxBuildFailedError: The task needs an image; or when it starts, there can be no
             sandbox here.
-        ValueError: It is to have mounts, or hosts other than the episode's address.
+        ValueError: It is to have mounts.
     """
 
     def __init__(self, *args: Any, model: str | None = None, **options: Any) -> None:
@@ -92,16 +91,6 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         return EnvironmentCapabilities(
             disable_internet=True, network_allowlist=True, network_allowlist_ipv4_addresses=True
         )
-
-    def validate_network_policy_support(self, network_policy: Any = None) -> None:
-        """Refuse hosts that it does not lead to."""
-        super().validate_network_policy_support(network_policy)
-        hosts = {*(network_policy or self._network_policy).allowed_hosts} - {LOOPBACK}
-        if hosts:
-            raise ValueError(
-                f"bubblewrap leads to the episode's address alone, and not to {sorted(hosts)}. "
-                "Take docker for a task that needs them."
-            )
 
     def _validate_definition(self) -> None:
         name, folder = self.environment_name, self.environment_dir
@@ -191,10 +180,12 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a regular file out of the environment; what else it may be has no end."""
         script = '[ -f "$1" ] || { echo "$1 is no file" >&2; exit 1; }; cat -- "$1"'
-        await self._move(
-            ["sh", "-ec", script, "-", source_path],
-            read=lambda out: Path(target_path).write_bytes(out.read()),
-        )
+
+        def keep(out: IO[bytes]) -> None:
+            with open(target_path, "wb") as file:
+                shutil.copyfileobj(out, file)
+
+        await self._move(["sh", "-ec", script, "-", source_path], read=keep)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy what a folder holds out of the environment; no link that leads out of it."""

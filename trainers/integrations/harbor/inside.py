@@ -11,6 +11,7 @@ that is closed first, the command and its group are killed. It imports nothing o
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,9 +20,13 @@ import threading
 
 NO_PROGRAM = 127
 
+LONGEST_FILE = 2**30
+"""Bytes of a file that is written in the sandbox, or of an output of a command."""
+
 
 def main() -> None:
     """Run what is asked for, until nobody is left to ask."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_FILE, LONGEST_FILE))
     inbox = socket.socket(fileno=0)
     while True:
         word, descriptors, _, _ = socket.recv_fds(inbox, 1, 5)
