@@ -1,9 +1,10 @@
-"""Agents of Harbor's form for these tests: one that runs lines, and one that is a program."""
+"""Agents of Harbor's form for these tests: one that runs lines, and two that are programs."""
 
 from typing import Any, ClassVar
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.installed.base import BaseInstalledAgent
+from harbor.agents.installed.mini_swe_agent import MiniSweAgent
 from harbor.environments.base import ExecResult
 
 ASK = r"""
@@ -55,3 +56,10 @@ class Program(BaseInstalledAgent):
         asked = {"PROGRAM": ASK, "TASK": instruction}
         line = 'python3 -c "$PROGRAM" "$TASK" > /tmp/line && bash /tmp/line'
         await self.exec_as_agent(environment, line, env=asked)
+
+
+class Mini(MiniSweAgent):
+    """The program itself, which lies in this environment and is shown to the sandbox."""
+
+    async def install(self, environment: Any) -> None:
+        """It is there."""

@@ -1,6 +1,8 @@
 """``Bubblewrap``: what a task's agent sees, does and leaves; which tasks it takes."""
 
+import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from harbor.environments.base import SandboxBuildFailedError
 from harbor.models.task.config import EnvironmentConfig
 from tests.harbor.agents import Typist
 from tests.harbor.conftest import TASKS, solution
-from tests.kit import play, reward
+from tests.kit import play, reward, rewards
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentError, ChatAgentEnv
@@ -107,6 +109,42 @@ async def test_a_program_inside_asks_the_model_where_nothing_else_is_to_be_reach
 
     assert len(played.transitions) == 1
     assert reward(played) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"kwargs": {"readonly": ["/nowhere"]}},
+            r"is to show /nowhere \(readonly=\), which is not",
+        ),
+        ({"mounts": [{"type": "bind", "source": "/x", "target": "/y"}]}, "takes no mounts="),
+    ],
+)
+async def test_what_a_sandbox_cannot_show_is_said(fields: Any, message: str) -> None:
+    agent = HarborAgent("nop", {"type": "bubblewrap", **fields})
+    with pytest.raises(AgentError, match=message):
+        await play(agent, task=str(TASK))
+
+
+def calling(command: str) -> str:
+    """A call of mini-swe-agent's tool."""
+    call = json.dumps({"name": "bash", "arguments": {"command": command}})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+async def test_the_real_mini_swe_agent_solves_a_task_inside() -> None:
+    own = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    agent = HarborAgent(
+        {"import_path": "tests.harbor.agents:Mini", "env": own},
+        {"type": "bubblewrap", "kwargs": {"readonly": [sys.prefix]}},
+    )
+    said = [calling(solution(TASK)), calling("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]
+    played = await play(agent, *said, task=str(TASK))
+
+    last = played.transitions[-1].metrics
+    assert rewards(played) == [0.0, 1.0]
+    assert (last["lineages"], last["drift"], last["tools/calls"]) == (1, 0, 2)
 
 
 def plan(folder: Path, dockerfile: str, **config: Any) -> Plan:

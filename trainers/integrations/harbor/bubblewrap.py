@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -38,7 +38,7 @@ from evert.trainers.integrations.harbor import inside
 from evert.trainers.integrations.harbor.plan import Plan
 
 INSIDE = "/run/evert/inside.py"
-PYTHON = os.path.realpath(sys.executable)
+PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
 
 VARIABLES = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -63,16 +63,22 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
 
     Args:
         model: The Unix socket on which the episode is served; None: nothing leads out.
+        readonly: Files and folders of this machine to show, by their paths: programs, say.
 
     Raises:
         SandboxBuildFailedError: The task needs an image; or when it starts, there can be no
             sandbox here.
-        ValueError: It is to have mounts.
+        ValueError: It is to have mounts, or to show what is not there.
     """
 
-    def __init__(self, *args: Any, model: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, model: str | None = None, readonly: Sequence[str] = (), **options: Any
+    ) -> None:
         if options.get("mounts"):
-            raise ValueError("bubblewrap takes no mounts=. Take docker, or copy what it needs.")
+            raise ValueError("bubblewrap takes no mounts=, but readonly=[PATH] in its kwargs.")
+        self._shown = {str(path): path for path in (Path(name).absolute() for name in readonly)}
+        if gone := [name for name, path in self._shown.items() if not path.exists()]:
+            raise ValueError(f"bubblewrap is to show {gone[0]} (readonly=), which is not there.")
         self._model = model
         self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -107,7 +113,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await asyncio.to_thread(self._plan.lay, root)
         sandbox = Sandbox(
             writable={"/": root},
-            readonly={**system_folders(), INSIDE: Path(inside.__file__)},
+            readonly={**system_folders(), **self._shown, INSIDE: Path(inside.__file__)},
             ports={} if self._model is None else {RELAYED_PORT: Path(self._model)},
             folder="/",
         )
