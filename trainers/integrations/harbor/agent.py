@@ -11,6 +11,7 @@ gives one, so that what it asks is the trainer's to sample. What the verifier sa
 # pyright: reportMissingImports=false
 
 import asyncio
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -153,6 +154,8 @@ def _classes(config: Any, host: str) -> tuple[Any, Any]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
     from harbor.trial.trial import Trial
 
+    if (told := logging.getLogger("LiteLLM")).level == logging.NOTSET:
+        told.setLevel(logging.WARNING)  # it has a handler of its own, for each call
     agent_class = AgentFactory.get_agent_class_from_config(config.agent)
     name = config.agent.name
     others = {*AgentFactory.registered_names()} - WITHOUT_MODEL
