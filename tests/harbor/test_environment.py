@@ -127,6 +127,13 @@ async def test_what_a_sandbox_cannot_show_is_said(fields: Any, message: str) -> 
         await play(agent, task=str(TASK))
 
 
+async def test_a_program_that_does_not_reach_its_first_call_fails() -> None:
+    agent = {"import_path": "tests.harbor.agents:Program", "env": {"PATH": "/nowhere"}}
+    said = "ended before its agent asked the model: NonZeroAgentExitCodeError"
+    with pytest.raises(AgentError, match=said):
+        await play(HarborAgent(agent, "bubblewrap"), task=str(TASK))
+
+
 def calling(command: str) -> str:
     """A call of mini-swe-agent's tool."""
     call = json.dumps({"name": "bash", "arguments": {"command": command}})

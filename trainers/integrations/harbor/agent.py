@@ -58,7 +58,7 @@ LOGGED_OUTPUT = 4000
 
 
 class TrialError(EvertError, RuntimeError):
-    """A trial of Harbor's ended without a reward; the message has Harbor's own error."""
+    """A trial of Harbor's has no reward of the policy's; the message has Harbor's own error."""
 
 
 class HarborAgent:
@@ -84,7 +84,7 @@ class HarborAgent:
             takes no other model than its maker's.
         InvalidDatasetError: The task is broken (when it plays).
         RewardError: The verifier has several rewards, and none is called ``reward`` (so, too).
-        TrialError: The trial ended without a reward (so, too).
+        TrialError: The trial ended without a reward, or with an error before any call (so, too).
     """
 
     from_path = True
@@ -195,13 +195,15 @@ def _output(file: Path) -> str:
 
 
 def _check_end(result: Any, client: AgentClient) -> None:
-    """Raise for a trial without a reward: a prompt too long, or Harbor's own error."""
-    if result.verifier_result is not None and result.verifier_result.rewards:
+    """Raise for a trial that says nothing of the policy: without a reward, or without a call."""
+    error, inboxes = result.exception_info, client._endpoint.episode.inboxes
+    latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
+    is_rewarded = result.verifier_result is not None and bool(result.verifier_result.rewards)
+    if is_rewarded and (latest or error is None):
         return
-    for inbox in client._endpoint.episode.inboxes:
-        refusal = inbox.latest and inbox.latest.refusal
-        if getattr(refusal, "code", None) == "context_length_exceeded":
-            raise refusal  # type: ignore[misc]  # it did not cope
-    error = result.exception_info
+    for call in latest:
+        if getattr(call.refusal, "code", None) == "context_length_exceeded":
+            raise call.refusal  # type: ignore[misc]  # it did not cope
+    ended = "before its agent asked the model" if is_rewarded else "without a reward"
     said = f"{error.exception_type}: {error.exception_message}" if error else "no verifier ran"
-    raise TrialError(f"The trial of {result.task_name} ended without a reward: {said:.2000}")
+    raise TrialError(f"The trial of {result.task_name} ended {ended}: {said:.2000}")
