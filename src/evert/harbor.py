@@ -17,6 +17,6 @@ if find_spec("harbor") is None or find_spec("harbor.trial") is None:
 from evert.trainers.integrations.harbor.agent import HarborAgent as HarborAgent
 from evert.trainers.integrations.harbor.agent import TrialError as TrialError
 from evert.trainers.integrations.harbor.bubblewrap import Bubblewrap as Bubblewrap
-from evert.trainers.integrations.harbor.tasks import TaskFolders as TaskFolders
+from evert.trainers.integrations.harbor.folders import TaskFolders as TaskFolders
 
 __all__ = ["Bubblewrap", "HarborAgent", "TaskFolders", "TrialError"]

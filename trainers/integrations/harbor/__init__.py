@@ -2,7 +2,8 @@
 
 The public face is ``evert.harbor``.
 
-    tasks.py        task folders: found, checked, some of them held out; ``tasks=harbor:PATH``
+    folders.py      task folders: found, checked, some of them held out
+    tasks.py        ``tasks=harbor:PATH``
     options.py      what a user says of a trial, checked
     agent.py        ``HarborAgent``: a trial as an agent
     plan.py         what a task's Dockerfile asks for, where that needs no image

@@ -34,8 +34,8 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import EvertError, InvalidAgentError, RewardError
 from evert.bridge.redaction import redacted_end
+from evert.trainers.integrations.harbor.folders import read_task, task_folders
 from evert.trainers.integrations.harbor.options import TrialOptions
-from evert.trainers.integrations.harbor.tasks import read_task, task_folders
 
 LOOPBACK = "127.0.0.1"
 

@@ -19,7 +19,7 @@ from harbor.environments.base import SandboxBuildFailedError
 
 from evert.agents.sandbox import OWN, sandbox_problem, system_folders
 from evert.bridge.errors import InvalidDatasetError
-from evert.trainers.integrations.harbor.tasks import read_task
+from evert.trainers.integrations.harbor.folders import read_task
 
 
 @dataclass
