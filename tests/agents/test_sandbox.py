@@ -143,6 +143,16 @@ print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
     assert inside["reward_stdout"] == "do it\n"
 
 
+async def test_the_folder_of_episodes_may_have_a_path_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert (await logs_of(python("ask('x')")))["reward"] == 1.0
+    assert not [*long.glob("evert-*")]
+
+
 async def test_the_end_of_a_command_is_told_by_its_status() -> None:
     for end, status in [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]:
         logs = await logs_of(python(f"ask('x'); {end}"))
