@@ -209,13 +209,12 @@ def can_mount() -> bool:
     return unshare is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(not can_mount(), reason="no mount namespace here")
 @pytest.mark.parametrize(
     ("size", "said"),
     [
         ("64k", "cannot be written to: No space left on device"),  # its first step
-        ("16m", "No space left on device"),  # a checkpoint
+        pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
     ],
 )
 def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, said: str) -> None:

@@ -92,7 +92,6 @@ def sometimes_fails() -> Callable[..., Any]:
     return agent
 
 
-@pytest.mark.nightly
 def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_path: Path) -> None:
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
