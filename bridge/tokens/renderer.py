@@ -269,7 +269,7 @@ def supervised_example(
 class _Refusing:
     """Refuses what a renderer, known by name, cannot render, whatever it raises; ``but`` passes.
 
-    It is entered every turn: a generator's context manager takes six times as long.
+    It is entered every turn: a generator as a context manager takes eight times as long.
     """
 
     def __init__(self, name: str, *but: type[Exception]) -> None:
