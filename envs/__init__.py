@@ -1,8 +1,7 @@
 """The games, as plain agents, and agents as Gymnasium environments.
 
     games.py           what a game is, and how the games are found
-    tasksets.py        games that a package makes of a name: ``tasks=reasoning_gym:chain_sum``
-    reasoning_gym.py   reasoning-gym's generators, scored by their own scorers
+    tasksets/          games that a package makes of a name: ``tasks=reasoning_gym:chain_sum``
     as_gymnasium/      agents as Gymnasium environments
     from_gymnasium/    Gymnasium environments as agents
 

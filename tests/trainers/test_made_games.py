@@ -20,7 +20,7 @@ from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.envs import tasksets
 from evert.envs.games import GameError
-from evert.envs.reasoning_gym import Reasoning, reasoning_gym
+from evert.envs.tasksets.reasoning_gym import Reasoning, reasoning_gym
 from evert.trainers import cli
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.config.train import read_train_settings, recorded
@@ -83,7 +83,7 @@ PYTHON = {"id": "reasoning_gym:chain_sum", "max_terms": 2, "max_digits": 1}
 def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> None:
     typed = read_train_settings(SUMS, {})
     evaluated = read_evaluate_settings({**SUMS, "models": "evert-tiny"})
-    path = "evert.envs.reasoning_gym:Reasoning('chain_sum', max_digits=1, max_terms=2)"
+    path = "evert.envs.tasksets.reasoning_gym:Reasoning('chain_sum', max_digits=1, max_terms=2)"
     assert typed.agent == path
     assert typed.name == evaluated.name == "reasoning_gym:chain_sum"
     assert recorded(typed) == recorded(read_train_settings({"tasks": PYTHON}, {}))
@@ -106,7 +106,7 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert not trained & held_out
     assert len(held_out) > 60
     assert {task % 2 for task in agent.test_tasks} == {0, 1}
-    assert agent.train_tasks[:9] == resolve(f"evert.envs.reasoning_gym:{agent!r}", "agent",
+    assert agent.train_tasks[:9] == resolve(f"evert.envs.tasksets.reasoning_gym:{agent!r}", "agent",
                                             GameError).train_tasks[:9]  # fmt: skip
     alike = Reasoning("chain_sum", min_terms=1, max_terms=1, min_digits=1, max_digits=1, size=1)
     with pytest.raises(GameError, match="makes too few different questions to hold some out"):

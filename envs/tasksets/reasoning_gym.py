@@ -3,18 +3,18 @@
     evert train tasks=reasoning_gym:chain_sum tasks.max_terms=2 model_name=smollm2
     evert train tasks=reasoning_gym:chain_sum,leg_counting model_name=smollm2
 
-A taskset (``tasksets.py``), and a pattern for others: tasks, held-out tasks,
-an agent, a reward and metrics in one file. It needs the extra ``reasoning``.
+A taskset, and a pattern for others: tasks, held-out tasks, an agent, a reward and metrics in one
+file. It needs the extra ``reasoning``.
 """
 
 import random
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
 from evert.envs.games import Game, GameError, Metric
+from evert.envs.tasksets.common import ONE_IN, needed
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -24,9 +24,6 @@ SIZE = 10_000
 
 HELD_OUT = 100
 """Held-out tasks."""
-
-_ONE_IN = 5
-"""One of so many questions is held out, by its text: a question is never on both sides."""
 
 _TRIES = 1000
 
@@ -114,7 +111,8 @@ class Reasoning:
 
     @cached_property
     def _datasets(self) -> list[Any]:
-        known, create = _reasoning_gym()
+        factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
+        known, create = factory.DATASETS, factory.create_dataset
         unknown = [name for name in self._names if name not in known]
         if unknown:
             raise GameError(_no_generator(unknown[0], known))
@@ -137,7 +135,8 @@ class Reasoning:
             number = draw.randrange(self._arguments["size"])
             task = number * len(self._names) + place % len(self._names)
             question = self.item(task)[1]["question"]
-            if (crc32(question.encode()) % _ONE_IN == 0) == held_out:
+            # By its text, so that no question is on both sides.
+            if (crc32(question.encode()) % ONE_IN == 0) == held_out:
                 return task
         raise GameError(
             f"{self} makes too few different questions to hold some out: {question!r:.200}. Give "
@@ -207,20 +206,6 @@ class _Split(Sequence[int]):
 
 def _metric(name: str) -> str:
     return f"score_{name}"
-
-
-def _reasoning_gym() -> tuple[dict[str, Any], Any]:
-    """reasoning-gym's generators, and what makes one."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a package that it brings
-            from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError as error:
-        raise GameError(
-            "tasks=reasoning_gym needs the package reasoning-gym. Install it: pip install "
-            f"'evert[reasoning]' ({error})."
-        ) from error
-    return DATASETS, create_dataset
 
 
 def _no_generator(name: str, known: dict[str, Any]) -> str:
