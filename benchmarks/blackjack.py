@@ -2,10 +2,10 @@
 
     python benchmarks/blackjack.py [--quick] [--seeds 0 1 2] [--hands 4000] [SETTING=VALUE ...]
 
-Each run is ``evert train gym=Blackjack-v1 seed=N``. Then the trained weights play fresh seeds, and
-each decision costs what basic strategy, the best there is, would have got more on average from
-there on; the mean of their sums is how far the policy's return is below basic strategy's, with far
-less noise than returns have (the performance difference of Kakade and Langford, ICML 2002).
+Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. Then the trained weights play
+fresh seeds, and each decision costs what basic strategy, the best there is, would have got more on
+average from there on; the mean of their sums is how far the policy's return is below basic
+strategy's, with far less noise than returns have (the performance difference of Kakade and Langford, ICML 2002).
 
 Basic strategy is computed exactly, by dynamic programming over the player's sum, a usable ace and
 the dealer's card, for Gymnasium's rules: Example 5.1 of Sutton and Barto's "Reinforcement Learning"
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = out / f"seed{seed}"
         given = dict(pair.split("=", 1) for pair in options.settings)
         values = {**(QUICK if options.quick else {}), **given, "seed": str(seed)}
-        run = train(gym="Blackjack-v1", log_path=str(folder), console=console, **values)
+        run = train(tasks="gymnasium:Blackjack-v1", log_path=str(folder), console=console, **values)
         after = {heat: below(folder, heat, options.hands, console) for heat in (0.0, 1.0)}
         results.append({"seed": seed, "seconds": run.result["seconds"], "below": after})
         console.print(results[-1])
@@ -158,7 +158,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def below(folder: Path, temperature: float, hands: int, console: Console) -> dict[str, float]:
     """How far a run's policy is below basic strategy: the mean, its standard error, its return."""
-    given = {"gym": "Blackjack-v1", "models": str(folder), "temperature": str(temperature)}
+    given = {
+        "tasks": "gymnasium:Blackjack-v1",
+        "models": str(folder),
+        "temperature": str(temperature),
+    }
     contestant = find(str(folder), read_evaluate_settings(given))
     games = planned("", "", {"test": range(FRESH, FRESH + hands)}, [0])
     with contestant.ready(console.print) as player:

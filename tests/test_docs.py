@@ -137,7 +137,7 @@ def is_read(words: list[str]) -> bool:
     given = as_pairs([each for each in arguments if "=" in each])
     if "env" in given and find_game(given["env"]) is None:
         arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # a game of the reader's
-    if not {"agent", "gym", "tasks"} & given.keys():
+    if not {"agent", "tasks"} & given.keys():
         arguments += [f"{key}={VALUES[key]}" for key in NEEDED.get(command, []) if key not in given]
     try:
         return "--help" in arguments or bool(READERS[command](arguments))

@@ -6,5 +6,5 @@ Read in this order:
     actions.py        its actions by name, and what a reply means
     prompt.py         what a policy is told first, from the environment's docstring
     observations.py   what it is told then: observations in words, Gymnasium's and MiniGrid's
-    recipe.py         how ``evert train gym=Blackjack-v1`` trains on one
+    recipe.py         how ``tasks=gymnasium:Blackjack-v1`` trains on one
 """

@@ -1,4 +1,4 @@
-"""How ``evert train gym=Blackjack-v1`` trains on an environment of Gymnasium's.
+"""Environments of Gymnasium's as a taskset: ``evert train tasks=gymnasium:Blackjack-v1``.
 
 Any of them has a recipe: a warm-up on random actions, which shows a tiny model how to reply, then
 RL on seeds; a game that a shipped base knows needs no warm-up. The shipped bases get no rules,
@@ -8,7 +8,7 @@ which they could not read; other models do.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evert.envs.games import Game, GameError, literals
+from evert.envs.games import Game, GameError
 
 if TYPE_CHECKING:
     from evert.envs.from_gymnasium.agent import GymAgent
@@ -37,15 +37,17 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 """What of the recipe is otherwise for games that one of the shipped bases knows."""
 
 
-def gym_game(given: Mapping[str, Any]) -> Game:
+def gymnasium(id: str, **arguments: Any) -> Game:
     """The game of an environment of Gymnasium's.
 
     Args:
-        given: Its ``id``, and arguments of ``GymAgent`` and of ``gymnasium.make``; texts are read
-            as Python's literals where they are some.
+        id: Its id.
+        **arguments: Of ``GymAgent`` and of ``gymnasium.make``.
+
+    Raises:
+        GameError: There is no such environment, or it does not take an argument.
     """
-    id = str(given.get("id") or "")
-    arguments: dict[str, Any] = {"illegal": ILLEGAL, **literals(given)}
+    arguments = {"illegal": ILLEGAL, **arguments}
     agent = _agent(id, arguments)
     short = f"evert:{type(agent)(id, **{'prompt': '', **arguments})!r}"
     return Game(
@@ -91,8 +93,8 @@ def _agent(id: str, arguments: Mapping[str, Any]) -> "GymAgent":
         env.close()
     except Exception as error:
         raise GameError(
-            f"gym={id or '(no id)'} could not be made with {dict(arguments)}: "
+            f"tasks=gymnasium:{id} could not be made with {dict(arguments)}: "
             f"{type(error).__name__}: {error} Give an id of Gymnasium's, and its own arguments: "
-            "gym=FrozenLake-v1 gym.is_slippery=False."
+            "tasks=gymnasium:FrozenLake-v1 tasks.is_slippery=False."
         ) from error
     return agent

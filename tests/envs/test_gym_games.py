@@ -27,7 +27,6 @@ from evert.envs.from_gymnasium import recipe
 from evert.envs.from_gymnasium.actions import Actions
 from evert.envs.from_gymnasium.agent import DEMONSTRATED, start_of
 from evert.envs.from_gymnasium.observations import minigrid_in_words, plainly
-from evert.envs.from_gymnasium.recipe import gym_game
 
 TOY_TEXT = sorted(
     id for id, spec in gymnasium.registry.items() if "toy_text" in str(spec.entry_point)
@@ -348,15 +347,15 @@ def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str)
 
 
 def test_any_environment_has_a_recipe_that_begins_without_a_warm_up_where_a_base_knows_it() -> None:
-    settings = gym_game({"id": "FrozenLake-v1"}).settings()
-    known = gym_game({"id": "Blackjack-v1"}).settings()
+    settings = recipe.gymnasium("FrozenLake-v1").settings()
+    known = recipe.gymnasium("Blackjack-v1").settings()
 
     assert not {*recipe.TRAIN_TASKS} & {*recipe.TEST_TASKS}
     for path in [*list(settings.values())[:3], settings["demonstrations"]]:
         assert resolve(path, "thing", GameError) is not None
     assert (known["model_name"], known["warm_up_steps"]) == ("evert-tiny-moves", 0)
     assert ("model_name" in settings, settings["warm_up_steps"] > 0) == (False, True)
-    assert not gym_game({"id": "FrozenLake-v1"}).settings(full_size=True)["warm_up_steps"]
+    assert not recipe.gymnasium("FrozenLake-v1").settings(full_size=True)["warm_up_steps"]
 
 
 # -- what is wrong ----------------------------------------------------------------------------
@@ -375,13 +374,6 @@ def test_what_is_wrong_with_an_argument_is_said() -> None:
         GymAgent("Odd-v0").actions(odd)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"id": "Blackjack-v1", "sap": "True"}, r"'sap': True\}: TypeError: .*sap"),
-        ({"is_slippery": "False"}, r"gym=\(no id\) could"),
-    ],
-)
-def test_an_environment_that_cannot_be_made_says_why(given: Any, message: str) -> None:
-    with pytest.raises(GameError, match=message):
-        gym_game(given)
+def test_an_environment_that_cannot_be_made_says_why() -> None:
+    with pytest.raises(GameError, match=r"tasks=gymnasium:Blackjack-v1 .*'sap': True\}: TypeErr"):
+        recipe.gymnasium("Blackjack-v1", sap=True)

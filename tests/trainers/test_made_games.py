@@ -26,7 +26,8 @@ from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.config.train import read_train_settings, recorded
 from evert.trainers.training.warm_up import messages_of
 
-LAKE = {"gym": "FrozenLake-v1", "gym.is_slippery": "False", "gym.max_episode_steps": "6"}
+ID = "gymnasium:FrozenLake-v1"
+LAKE = {"tasks": ID, "tasks.is_slippery": "False", "tasks.max_episode_steps": "6"}
 AGENT = (
     "evert:GymAgent('FrozenLake-v1', illegal=-1.0, "
     "is_slippery=False, max_episode_steps=6, prompt='')"
@@ -35,12 +36,12 @@ AGENT = (
 
 def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
     typed = read_train_settings({**LAKE, "steps": "3", "limits.max_tool_calls": "1"}, {})
-    python = {"id": "FrozenLake-v1", "is_slippery": False, "max_episode_steps": 6}
-    given = read_train_settings({"gym": python, "steps": 3, "limits": {"max_tool_calls": 1}}, {})
+    python = {"id": ID, "is_slippery": False, "max_episode_steps": 6}
+    given = read_train_settings({"tasks": python, "steps": 3, "limits": {"max_tool_calls": 1}}, {})
     for settings in (typed, given):
         assert settings.agent == AGENT
         assert settings.demonstrations == f"{AGENT}.demonstrations"
-        assert settings.name == "FrozenLake-v1"
+        assert settings.name == ID
         assert settings.steps == 3
         assert settings.limits.keys() == {"max_turns", "max_tool_calls"}
     assert recorded(typed) == recorded(given) | {"limits": recorded(typed)["limits"]}
@@ -58,7 +59,7 @@ def test_an_evaluation_names_it_alike() -> None:
     settings = read_evaluate_settings({**LAKE, "models": "evert-tiny"})
     run = settings.run_of("")
     assert settings.agent_of(run) == AGENT
-    assert settings.name == "FrozenLake-v1"
+    assert settings.name == ID
     assert [len(tasks) for tasks in settings.tasks_by_split().values()] == [200, 200]
     assert "max_turns" in settings.limits
     assert settings.run_of("Qwen/Qwen3-8B").agent == AGENT.replace(", prompt=''", "")
@@ -67,7 +68,7 @@ def test_an_evaluation_names_it_alike() -> None:
 def test_a_run_learns_to_reply_and_trains(tmp_path: Path) -> None:
     given: dict[str, Any] = {"console": Console(quiet=True), "log_path": tmp_path / "run"}
     run = evert.train(
-        gym={"id": "FrozenLake-v1", "is_slippery": False, "max_episode_steps": 3}, test_tasks="",
+        tasks={"id": ID, "is_slippery": False, "max_episode_steps": 3}, test_tasks="",
         eval_every=0, batch_size=4, steps=2, warm_up_steps=12, warm_up_batch=16, **given,
     )  # fmt: skip
     first = run.steps()[0]

@@ -10,9 +10,9 @@ from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, setting, size, trust
 from evert.trainers.config.opponents import opponent, own_opponent
-from evert.trainers.config.recipes import SOURCES, choose_recipe, game_name, game_of, source_of
-from evert.trainers.config.train import GYM, TASKS, TrainSettings
+from evert.trainers.config.recipes import choose_recipe, game_name, game_of, taskset_of
 from evert.trainers.config.train import MAPPINGS as TRAINING
+from evert.trainers.config.train import TASKS, TrainSettings
 
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against
@@ -30,7 +30,6 @@ class EvaluateSettings(EpisodeSettings):
         munger=lambda _, name: game_name(name),
         doc=f"game: {', '.join(games())}; or give agent=",
     )
-    gym: Mapping[str, Any] = by_path(GYM)
     tasks: Mapping[str, Any] = by_path(TASKS)
     agent: str = setting("", "your agent's import path, 'package.module:function'")
     train_tasks: str = setting("", "with agent=: import path of tasks trained on")
@@ -88,7 +87,7 @@ class EvaluateSettings(EpisodeSettings):
                 "opponent plays the other seats of an agent with two or more. Pass seats=x,o."
             )
         has_tasks = self.agent and (self.train_tasks or self.test_tasks)
-        if not (self.env or self.gym or self.tasks or has_tasks):
+        if not (self.env or self.tasks or has_tasks):
             raise RecipeError(
                 f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
                 "of your own: agent=package.module:function test_tasks=package.module:TASKS."
@@ -97,18 +96,18 @@ class EvaluateSettings(EpisodeSettings):
     @property
     def name(self) -> str:
         """What is evaluated, as a short name."""
-        named = self.env or self.gym.get("id") or self.tasks.get("id")
+        named = self.env or self.tasks.get("id")
         return named or self.agent.partition(":")[2]
 
     @property
     def game(self) -> Game | None:
         """The game; None where an agent was named."""
-        return game_of(self.named) if self.env or self.gym or self.tasks else None
+        return game_of(self.named) if self.env or self.tasks else None
 
     @property
     def named(self) -> dict[str, Any]:
         """The game or the agent, as a run takes it."""
-        named = {"env": self.env, "gym": self.gym, "tasks": self.tasks, "agent": self.agent}
+        named = {"env": self.env, "tasks": self.tasks, "agent": self.agent}
         return {key: value for key, value in named.items() if value}
 
     @property
@@ -188,13 +187,13 @@ def read_evaluate_settings(
     """The settings of an evaluation, over what the game's recipe says of its episodes."""
     frozen = {key: value for key, value in given.items() if key.startswith("models.")}
     plain = {key: value for key, value in given.items() if key not in frozen}
-    plain |= {key: source_of(given, key) for key in SOURCES}
-    name, preset = choose_recipe({key: plain.get(key) for key in ("env", *SOURCES)})
+    plain["tasks"] = taskset_of(given)
+    name, preset = choose_recipe({key: plain.get(key) for key in ("env", "tasks")})
     theirs = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
     under = recorded or {**theirs, "frozen": preset.get("models", {})}
     gathered = gather(plain, {key: MAPPINGS[key] for key in MAPPINGS if key != "models"})
     gathered["frozen"] = gather(frozen, MAPPINGS).get("models", {})
-    for key in ("frozen", *SOURCES, "limits", "parse_error_policy"):
+    for key in ("frozen", "tasks", "limits", "parse_error_policy"):
         gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
     layer = "the evaluation to go on with" if recorded else name
     return read_settings(EvaluateSettings, gathered, {layer: under})

@@ -1,4 +1,4 @@
-"""The game that is named (``env=``, ``gym=``, ``tasks=``), and its recipe, laid under settings."""
+"""The game that is named (``env=``, ``tasks=``), and its recipe, laid under settings."""
 
 import difflib
 import pkgutil
@@ -6,20 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from evert.bridge.tokens.bases import BASES
-from evert.envs.from_gymnasium.recipe import gym_game
 from evert.envs.games import Game, find_game, games
 from evert.envs.tasksets import task_game
 from evert.trainers.config.fields import RecipeError
 
-SOURCES = {"gym": gym_game, "tasks": task_game}
-"""Settings that name something that a game is made of, with arguments: ``gym.KEY=VALUE``."""
-
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
     """The preset that was asked for: its name and its values."""
-    sources = {key: named for key in SOURCES if (named := source_of(given, key))}
-    names = {"env": str(given.get("env") or "")}
-    names |= {key: str(named.get("id", "")) for key, named in sources.items()}
+    taskset = taskset_of(given)
+    names = {"env": str(given.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     asked = [f"{key}={name}" for key, name in names.items() if name]
     both = [*asked, *([f"agent={path_of(given['agent'])}"] if given.get("agent") else [])]
     if not asked:
@@ -31,17 +26,16 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
         )
     game, model = game_of(given), str(given.get("model_name") or "")
     settings = game.settings(full_size=bool(model) and model not in BASES)
-    if sources:
-        return f"recipe {asked[0].partition('=')[2]}", {**settings, **sources}
+    if taskset:
+        return f"recipe {names['tasks']}", {**settings, "tasks": taskset}
     name = game_name(names["env"])
     return f"recipe {name}", {**settings, "env": name}
 
 
 def game_of(given: Mapping[str, object]) -> Game:
-    """The game that ``env``, ``gym`` or ``tasks`` names."""
-    for key, made in SOURCES.items():
-        if named := source_of(given, key):
-            return made(named)
+    """The game that ``env`` or ``tasks`` names."""
+    if taskset := taskset_of(given):
+        return task_game(taskset)
     env = str(given.get("env") or "")
     if game := find_game(env):
         return game
@@ -54,17 +48,17 @@ def game_of(given: Mapping[str, object]) -> Game:
     )
 
 
-def source_of(given: Mapping[str, object], key: str) -> dict[str, Any]:
-    """The environment of Gymnasium's or the taskset that was named: its ``id`` and its arguments.
+def taskset_of(given: Mapping[str, object]) -> dict[str, Any]:
+    """The taskset that was named: its ``id`` and its arguments.
 
-    It is given as ``gym=ID gym.KEY=VALUE``, or from Python as a mapping.
+    It is given as ``tasks=ID tasks.KEY=VALUE``, or from Python as a mapping.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name == key and value:
+        if name == "tasks" and value:
             found |= value if isinstance(value, Mapping) else {"id": value}
-        elif name.startswith(f"{key}."):
-            found[name.removeprefix(f"{key}.")] = value
+        elif name.startswith("tasks."):
+            found[name.removeprefix("tasks.")] = value
     return found
 
 

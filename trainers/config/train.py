@@ -16,21 +16,16 @@ from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, setting, size, trust
 from evert.trainers.config.names import PATHS
-from evert.trainers.config.recipes import SOURCES, choose_recipe, game_name, path_of, source_of
+from evert.trainers.config.recipes import choose_recipe, game_name, path_of, taskset_of
 
 
 def _named(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
 
 
-GYM = (
-    "or an environment of Gymnasium's: gym=Blackjack-v1; its arguments: gym.is_slippery=False, "
-    "and those of evert.GymAgent: gym.illegal=-1"
-)
-
 TASKS = (
-    "or a taskset: tasks=reasoning_gym:chain_sum; its arguments: tasks.max_terms=2, "
-    "tasks.prompt=default"
+    "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its arguments: "
+    "tasks.max_terms=2"
 )
 
 
@@ -43,7 +38,6 @@ class TrainSettings(EpisodeSettings):
         munger=lambda _, name: game_name(name),
         doc=f"game: {', '.join(games())}; or give agent=",
     )
-    gym: Mapping[str, Any] = by_path(GYM)
     tasks: Mapping[str, Any] = by_path(TASKS)
     # Import paths, or from Python the things themselves.
     agent: Any = _named("your agent's import path, 'package.module:function'")
@@ -182,12 +176,11 @@ class TrainSettings(EpisodeSettings):
     @property
     def name(self) -> str:
         """What the run trains, as a short name: the game, or the agent's function."""
-        named = self.env or self.gym.get("id") or self.tasks.get("id")
+        named = self.env or self.tasks.get("id")
         return named or path_of(self.agent).rpartition(":")[2]
 
 
 MAPPINGS = {
-    "gym": "gym.is_slippery=False",
     "tasks": "tasks.max_terms=2",
     "limits": "limits.max_turns=20",
     "models": "models.judge=evert-tiny",
@@ -215,8 +208,7 @@ def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -
     name, preset = choose_recipe(given)
     layers = {"the run to resume": recorded} if recorded else {name: preset}
     [under] = layers.values()
-    named = {key: source_of(given, key) for key in SOURCES}
-    gathered = gather({**given, **named}, MAPPINGS)
+    gathered = gather({**given, "tasks": taskset_of(given)}, MAPPINGS)
     for mapping in gathered.keys() & MAPPINGS.keys():
         gathered[mapping] = {**under.get(mapping, {}), **gathered[mapping]}
     return read_settings(TrainSettings, gathered, layers)

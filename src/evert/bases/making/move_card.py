@@ -79,7 +79,7 @@ _CARD = """\
 
 The tiny chat base of moves that ships with evert: a Qwen3 of {parameters:.2f} M parameters with a
 byte-level tokenizer of {vocabulary} tokens. It is the starting point of `evert train
-env=tic_tac_toe` and `evert train gym=Blackjack-v1`, and of no use for anything else.
+env=tic_tac_toe` and `evert train tasks=gymnasium:Blackjack-v1`, and of no use for anything else.
 
 ## Training
 
