@@ -5,7 +5,8 @@
 Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. Then the trained weights play
 fresh seeds, and each decision costs what basic strategy, the best there is, would have got more on
 average from there on; the mean of their sums is how far the policy's return is below basic
-strategy's, with far less noise than returns have (the performance difference of Kakade and Langford, ICML 2002).
+strategy's, with far less noise than returns have (the performance difference of Kakade and
+Langford, ICML 2002).
 
 Basic strategy is computed exactly, by dynamic programming over the player's sum, a usable ace and
 the dealer's card, for Gymnasium's rules: Example 5.1 of Sutton and Barto's "Reinforcement Learning"

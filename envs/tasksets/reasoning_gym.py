@@ -2,6 +2,7 @@
 
     evert train tasks=reasoning_gym:chain_sum tasks.max_terms=2 model_name=smollm2
     evert train tasks=reasoning_gym:chain_sum,leg_counting model_name=smollm2
+    evert train tasks=reasoning_gym:chain_sum tasks.levels=3 model_name=smollm2
 
 A taskset, and a pattern for others: tasks, held-out tasks, an agent, a reward and metrics in one
 file. It needs the extra ``reasoning``.
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 SIZE = 10_000
 """Items that a generator makes, and tasks to train on."""
+
+OF_A_LEVEL = 100
+"""Tasks of a level to train on: few, so that a curriculum plays each several times."""
 
 HELD_OUT = 100
 """Held-out tasks."""
@@ -43,8 +47,8 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
     agent.check()
     path = f"{__name__}:{agent!r}"
     metrics = {"solved": Metric("Answers with the full score", "share", drawn=("train", "test"))}
-    if len(generators) > 1:
-        metrics |= {_metric(name): Metric(f"Score in {name}", "score") for name in generators}
+    if len(agent.kinds) > 1:
+        metrics |= {_metric(kind): Metric(f"Score in {kind}", "score") for kind in agent.kinds}
     return Game(
         f"reasoning_gym/{'-'.join(generators)}-v0",
         agent=path,
@@ -59,6 +63,7 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
             "eval_every": 10,
             "save_every": 10,
             "demonstrations": f"{path}.demonstrations",
+            "sampler": "evert:Curriculum" if agent.levels else "",
         },
         metrics=metrics,
     )
@@ -67,8 +72,9 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
 class Reasoning:
     """An agent that asks a question of reasoning-gym's and scores the answer.
 
-    The task is an item's number. The reward is the generator's own score of the answer, 0 to 1. The
-    answer is what the reply has between ``<answer>`` and ``</answer>``, or else the whole reply.
+    The task is an item's number. The reward is the generator's own score of the answer, 0 to 1; 0
+    where its scorer raises. The answer is what the reply has between ``<answer>`` and
+    ``</answer>``, or else the whole reply.
 
     Args:
         *names: Of reasoning-gym's generators: "chain_sum". Tasks are of each in turn.
@@ -76,27 +82,41 @@ class Reasoning:
             thoughts and answer tags). "": none.
         seed: Of the items.
         size: Items that a generator makes.
+        levels: How many of the levels of reasoning-gym's curricula tasks are of, from the easiest
+            on. 0: of none, but as ``arguments`` say; else those win that the curricula do not set.
         **arguments: Of the generators' own configurations: ``min_terms=2``.
 
     Attributes:
-        train_tasks: ``SIZE`` tasks; their questions are never those of ``test_tasks``.
+        kinds: The generators' names, with levels "chain_sum_level0" and so on.
+        train_tasks: ``SIZE`` tasks, or with levels ``OF_A_LEVEL`` of each; their questions are
+            never those of ``test_tasks``.
         test_tasks: ``HELD_OUT`` tasks.
     """
 
     from_path = True
 
     def __init__(
-        self, *names: str, prompt: str = "", seed: int = 0, size: int = SIZE, **arguments: Any
+        self,
+        *names: str,
+        prompt: str = "",
+        seed: int = 0,
+        size: int = SIZE,
+        levels: int = 0,
+        **arguments: Any,
     ) -> None:
         self._names = names
+        self.levels = levels
+        ends = [f"_level{level}" for level in range(levels)] or [""]
+        self.kinds = [f"{name}{end}" for name in names for end in ends]
         self._prompt = prompt
         self._arguments = {"seed": seed, "size": size, **arguments}
-        self.train_tasks: Sequence[int] = _Split(self, SIZE, held_out=False)
+        length = OF_A_LEVEL * len(self.kinds) if levels else SIZE
+        self.train_tasks: Sequence[int] = _Split(self, length, held_out=False)
         self.test_tasks: Sequence[int] = _Split(self, HELD_OUT, held_out=True)
 
     def __repr__(self) -> str:
-        usual = {"prompt": "", "seed": 0, "size": SIZE}
-        all_ = {"prompt": self._prompt, **self._arguments}
+        usual = {"prompt": "", "seed": 0, "size": SIZE, "levels": 0}
+        all_ = {"prompt": self._prompt, "levels": self.levels, **self._arguments}
         given = {key: value for key, value in all_.items() if value != usual.get(key)}
         named = [f"{key}={value!r}" for key, value in sorted(given.items())]
         return f"Reasoning({', '.join([*map(repr, self._names), *named])})"
@@ -112,15 +132,16 @@ class Reasoning:
     @cached_property
     def _datasets(self) -> list[Any]:
         factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
-        known, create = factory.DATASETS, factory.create_dataset
-        unknown = [name for name in self._names if name not in known]
+        unknown = [name for name in self._names if name not in factory.DATASETS]
         if unknown:
-            raise GameError(_no_generator(unknown[0], known))
-        return [_made(create, name, known[name][1], self._arguments) for name in self._names]
+            raise GameError(_no_generator(unknown[0], factory.DATASETS))
+        levels = range(self.levels) if self.levels else [None]
+        each = [(name, level) for name in self._names for level in levels]
+        return [_made(factory, name, self._arguments, level) for name, level in each]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
         """The generator of a task, and its item: question, answer, metadata."""
-        number, which = divmod(task, len(self._names))
+        number, which = divmod(task, len(self.kinds))
         dataset = self._datasets[which]
         return dataset, dataset[number]
 
@@ -133,7 +154,7 @@ class Reasoning:
         draw = random.Random(place)
         for _ in range(_TRIES):
             number = draw.randrange(self._arguments["size"])
-            task = number * len(self._names) + place % len(self._names)
+            task = number * len(self.kinds) + place % len(self.kinds)
             question = self.item(task)[1]["question"]
             # By its text, so that no question is on both sides.
             if (crc32(question.encode()) % ONE_IN == 0) == held_out:
@@ -151,10 +172,13 @@ class Reasoning:
         completion = await client.chat.completions.create(messages=self._asked(item))
         reply = completion.choices[0].message.content or ""
         answer = extract_answer(reply)
-        score = float(dataset.score_answer(reply.strip() if answer is None else answer, item))
+        try:
+            score = float(dataset.score_answer(reply.strip() if answer is None else answer, item))
+        except Exception:  # some scorers raise where they cannot read an answer
+            score = 0.0
         client.metric("solved", float(score >= 1))
-        if len(self._names) > 1:
-            client.metric(_metric(self._names[task % len(self._names)]), score)
+        if len(self.kinds) > 1:
+            client.metric(_metric(self.kinds[task % len(self.kinds)]), score)
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
@@ -171,7 +195,7 @@ class Reasoning:
 
     def _answered(self, draw: random.Random) -> tuple[dict[str, Any], str]:
         for _ in range(_TRIES):
-            dataset, item = self.item(self.train_tasks[draw.randrange(SIZE)])
+            dataset, item = self.item(draw.choice(self.train_tasks))
             answer = str(item["answer"])
             if dataset.score_answer(answer, item) >= 1:
                 return item, answer
@@ -204,8 +228,8 @@ class _Split(Sequence[int]):
         return self._agent.task_at(self._places[index], held_out=self._held_out)
 
 
-def _metric(name: str) -> str:
-    return f"score_{name}"
+def _metric(kind: str) -> str:
+    return f"score_{kind}"
 
 
 def _no_generator(name: str, known: dict[str, Any]) -> str:
@@ -216,17 +240,34 @@ def _no_generator(name: str, known: dict[str, Any]) -> str:
     return f"reasoning-gym has no generator {name!r}.{hint} It has {', '.join(sorted(known))}."
 
 
-def _made(create: Any, name: str, config: Any, arguments: dict[str, Any]) -> Any:
-    fields = config.__dataclass_fields__
+def _made(factory: Any, name: str, arguments: dict[str, Any], level: int | None) -> Any:
+    fields = factory.DATASETS[name][1].__dataclass_fields__
     lost = [key for key in arguments if key not in fields]
     if lost:
         raise GameError(
-            f"reasoning-gym's {name} takes no {lost[0]!r}. It takes prompt, {', '.join(fields)}."
+            f"reasoning-gym's {name} takes no {lost[0]!r}. It takes prompt, levels, "
+            f"{', '.join(fields)}."
         )
     try:
-        return create(name, **arguments)
+        if level is not None:
+            arguments = _at_level(factory, name, arguments, level)
+        return factory.create_dataset(name, **arguments)
+    except GameError:
+        raise
     except Exception as error:  # its checks are asserts, and each generator has its own
         raise GameError(
             f"reasoning-gym's {name} cannot be made with {arguments}: {type(error).__name__}: "
             f"{error}. Check the arguments: tasks.KEY=VALUE."
         ) from error
+
+
+def _at_level(factory: Any, name: str, arguments: dict[str, Any], level: int) -> dict[str, Any]:
+    if not factory.has_curriculum(name):
+        raise GameError(f"reasoning-gym has no curriculum of {name}. Leave tasks.levels out.")
+    curriculum = factory.create_curriculum(name)
+    attributes = curriculum.attributes.values()
+    there = max((len(attribute.levels) for attribute in attributes), default=0)
+    if level >= there:
+        raise GameError(f"reasoning-gym's curriculum of {name} has {there} levels. Ask for fewer.")
+    curriculum.set_global_level(level)
+    return dict(vars(curriculum.generate_configuration(arguments)))

