@@ -125,10 +125,20 @@ def find_game(name: str) -> Game | None:
     name = name.replace("-", "_")
     if own := games().get(name.lower()):
         return own
+    module = imported(name)
+    return game_of(module) if module else None
+
+
+def imported(name: str) -> ModuleType | None:
+    """A user's module ('package.module'); None: there is none of that name.
+
+    Raises:
+        GameError: It cannot be imported.
+    """
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     try:
-        return game_of(importlib.import_module(name))
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             return None
@@ -164,4 +174,4 @@ def _literal(value: Any) -> Any:
 
 
 def _unimportable(name: str, error: Exception) -> str:
-    return f"The game {name} cannot be imported: {type(error).__name__}: {error}. Fix the module."
+    return f"The module {name} cannot be imported: {type(error).__name__}: {error}. Fix the module."

@@ -13,6 +13,12 @@ from evert.envs.games import Game, GameError
 if TYPE_CHECKING:
     from evert.envs.from_gymnasium.agent import GymAgent
 
+OFFLINE: Mapping[str, Mapping[str, Any]] = {
+    "Blackjack-v1": {"max_tokens": 16},
+    "FrozenLake-v1": {"tasks.is_slippery": False, "limits.max_turns": 20, "max_tokens": 16},
+}
+"""What ``evert evaluate tasks=all-offline`` plays, with settings of its evaluation."""
+
 TRAIN_TASKS = range(10_000)
 TEST_TASKS = range(10_000, 10_200)
 """Seeds."""

@@ -2,11 +2,12 @@
 
     evert train tasks=reasoning_gym:chain_sum tasks.min_terms=2
 
-What stands before the colon is an entry point of the group ``evert.tasksets``: a function from the
-rest, and the arguments, to a ``Game``. In the ``pyproject.toml`` of a package of yours:
+What stands before the colon is a module of yours that has a function ``taskset``, from what stands
+behind it, and the arguments, to a ``Game``; or an entry point of the group ``evert.tasksets``,
+which a package offers in its ``pyproject.toml``:
 
     [project.entry-points."evert.tasksets"]
-    my_tasks = "my_package.my_tasks:my_tasks"
+    my_tasks = "my_package.my_tasks:taskset"
 
     common.py          what tasksets share: their packages, and which tasks are held out
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from evert.envs.games import Game, GameError, literals
+from evert.envs.games import Game, GameError, imported, literals
 
 GROUP = "evert.tasksets"
 
@@ -34,14 +35,17 @@ def task_game(given: Mapping[str, Any]) -> Game:
     id, arguments = str(given.get("id") or ""), literals(given)
     taskset, _, name = id.partition(":")
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if taskset not in found or not name:
+    module = imported(taskset) if name and taskset not in found else None
+    if not name or (taskset not in found and module is None):
         raise GameError(
             f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
-            f"reasoning_gym:chain_sum. There are {', '.join(sorted(found))}. Tasks of your own go "
-            "with an agent: agent=package.module:function train_tasks=package.module:TASKS."
+            f"reasoning_gym:chain_sum. There are {', '.join(sorted(found))}, and modules of yours "
+            "with a function taskset(name). Tasks alone go with an agent: "
+            "agent=package.module:function train_tasks=package.module:TASKS."
         )
     try:
-        game = found[taskset].load()(name, **arguments)
+        make = found[taskset].load() if module is None else module.taskset
+        game = make(name, **arguments)
     except GameError:
         raise
     except Exception as error:  # a package of a user's
@@ -51,7 +55,7 @@ def task_game(given: Mapping[str, Any]) -> Game:
         ) from error
     if not isinstance(game, Game):
         raise GameError(
-            f"The taskset {taskset} ({found[taskset].value}) made a {type(game).__name__} of "
-            f"{name!r}; expected an evert.Game."
+            f"The taskset {taskset} made a {type(game).__name__} of {name!r}; expected an "
+            "evert.Game."
         )
     return game

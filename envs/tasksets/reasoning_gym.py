@@ -20,6 +20,9 @@ from evert.envs.tasksets.common import ONE_IN, needed
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
+OFFLINE = {"chain_sum": {"max_tokens": 32}, "letter_counting": {"max_tokens": 32}}
+"""What ``evert evaluate tasks=all-offline`` plays, with settings of its evaluation."""
+
 SIZE = 10_000
 """Items that a generator makes, and tasks to train on."""
 

@@ -8,7 +8,9 @@ the calls to names it knows:
     user            the customer is the policy, the service agent is the model called "agent"
     agent_and_user  both are trained: seats=("agent", "user")
 
-Tasks are a domain's, by its splits: ``MOCK``, ``RETAIL_TRAIN``, ``RETAIL_TEST`` and so on.
+``tasks=tau2_bench:retail`` trains the first, ``tasks.plays=user`` the second and
+``tasks.plays=both`` the third: a taskset (``evert.envs.tasksets``). What is held out, the benchmark
+says.
 """
 
 import functools
@@ -23,7 +25,7 @@ from tau2.data_model.simulation import TerminationReason, TextRunConfig
 from tau2.data_model.tasks import Task
 from tau2.runner import get_tasks, run_single_task
 
-from evert import Outcome
+from evert import Game, Outcome
 
 litellm.openai_key = os.environ.get("OPENAI_API_KEY", "unused")  # no call is made without one
 litellm.suppress_debug_info = True
@@ -76,13 +78,32 @@ def tasks_by_id(domain: str) -> dict[str, Task]:
     return {task.id: task for task in get_tasks(domain)}
 
 
-def tasks(domain: str, split: str = "base") -> list[dict[str, str]]:
+class Tasks(list[dict[str, str]]):
     """The tasks of a domain's split, as ``play`` takes them."""
-    return [{"domain": domain, "id": task.id} for task in get_tasks(domain, split)]
+
+    from_path = True
+
+    def __init__(self, domain: str, split: str = "base") -> None:
+        super().__init__({"domain": domain, "id": task.id} for task in get_tasks(domain, split))
 
 
-MOCK = tasks("mock")
-RETAIL_TRAIN, RETAIL_TEST = tasks("retail", "train"), tasks("retail", "test")
-TELECOM_TRAIN, TELECOM_TEST = tasks("telecom", "train"), tasks("telecom", "test")
-TELECOM_SMALL = tasks("telecom", "small")
-AIRLINE_TRAIN, AIRLINE_TEST = tasks("airline", "train"), tasks("airline", "test")
+PLAYS = {"agent": agent, "user": user, "both": agent_and_user}
+
+
+def taskset(domain: str, plays: str = "agent") -> Game:
+    """A domain as a game: "retail", "telecom", "airline", or "mock", which has no held-out tasks.
+
+    Args:
+        domain: Its name.
+        plays: Who is trained: "agent", "user" or "both".
+    """
+    train, *test = ("train", "test") if domain != "mock" else ("base",)
+    Tasks(domain, train)  # the benchmark says what domains there are
+    own = f"{__name__}:Tasks({domain!r}, "
+    return Game(
+        f"tau2/{domain.capitalize()}-v0",
+        agent=f"{__name__}:{PLAYS[plays].__name__}",
+        train_tasks=f"{own}{train!r})",
+        test_tasks=f"{own}{test[0]!r})" if test else "",
+        recipe={"seats": ("agent", "user")} if plays == "both" else {},
+    )

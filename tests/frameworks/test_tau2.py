@@ -34,9 +34,9 @@ from evert.trainers.cli import main as evert_command
 pytestmark = pytest.mark.usefixtures("no_sockets")
 
 TASKS = {
-    "retail": [*tau2_bench.RETAIL_TRAIN, *tau2_bench.RETAIL_TEST][:20],
-    "telecom": tau2_bench.TELECOM_SMALL,
-    "mock": tau2_bench.MOCK,
+    "retail": [*tau2_bench.Tasks("retail", "train"), *tau2_bench.Tasks("retail", "test")][:20],
+    "telecom": tau2_bench.Tasks("telecom", "small"),
+    "mock": tau2_bench.Tasks("mock"),
 }
 
 # -- scripts -------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ SHORT = ["on_agent_error=0.0", "max_tokens=16", "limits.max_turns=3", "device=cp
 """What keeps episodes of the tiny base short."""
 
 CUSTOMER = ["models.user=evert-tiny", "models.user.max_tokens=16"]
-BOTH = ["agent=tau2_bench:agent_and_user", "seats=agent,user"]
+BOTH = ["tasks.plays=both"]
 
 
 def train(folder: Path, *settings: str) -> int:
@@ -344,7 +344,7 @@ def train(folder: Path, *settings: str) -> int:
 
 @pytest.mark.parametrize(
     ("settings", "episodes"),
-    [(["agent=tau2_bench:agent", *CUSTOMER], 4), (BOTH, 8)],
+    [(CUSTOMER, 4), (BOTH, 8)],
     ids=["the agent", "both"],
 )
 def test_the_command_trains_the_agent_or_both(
@@ -352,7 +352,7 @@ def test_the_command_trains_the_agent_or_both(
 ) -> None:
     ranked = f"cookbook.dataset_builder.group_reward={by_rank.__module__}:{by_rank.__name__}"
 
-    assert train(tmp_path, "train_tasks=tau2_bench:MOCK", ranked, *settings) == 0
+    assert train(tmp_path, "tasks=tau2_bench:mock", ranked, *settings) == 0
 
     rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     steps = [row for row in rows if "env/all/total_episodes" in row]
@@ -363,9 +363,7 @@ def test_the_command_trains_the_agent_or_both(
 def test_a_run_whose_prompts_do_not_fit_says_so_and_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = ["agent=tau2_bench:agent", "train_tasks=tau2_bench:RETAIL_TRAIN"]
-
-    assert train(tmp_path / "run", *what, *CUSTOMER) == 1
+    assert train(tmp_path / "run", "tasks=tau2_bench:retail", *CUSTOMER) == 1
 
     printed = capsys.readouterr()
     assert "step 1 is skipped: 4 of 4 episodes failed (4 context overflows)" in printed.out

@@ -4,6 +4,7 @@ In reading order:
 
     train.py     ``evert train``: a run
     evaluate.py  ``evert evaluate``: models beside each other
+    evaluate_all.py  ``evert evaluate tasks=all-offline``: on every taskset
     serve.py     ``evert serve``: weights over HTTP
     sweep.py     ``evert sweep``: a search over settings
     report.py    ``evert report``: runs as a page

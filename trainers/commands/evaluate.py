@@ -27,6 +27,7 @@ from rich.console import Console
 from evert.bridge.errors import EvertError
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
+from evert.trainers.commands import evaluate_all
 from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_settings
 from evert.trainers.config.fields import at_a_time
@@ -57,6 +58,7 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
   evert evaluate env=identity models=vllm:http://127.0.0.1:8000/v1 model_name=Qwen/Qwen3-8B
   evert evaluate agent=... test_tasks=... models=runs/NAME policy_names=gpt-4o models.user=openai:M
   evert evaluate env=tic_tac_toe models=runs/NAME opponent=perfect split=test
+  evert evaluate tasks=all-offline models=runs/NAME   every taskset that needs no network
   evert evaluate out=evaluations/NAME      go on with one that was interrupted
 
 Settings, with their values:
@@ -84,18 +86,33 @@ def _usage(arguments: Sequence[str]) -> str:
 def _run(arguments: Sequence[str]) -> int:
     given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
+    if evaluate_all.ALL in (given.get("tasks"), recorded.get("tasks")):
+        return _run_all({**recorded, **given})
     settings = read_evaluate_settings(given, recorded)
     _check_names(settings)
     with trusting_code(settings.trust_remote_code):
         return _run_with(settings)
 
 
-def _run_with(settings: EvaluateSettings) -> int:
+def _run_all(given: Mapping[str, str]) -> int:
+    typed = {key: value for key, value in given.items() if key != "tasks"}
+    settings = read_evaluate_settings({**typed, "env": "identity"})  # any game does
+    _check_names(settings)
+    _contestants(settings)
+    return evaluate_all.run(typed, settings)
+
+
+def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
     from evert.trainers.episodes.players import find
 
     contestants = [find(name, settings) for name in settings.models]
     for contestant in contestants:
         contestant.check()
+    return contestants
+
+
+def _run_with(settings: EvaluateSettings) -> int:
+    contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
     folder = _open(settings)
     console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that

@@ -71,6 +71,11 @@ class EvaluateSettings(EpisodeSettings):
     )
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
     parallel: int | None = parallel()
+    environments: str = setting(
+        ".frameworks",
+        "with tasks=all-offline: folder of virtual environments, for tasksets whose packages this "
+        "one has not",
+    )
     out: str | None = setting(
         None, "folder, new or to go on with; None: evaluations/<env>-<date-time>"
     )

@@ -1,0 +1,79 @@
+"""Tasksets: one of a user's own, in a file; and ``evert evaluate tasks=all-offline``."""
+
+import csv
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from tests.kit import play, reward
+
+from evert.bridge.import_paths import resolve
+from evert.envs.games import GameError
+from evert.envs.tasksets import GROUP, task_game
+from evert.envs.tasksets.common import needed, split
+from evert.trainers import cli
+from evert.trainers.commands import evaluate_all
+
+Patch = pytest.MonkeyPatch
+PAGE = (Path(__file__).parents[2] / "docs" / "add-a-game.md").read_text()
+
+
+async def test_the_taskset_of_the_page_is_a_file(tmp_path: Path, monkeypatch: Patch) -> None:
+    [code] = re.findall(r'^```python\n("""Spelling.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "spelling.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    game = task_game({"id": "spelling:backward", "letters": "4"})
+    agent = resolve(game.agent, "agent", GameError)
+    assert not {*agent.train_tasks} & {*agent.test_tasks}
+    for reply, earned in (("d-c-b-a", 1.0), ("a-b-c-d", 0.0)):
+        assert reward(await play(agent, reply, task="abcd")) == earned
+    with pytest.raises(GameError, match=r"tasks=spelling:backward .*'words': 2.*TypeError"):
+        task_game({"id": "spelling:backward", "words": "2"})
+
+
+def test_held_out_tasks_are_a_fifth_and_always_the_same() -> None:
+    train, test = split([*range(50)])
+    assert (len(train), len(test)) == (40, 10)
+    assert sorted(train + test) == [*range(50)]
+    assert split([*range(50)]) == (train, test)
+
+
+def test_a_package_that_is_missing_is_said_with_what_installs_it() -> None:
+    with pytest.raises(GameError, match="tasks=x needs the package no-such. Install it: pip i"):
+        needed("x", "no_such.part", "pip install no-such")
+
+
+def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each in a process of its own; the same command goes on with what is there."""
+    from evert.envs.from_gymnasium import recipe
+
+    names = {"Blackjack-v1": {"max_tokens": 8}, "Nowhere-v0": {}}
+    monkeypatch.setattr(recipe, "OFFLINE", names)
+    entry = EntryPoint("gymnasium", f"{recipe.__name__}:gymnasium", GROUP)
+    monkeypatch.setattr(evaluate_all, "entry_points", lambda group: [entry])
+    given = ["evaluate", "tasks=all-offline", "models=evert-tiny-moves", "max_tasks=2"]
+    given += [f"out={tmp_path / 'all'}", "device=cpu"]
+    assert cli.main(given) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"2/2  gymnasium:Nowhere-v0: left out: .*Nowhere", printed)
+    [row] = csv.DictReader((tmp_path / "all" / "scores.csv").read_text().splitlines())
+    assert (row["tasks"], row["episodes"]) == ("gymnasium:Blackjack-v1", "2")
+    episodes = tmp_path / "all" / "gymnasium-Blackjack-v1" / "episodes.jsonl"
+    before = episodes.read_bytes()
+    assert cli.main(["evaluate", given[4]]) == 0
+    assert episodes.read_bytes() == before
+    assert cli.main([*given, "seed=1"]) == 1
+    assert "gymnasium:Blackjack-v1: failed: " in capsys.readouterr().out
+
+
+def test_what_is_typed_wrong_is_answered_before_anything_is_played(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["evaluate", "tasks=all-offline", "models=runs/no-such"]) == 1
+    assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "seeds=x"]) == 1
+    said = capsys.readouterr().err
+    assert "There is no run and no model at 'runs/no-such'" in said
+    assert "seeds takes a whole number" in said

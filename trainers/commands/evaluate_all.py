@@ -1,0 +1,161 @@
+"""Every taskset that needs no network: ``evert evaluate tasks=all-offline models=NAME``.
+
+Each is an evaluation of its own, in a process of its own, since their packages conflict: with this
+Python, or with the first of the virtual environments in ``environments=`` that has its packages.
+What has them nowhere is named, and left out.
+
+    evaluation.json   what was typed, with versions
+    NAME/ NAME.txt    an evaluation, and what it printed
+    scores.csv        all scores
+
+``out=FOLDER`` goes on with one that was interrupted.
+"""
+
+import csv
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from evert.bridge.redaction import redacted
+from evert.envs.tasksets import GROUP
+from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.rundir.folder import RunFolder, output_folder
+from evert.trainers.system.files import EVALUATION, slug
+from evert.trainers.system.provenance import origin
+
+ALL = "all-offline"
+SCORES = "scores.csv"
+STOP_SECONDS = 30
+"""How long an evaluation may take to end when it is interrupted."""
+
+USUAL = {"split": "test", "max_tasks": "20", "seeds": "1"}
+"""Of each evaluation, under what its taskset lists and what was typed."""
+
+CHECK = """\
+import sys
+from evert.bridge.errors import EvertError
+from evert.envs.tasksets import task_game
+try:
+    task_game(dict(pair.split("=", 1) for pair in sys.argv[1:]))
+except EvertError as error:
+    sys.exit(str(error))
+"""
+
+
+def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
+    """Evaluate on all of them; 1 if an evaluation failed.
+
+    Args:
+        given: What was typed, without ``tasks``.
+        settings: The same, read.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
+    typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
+    folder = RunFolder(path, resumed=True)
+    folder.write_json(EVALUATION, {"settings": {**typed, "tasks": ALL}, **origin()})
+    found, rows, failed = list(listed()), list[dict[str, str]](), False
+    console.print(f"evaluations: {path}", soft_wrap=True)
+    try:
+        for number, (name, own) in enumerate(found, 1):
+            mine = {**USUAL, **own, **typed, "tasks": name, "out": str(path / slug(name))}
+            python, why = _python_of(mine, settings.environments)
+            began = time.monotonic()
+            if python:
+                why = _evaluate(python, mine, path / f"{slug(name)}.txt")
+                failed = failed or bool(why)
+            rows += [{"tasks": name, **row} for row in _scores(Path(mine["out"]))]
+            said = why or f"{time.monotonic() - began:.0f} s"
+            console.print(redacted(f"{number}/{len(found)}  {name}: {said}"), soft_wrap=True)
+            folder.write(SCORES, _as_csv(rows))
+    except KeyboardInterrupt as stopped:
+        again = shlex.join(["evert", "evaluate", f"out={path}"])
+        stopped.add_note(f"Interrupted. What was played is kept; to go on: {again}")
+        raise
+    console.print(_as_table(rows))
+    console.print(f"{path / SCORES}", soft_wrap=True)
+    return int(failed)
+
+
+def listed() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """What each taskset lists: "taskset:name", and settings of its evaluation."""
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        with suppress(ImportError):  # of a package that is installed in part
+            names: Mapping[str, Mapping[str, Any]] = getattr(
+                sys.modules[entry.load().__module__], "OFFLINE", {}
+            )
+            for name, own in names.items():
+                yield f"{entry.name}:{name}", {key: str(value) for key, value in own.items()}
+
+
+def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
+    """The first Python that can make a taskset's game; else "" and why this one cannot."""
+    arguments = [f"id={evaluation['tasks']}"]
+    arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
+    others = sorted(Path(environments).glob("*/bin/python"))
+    why = ""
+    for python in [sys.executable, *map(str, others)]:
+        done = subprocess.run(
+            [python, "-c", CHECK, *arguments], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return python, ""
+        why = why or done.stderr.strip().rpartition("\n")[2]
+    return "", f"left out: {why}"
+
+
+def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
+    """Evaluate on one; "", or what went wrong."""
+    pairs = [f"{key}={value}" for key, value in evaluation.items()]
+    command = [python, "-m", "evert.trainers.cli", "evaluate", *pairs]
+    with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            raise
+    if status == 0:
+        return ""
+    lines = output.read_text(errors="replace").splitlines()
+    error = next((line for line in lines if line.startswith("error: ")), f"exit status {status}")
+    return f"failed: {error.removeprefix('error: ')} ({output})"
+
+
+def _scores(folder: Path) -> list[dict[str, str]]:
+    """The scores of an evaluation, whole splits; none where it has not ended."""
+    with suppress(FileNotFoundError), (folder / SCORES).open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if not row["category"]]
+    return []
+
+
+def _as_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    written = io.StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(written, names, lineterminator=os.linesep)
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue()
+
+
+def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    numbers = [Column(n, justify="right") for n in ("episodes", "success", "95 %", "reward")]
+    table = Table(Column("tasks", overflow="fold"), Column("model", overflow="fold"), *numbers)
+    for row in rows:
+        success, low, high = (float(row[name]) for name in ("success", "low", "high"))
+        shown = f"{success:.1%}", f"{low:.0%}-{high:.0%}", row["reward"] and f"{row['reward']:.6}"
+        table.add_row(row["tasks"], row["model"], row["episodes"], *shown)
+    return table
