@@ -133,7 +133,7 @@ VALUES = {"env": "identity", "models": "evert-tiny", "steps": "1,2"}
 
 def is_read(words: list[str]) -> bool:
     """Whether its command reads a line of ``evert``."""
-    command, *arguments = words[1:]
+    command, *arguments = ["env=identity" if w == "tasks=all-offline" else w for w in words[1:]]
     given = as_pairs([each for each in arguments if "=" in each])
     if "env" in given and find_game(given["env"]) is None:
         arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # a game of the reader's
@@ -146,8 +146,8 @@ def is_read(words: list[str]) -> bool:
 
 
 def is_elsewhere(words: list[str]) -> bool:
-    """Whether a line needs Harbor; ``tests/harbor`` has those read."""
-    return any(word.startswith("tasks=harbor:") for word in words)
+    """Whether a line needs Harbor or tau2-bench, whose environments have tests of their own."""
+    return any(word.startswith(("tasks=harbor:", "tasks=tau2_bench:")) for word in words)
 
 
 def test_every_evert_line_is_one_that_its_command_reads() -> None:
