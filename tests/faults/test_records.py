@@ -21,6 +21,7 @@ from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records,
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.errors import EvertError, RecordError
 from evert.trainers.commands import export, rescore
+from evert.trainers.rundir.exports import FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +126,8 @@ def use(path: Path) -> None:
         assert isinstance(repr(record) + record.text, str)
         assert isinstance(worth(record), float)
         assert all(isinstance(record.asked(turn) + record.tools(turn), list) for turn in turns)
-        for turn in record.last_turns():
-            with suppress(RecordError):  # it holds more than text
-                export.conversation(record, turn)
+        for rows in FORMATS.values():
+            assert json.dumps([*rows([record, record], lambda why: None)])
         explain(record.trajectory(), console=Console(file=io.StringIO()))
 
 

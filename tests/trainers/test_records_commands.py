@@ -117,6 +117,70 @@ async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, caps
     assert "None of 12 rollouts earned min_reward=9" in capsys.readouterr().err
 
 
+async def record_groups(path: Path) -> Path:
+    """A group of three whose second replies differ, and one whose are all the same."""
+    recorder = Recorder(path / "rollouts.jsonl")
+    for task, says in ((2, ["No.", "Two.", "Perhaps."]), (3, ["Yes."] * 3)):
+        replies = iter(says)
+
+        def reply(prompt: str, replies: Any = replies) -> str:
+            return str(next(replies)) if "Sure?" in prompt else CALL
+
+        policy = policy_of(reply)
+        builder = ChatAgentGroupBuilder(said, task, 3, record=recorder)
+        await do_group_rollout(builder, policy)
+    return path
+
+
+async def said(client: Any, task: int) -> float:
+    """Calls a tool, tells its result, and pays for "Two."."""
+    messages: list[Any] = [system("Add."), user(f"{task} + 1?")]
+    completion = await call(client, *messages, tools=[tool("add")])
+    reply = completion.choices[0].message
+    called = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "3"}
+    messages += [reply, called, user("Sure?")]
+    completion = await call(client, *messages, tools=[tool("add")])
+    return float(completion.choices[0].message.content == "Two.")
+
+
+async def test_pairs_are_the_best_against_the_worst_where_they_differ_first(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    await record_groups(tmp_path)
+    out = tmp_path / "pairs"
+    assert cli.main(["export", f"run={tmp_path}", "format=pairs", f"out={out}"]) == 0
+    assert "1 pairs of 6 rollouts (6 on record)" in capsys.readouterr().out
+    [pair] = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    assert pair["chosen"] == [assistant("Two.")]
+    assert pair["rejected"][0]["content"] in ("No.", "Perhaps.")
+    assert [message["role"] for message in pair["prompt"]] == [
+        "system", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert CALL in pair["prompt"][2]["content"]
+    assert (pair["chosen_reward"], pair["rejected_reward"]) == (1, 0)
+    await record(tmp_path / "alike")
+    given = ["export", f"run={tmp_path / 'alike'}", "format=pairs", f"out={out}"]
+    assert cli.main(given) == 1
+    assert "has no group whose rewards differ" in capsys.readouterr().err
+
+
+async def test_trajectories_have_calls_results_and_the_sampled_tokens(tmp_path: Path) -> None:
+    await record_groups(tmp_path)
+    assert cli.main(["export", f"run={tmp_path}", "format=atif", f"out={tmp_path / 'atif'}"]) == 0
+    written = [json.loads(f.read_text()) for f in sorted((tmp_path / "atif").iterdir())]
+    for played, record in zip(written, read_records(tmp_path), strict=True):
+        sources = [step["source"] for step in played["steps"]]
+        assert sources == ["system", "user", "agent", "user", "agent"]
+        first, second = (step for step in played["steps"] if step["source"] == "agent")
+        assert first["tool_calls"][0]["arguments"] == {"a": 1}
+        assert first["observation"]["results"][0]["content"] == "3"
+        for turn, step in enumerate((first, second)):
+            assert step["metrics"]["completion_token_ids"] == [*record.action(turn).tokens]
+            assert step["metrics"]["logprobs"] == record.action(turn).maybe_logprobs
+            assert step["metrics"]["prompt_tokens"] == len(record.prompts[turn])
+        assert played["extra"]["reward"] == record.reward
+
+
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
     given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
     config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)

@@ -1,13 +1,12 @@
-"""``evert export run=RUN min_reward=1 out=sft.jsonl``: conversations to learn from by imitation.
+"""``evert export run=RUN min_reward=1 out=sft.jsonl``: what is on record, for other programs.
 
-Each line is ``{"messages": [...]}`` with texts as sampled, thinking and the markup of tool
-calls included, as the Cookbook's ``chat_sl`` recipe reads them; tools are in the system message.
+``rundir/exports.py`` has the formats.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import chz
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.console import Console
 from evert.bridge.errors import RecordError
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting
+from evert.trainers.rundir.exports import FORMATS, Row
 from evert.trainers.rundir.recorded import progress
 from evert.trainers.system.files import write_whole
 
@@ -22,76 +22,94 @@ if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
 
 USAGE = """\
-Usage: evert export run=RUN [min_reward=1] [out=sft.jsonl] [key=value ...]
+Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
-Writes the conversations of the recorded rollouts of a run or an evaluation (record=True) for
-supervised training, a JSON line each, as the Cookbook's chat_sl recipe reads them.
+Writes the recorded rollouts of a run or an evaluation (record=True) for other programs, a JSON
+line each:
+
+  format=sft     conversations, as the Cookbook's chat_sl and TRL's SFTTrainer read them
+  format=pairs   the best against the worst of each group, as TRL's DPOTrainer reads them
+  format=atif    trajectories with the sampled tokens, in Harbor's interchange format
+
+out=FOLDER, without .jsonl, is a folder that datasets.load_dataset reads; of atif, a file each.
 
 """
 
 
 @chz.chz
 class ExportSettings:
-    """Which conversations to write, and where to."""
+    """What to write of which rollouts, and where to."""
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
+    format: Literal["sft", "pairs", "atif"] = setting("sft", "what to write")
     min_reward: float | None = setting(
         None, "least reward of a rollout, what its group added included; None: any"
     )
-    out: str = setting("sft.jsonl", "file to write")
-    unique: bool = setting(True, "whether of equal conversations one is written")
+    out: str | None = setting(
+        None, "file or folder to write; None: sft.jsonl or pairs.jsonl; atif: a folder, atif"
+    )
+    unique: bool = setting(True, "whether of equal conversations, or pairs, one is written")
+
+
+class _Chosen:
+    """The rollouts that are written, and how many there were."""
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self.least = settings.min_reward
+        self.read = self.kept = 0
+
+    def of(self, records: Iterable["RolloutRecord"]) -> Iterator["RolloutRecord"]:
+        for record in records:
+            self.read += 1
+            if self.least is None or record.reward >= self.least:
+                self.kept += 1
+                yield record
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the conversations, and say how many."""
+    """Write the rows, and say how many."""
     console = Console(highlight=False, markup=False)
-    read = kept = 0
-    lines, left_out = list[str](), list[str]()
+    chosen, left_out = _Chosen(settings), list[str]()
     with progress(settings.run, "exporting", console) as records:
-        for record in records:
-            read += 1
-            if settings.min_reward is not None and record.reward < settings.min_reward:
-                continue
-            kept += 1
-            for turn in record.last_turns():
-                try:
-                    lines.append(json.dumps({"messages": conversation(record, turn)}))
-                except RecordError as error:
-                    left_out.append(str(error))
-    lines = [*dict.fromkeys(lines)] if settings.unique else lines
-    if not lines:
-        raise RecordError(_none(settings, read, kept, left_out))
-    out = Path(settings.out).expanduser()
-    write_whole(out, "".join(f"{line}\n" for line in lines).encode())
-    said = f"{out}: {len(lines)} conversations of {kept} rollouts ({read} on record)"
-    console.print(said, soft_wrap=True)
+        rows = [*FORMATS[settings.format](chosen.of(records), left_out.append)]
+    if settings.unique and settings.format != "atif":
+        rows = [*{json.dumps(row): row for row in rows}.values()]
+    if not rows:
+        raise RecordError(_none(settings, chosen, left_out))
+    out = _write(settings, rows)
+    said = {"sft": "conversations", "pairs": "pairs", "atif": "trajectories"}[settings.format]
+    of = f"of {chosen.kept} rollouts ({chosen.read} on record)"
+    console.print(f"{out}: {len(rows)} {said} {of}", soft_wrap=True)
     if left_out:
         console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
 
 
-def _none(settings: ExportSettings, read: int, kept: int, left_out: Sequence[str]) -> str:
+def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
+    """Write a file, or a folder of them; its path."""
+    is_atif = settings.format == "atif"
+    out = Path(settings.out or (settings.format + ".jsonl" * (not is_atif))).expanduser()
+    if is_atif:
+        out.mkdir(parents=True, exist_ok=True)
+        for number, row in enumerate(rows):
+            write_whole(out / f"{number:06}.json", f"{json.dumps(row, indent=2)}\n".encode())
+        return out
+    file = out if out.suffix == ".jsonl" else out / "train.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    return out
+
+
+def _none(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
     if left_out:
-        return f"No conversation of {kept} rollouts can be written. {left_out[0]}"
-    if not kept and read:
-        return f"None of {read} rollouts earned min_reward={settings.min_reward:g}. Lower it."
-    return f"There is no conversation in {settings.run}: no model was called."
-
-
-def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
-    """The conversation that a turn ended, each message a role and a text."""
-    return [_as_text(message) for message in record.sampled_messages(turn)]
-
-
-def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    if any(part.get("type") != "text" for part in parts) or message.get("tool_calls"):
-        raise RecordError(
-            f"A conversation has a message of the {message['role']} with tool calls of the agent's "
-            f"own, or with more than text: {message!s:.200}. chat_sl reads texts; leave it out."
+        what = {"sft": "conversation", "pairs": "pair", "atif": "trajectory"}[settings.format]
+        return f"No {what} of {chosen.kept} rollouts can be written. {left_out[0]}"
+    if not chosen.kept and chosen.read:
+        return (
+            f"None of {chosen.read} rollouts earned min_reward={settings.min_reward:g}. Lower it."
         )
-    role = "system" if message["role"] == "developer" else str(message["role"])
-    return {"role": role, "content": "".join(str(part.get("text", "")) for part in parts)}
+    if chosen.kept and settings.format == "pairs":
+        return f"{settings.run} has no group whose rewards differ: there is nothing to prefer."
+    return f"There is no conversation in {settings.run}: no model was called."
 
 
 COMMAND = Command(ExportSettings, USAGE, export, "run")

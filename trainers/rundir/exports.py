@@ -1,0 +1,204 @@
+"""What ``evert export`` writes of rollouts on record, by format.
+
+Each format is a function from the rollouts to what is written: rows of a file, by name.
+
+    sft     conversations, to learn from by imitation: ``{"messages": [...]}``, with texts as
+            sampled, as the Cookbook's chat_sl and TRL's SFTTrainer read them
+    pairs   the best against the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
+            [...], "chosen": [...], "rejected": [...]}``, the first replies in which they differ
+    atif    a trajectory each, with what was sampled: Harbor's Agent Trajectory Interchange Format
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from evert.bridge.errors import RecordError
+
+if TYPE_CHECKING:
+    from evert.bridge.records.record import RolloutRecord
+
+Row = dict[str, Any]
+Noted = Callable[[str], None]
+"""Is told why something is left out."""
+
+ATIF = "ATIF-v1.8"
+
+
+def sft(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
+    """A row a conversation."""
+    for record in records:
+        for turn in record.last_turns():
+            with _told_if_not(left_out):
+                yield {"messages": conversation(record, turn)}
+
+
+def pairs(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
+    """A row a group whose rewards differ: the last conversations of its best and its worst."""
+    ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
+    for record in records:
+        with _told_if_not(left_out):
+            if record.last_turns():
+                group = ends[_group(record)]
+                group.append(record)
+                group.sort(key=lambda each: -each.reward)
+                del group[1:-1]
+    for best, *others in ends.values():
+        for worst in others:
+            with _told_if_not(left_out):
+                if best.reward > worst.reward:
+                    yield _pair(best, worst)
+
+
+def _group(record: "RolloutRecord") -> tuple[Any, ...]:
+    row, about = record.row, record.row["about"]
+    if "task_number" in about:  # of an evaluation
+        return row["split"], about["model"], about["task_number"], row["seat"]
+    return row["iteration"], row["group_idx"], row["seat"]
+
+
+@contextmanager
+def _told_if_not(left_out: Noted) -> Iterator[None]:
+    """Inside, what cannot be written is left out; a record may be somebody else's, and damaged."""
+    try:
+        yield
+    except RecordError as error:
+        left_out(str(error))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        left_out(f"A record is damaged: {type(error).__name__}: {error}.")
+
+
+def _pair(best: "RolloutRecord", worst: "RolloutRecord") -> Row:
+    chosen, rejected = (conversation(each, each.last_turns()[-1]) for each in (best, worst))
+    places = range(min(len(chosen), len(rejected)))
+    first = next((place for place in places if chosen[place] != rejected[place]), None)
+    if first is None or {chosen[first]["role"], rejected[first]["role"]} != {"assistant"}:
+        raise RecordError(
+            "The best and the worst conversation of a group differ first in what the agent said, "
+            "not the model: there is nothing to prefer."
+        )
+    scores = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
+    replies = {"chosen": [chosen[first]], "rejected": [rejected[first]]}
+    return {"prompt": chosen[:first], **replies, **scores}
+
+
+def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
+    """The conversation that a turn ended, each message a role and a text."""
+    return [_as_text(message) for message in record.sampled_messages(turn)]
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
+    if message.get("tool_calls"):
+        raise RecordError(_no_text(message))
+    role = "system" if message["role"] == "developer" else str(message["role"])
+    return {"role": role, "content": _text(message)}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    if any(part.get("type") not in ("text", "thinking") for part in parts):
+        raise RecordError(_no_text(message))
+    return "".join(str(part.get("text", "")) for part in parts)
+
+
+def _no_text(message: Mapping[str, Any]) -> str:
+    return (
+        f"A conversation has a message of the {message['role']} with tool calls of the agent's "
+        f"own, or with more than text: {message!s:.200}. Leave it out, or write format=atif, "
+        "which has calls."
+    )
+
+
+def atif(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
+    """A trajectory a conversation."""
+    for record in records:
+        for turn in record.last_turns():
+            with _told_if_not(left_out):
+                yield _trajectory(record, turn)
+
+
+def _trajectory(record: "RolloutRecord", last: int) -> Row:
+    row, steps = record.row, list[Row]()
+    for turn in record.turns_before(last):
+        for message in record.new_messages(turn):
+            _told(message, steps)
+        steps.append(_replied(record, turn))
+    for number, step in enumerate(steps, 1):
+        step["step_id"] = number
+    tools = record.tools(last)
+    agent = {"name": row["agent"], "version": row["versions"]["evert"]}
+    place = "-".join(str(row[key]) for key in ("split", "iteration", "group_idx", "traj_idx"))
+    return {
+        "schema_version": ATIF,
+        "session_id": place,
+        "trajectory_id": f"{place}-{last}",
+        "agent": agent | ({"tool_definitions": tools} if tools else {}),
+        "steps": steps,
+        "extra": {"reward": record.reward, "seat": row["seat"], "about": row["about"]},
+    }
+
+
+def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
+    """Add what the agent said: a step, or the result of a call to the step that has the call."""
+    role = message["role"]
+    if role == "tool":
+        called = message.get("tool_call_id")
+        for step in reversed(steps):
+            if any(call["tool_call_id"] == called for call in step.get("tool_calls", ())):
+                results = step.setdefault("observation", {"results": []})["results"]
+                results.append({"source_call_id": called, "content": _text(message)})
+                return
+    sources = {"assistant": "agent", "system": "system", "developer": "system"}
+    step = {"source": sources.get(role, "user"), "message": _text(message)}
+    if step["source"] == "agent":  # of the agent's own making, to the model an example
+        step |= {"llm_call_count": 0, **_calls(message)}
+    steps.append(step)
+
+
+def _replied(record: "RolloutRecord", turn: int) -> Row:
+    message, action = record.messages(turn)[-1], record.action(turn)
+    metrics: Row = {
+        "prompt_tokens": len(record.prompts[turn]),
+        "completion_tokens": len(action.tokens),
+        "completion_token_ids": action.tokens,
+        "logprobs": action.maybe_logprobs,
+    }
+    thought = message.get("reasoning_content")
+    return {
+        "source": "agent",
+        "message": _text(message),
+        "llm_call_count": 1,
+        "metrics": metrics,
+        **({"reasoning_content": thought} if thought else {}),
+        **_calls(message),
+    }
+
+
+def _calls(message: Mapping[str, Any]) -> Row:
+    calls = [
+        {
+            "tool_call_id": call["id"],
+            "function_name": call["function"]["name"],
+            "arguments": _arguments(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"tool_calls": calls} if calls else {}
+
+
+def _arguments(text: str) -> Row:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"text": text}
+
+
+FORMATS: Mapping[str, Callable[[Iterable["RolloutRecord"], Noted], Iterator[Row]]] = {
+    "sft": sft,
+    "pairs": pairs,
+    "atif": atif,
+}
