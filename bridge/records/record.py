@@ -152,17 +152,6 @@ class RolloutRecord:
         last = self.turns - 1  # what ended the episode was the end of a conversation, too
         return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
 
-    def turns_before(self, turn: int) -> list[int]:
-        """The turns of the conversation that a turn ends, in their order, itself included."""
-        found = [turn]
-        while (before := self._call(found[0])["after"]) is not None:
-            found.insert(0, before)
-        return found
-
-    def new_messages(self, turn: int) -> list[Row]:
-        """What a turn's call had beyond the conversation that it went on with."""
-        return [*self._call(turn)["messages"]]
-
     def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
         first, *later = self._calls(turn)
         messages: list[Row] = [*first["messages"]]
@@ -170,9 +159,13 @@ class RolloutRecord:
             messages += [reply(call["after"]), *call["messages"]]
         return messages
 
-    def _calls(self, turn: int) -> list[Row]:
+    def _calls(self, turn: int | None) -> list[Row]:
         """The calls of a conversation up to a turn's, the first one first."""
-        return [self._call(each) for each in self.turns_before(turn)]
+        found = list[Row]()
+        while turn is not None:
+            found.insert(0, self._call(turn))
+            turn = found[0]["after"]
+        return found
 
     def _call(self, turn: int) -> Row:
         call: Row | None = self.row["steps"][turn].get("call")

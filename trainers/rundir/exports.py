@@ -121,9 +121,12 @@ def atif(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
 
 
 def _trajectory(record: "RolloutRecord", last: int) -> Row:
-    row, steps = record.row, list[Row]()
-    for turn in record.turns_before(last):
-        for message in record.new_messages(turn):
+    record.asked(last)  # says so where messages were not kept
+    row, steps, turns = record.row, list[Row](), [last]
+    while (before := record.row["steps"][turns[0]]["call"]["after"]) is not None:
+        turns.insert(0, before)
+    for turn in turns:
+        for message in row["steps"][turn]["call"]["messages"]:
             _told(message, steps)
         steps.append(_replied(record, turn))
     for number, step in enumerate(steps, 1):
