@@ -68,7 +68,7 @@ TESTS = (
 )  # fmt: skip
 LEFT_OUT = (
     "*/injection/*", "*/test_process*", "*/test_supervisor*", "*/test_server_li*",
-    "*/test_servers*", "*/test_imports*", "*/test_requests*", "*/test_surface*",
+    "*/test_servers*", "*/test_imports*", "*/test_surface*",
 )  # fmt: skip
 """Tests that take minutes, tests of processes, and those of the sources themselves."""
 OPERATORS = re.compile(

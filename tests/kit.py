@@ -4,16 +4,19 @@
 either calls them itself.
 """
 
+import json
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.agents.sandbox import sandbox_problem
+from evert.bridge.tokens.renderer import prompt_renderer
 
 
 def system(text: str) -> dict[str, Any]:
@@ -35,6 +38,18 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
     """A tool that takes any object; ``fields`` go to its function."""
     function = {"name": name, "parameters": {"type": "object"}, **fields}
     return {"type": "function", "function": function}
+
+
+def calling(name: str, **arguments: Any) -> str:
+    """What the default renderer's policy says to call a tool."""
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def tokens_of(text: str) -> list[int]:
+    """A whole reply of the default renderer's policy."""
+    renderer = prompt_renderer(None)
+    return renderer.encode(text) + renderer.end_tokens[:1]
 
 
 def _messages(said: tuple[str | dict[str, Any], ...]) -> list[Any]:
@@ -88,10 +103,39 @@ def policy_of(*replies: str | Callable[[str], str], **options: Any) -> ScriptedP
     return ScriptedPolicy([str(one) for one in replies] or (lambda prompt: "Fine."), **options)
 
 
+class Numbered(ScriptedPolicy):
+    """No two of its tokens have the same log-probability; ``logprobs`` are those of all it said."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.logprobs: list[float] = []
+
+    async def __call__(self, *given: Any, **named: Any) -> TokensWithLogprobs:
+        """The next reply."""
+        action = await super().__call__(*given, **named)
+        begin = len(self.logprobs) + 1
+        logprobs = [-(begin + number) / 8 for number in range(len(action.tokens))]
+        self.logprobs += logprobs
+        return TokensWithLogprobs(action.tokens, logprobs, action.stop_reason)
+
+
 async def play(agent: Any, *replies: str | Callable[[str], str], **options: Any) -> Trajectory:
     """An episode's trajectory; ``options`` are ``ChatAgentEnv``'s, ``task`` among them."""
     policy = policy_of(*replies, renderer=options.get("renderer"))
     return await do_single_rollout(policy, ChatAgentEnv(agent, **options))
+
+
+async def play_without_a_call(agent: Any, **options: Any) -> None:
+    """An episode in which the policy is never asked, of an agent that asserts for itself."""
+    end: Any = await ChatAgentEnv(agent, **options).initial_observation()
+    assert end.reward == 1.0
+
+
+def assert_extends(trajectory: Trajectory) -> None:
+    """Each prompt begins with the last one and the very tokens that were sampled."""
+    for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
+        known = before.ob.to_ints() + before.ac.tokens
+        assert after.ob.to_ints()[: len(known)] == known
 
 
 def rewards(trajectory: Trajectory) -> list[float]:

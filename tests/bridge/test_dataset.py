@@ -1,19 +1,27 @@
-"""Tasks dealt in batches of groups, by ``AgentDataset`` and its builder."""
+"""Tasks dealt in batches of groups, by ``AgentDataset`` and its builder; and what agents
+draw, by the seeds that groups have of them."""
 
+import asyncio
 import pickle
+import random
 from typing import Any, cast
 
 import chz
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit import ask, policy_of
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.types import RLDataset, Trajectory
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, Trajectory
 
-from evert.bridge.env.env import ChatAgentEnv
+from evert import AgentDataset, ChatAgentEnv, ChatAgentGroupBuilder, Outcome
+from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.groups.dataset import AgentDataset, AgentDatasetBuilder, load_tasks
-from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder
+from evert.bridge.groups.dataset import AgentDatasetBuilder
+from evert.bridge.groups.group import Batch
 from evert.envs.identity import TEST_TASKS, TRAIN_TASKS, identity_agent
 
 PATH = "evert.envs.identity:"
@@ -87,15 +95,6 @@ def test_any_sequence_holds_tasks_and_there_is_no_batch_out_of_bounds() -> None:
     for index in (-1, 3, 100):
         with pytest.raises(IndexError, match=f"^Batch {index} of a dataset of 3 batches.$"):
             dataset().get_batch(index)
-
-
-def test_tasks_may_be_named_by_an_import_path() -> None:
-    assert load_tasks(f"{PATH}TEST_TASKS") is load_tasks(TEST_TASKS) is TEST_TASKS
-    for path in ("", ":", "tasks", PATH, "evert.no:T", "..:T"):
-        with pytest.raises(InvalidDatasetError) as caught:
-            load_tasks(path)
-        assert repr(path) in str(caught.value)
-        assert "'package.module:name'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +173,92 @@ async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() 
     ]
     assert [group.batch for group in groups(test, 0)] == [None, None]
     assert pickle.loads(pickle.dumps(groups(train, 1)[0])).batch == Batch(1, 2)
+
+
+# -- seeds -----------------------------------------------------------------------------------------
+
+
+async def draws(client: Any, task: object = None) -> Outcome:
+    """Notes its seed and the first number that it draws."""
+    await ask(client)
+    return Outcome(1.0, {"seed": client.seed, "drawn": client.rng.random()})
+
+
+async def noted(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
+    """What the episodes of a group noted."""
+    played = await do_group_rollout(group, policy_of(), strategy)
+    return [each.transitions[-1].metrics[name] for each in played.trajectories_G]
+
+
+def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
+    return AgentDataset(draws, tasks, **{"batch_size": 2, "group_size": 2, "epochs": 2, **options})
+
+
+async def noted_by(seed: int) -> list[list[list[Any]]]:
+    """What the episodes of each batch and group of a dataset noted."""
+    whole = drawing(seed=seed)
+    return [[await noted(group) for group in whole.get_batch(i)] for i in range(len(whole))]
+
+
+async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> None:
+    first, again, other = [await noted_by(seed) for seed in (1, 1, 2)]
+
+    assert first == again
+    flat = np.ravel(first).tolist()
+    assert not {*flat} & {*np.ravel(other).tolist()}
+    assert len({*flat}) == len(flat) == 16, "members, tasks and steps all differ"
+    assert all(0 <= seed < 2**32 for seed in flat)
+    resumed = drawing(seed=1).get_batch(3)
+    assert [await noted(group) for group in resumed] == first[3], "also of a resumed run"
+    assert seed_of(0, 0, "a") == 3418887292, "on every machine"
+
+
+def test_a_seed_does_not_depend_on_its_place_in_a_batch_and_those_of_tests_not_on_the_step() -> (
+    None
+):
+    alone, together = [drawing("ab", batch_size=size, shuffle=False) for size in (1, 2)]
+    assert alone.get_batch(0)[0].seed == together.get_batch(0)[0].seed
+    assert alone.get_batch(1)[0].seed != together.get_batch(0)[1].seed, "it is another step"
+    held_out = [drawing("ab", held_out=True).get_batch(0)[0].seed for _ in range(2)]
+    assert held_out[0] == held_out[1] != together.get_batch(0)[0].seed
+
+
+async def test_a_group_elsewhere_has_the_same_seeds_and_an_episode_played_again_its_own() -> None:
+    group = ChatAgentGroupBuilder(draws, group_size=3, seed=5)
+    assert await noted(pickle.loads(pickle.dumps(group))) == await noted(group)
+
+    async def fails_at_first(client: Any) -> Outcome:
+        if client.seed == seed_of(5, 0):
+            raise ValueError("The first member fails.")
+        return await draws(client)
+
+    group = ChatAgentGroupBuilder(fails_at_first, group_size=2, seed=5)
+    seeds = await noted(group, strategy=RetryOnFailure(max_retries=1))
+    assert {*seeds} == {seed_of(5, 1), seed_of(5, 2)}
+
+
+async def test_all_clients_of_an_episode_share_its_seed_and_its_generator() -> None:
+    async def agent(client: Any) -> dict[str, Any]:
+        player, judge = client.seat("player"), client.seat("judge")
+        await asyncio.gather(ask(player), ask(judge))
+        assert client.rng is player.rng is judge.rng is client.blocking.rng
+        assert client.seed == player.seed == judge.seed
+        drawn = [player.rng.random(), judge.rng.random()]
+        return {
+            "player": Outcome(1.0, {"drawn": drawn[0]}),
+            "judge": Outcome(1.0, {"drawn": drawn[1]}),
+        }
+
+    group = ChatAgentGroupBuilder(agent, seats=("player", "judge"), seed=3)
+    expected = random.Random(seed_of(3, 0))
+    assert await noted(group, "drawn") == [expected.random(), expected.random()]
+
+
+async def test_an_env_draws_a_seed_unless_it_has_one_and_made_anew_it_has_the_same() -> None:
+    async def played(env: ChatAgentEnv) -> tuple[float, float]:
+        metrics = (await do_single_rollout(policy_of(), env)).transitions[-1].metrics
+        return metrics["seed"], metrics["drawn"]
+
+    assert len({await played(ChatAgentEnv(draws)) for _ in range(3)}) == 3
+    env = ChatAgentEnv(draws, seed=9)
+    assert await played(env) == await played(env.renewed()) == (9, random.Random(9).random())

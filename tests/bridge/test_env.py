@@ -21,13 +21,16 @@ from tests.kit import (
     ask,
     ask_blocking,
     asks,
+    assert_extends,
     assistant,
     call,
+    calling,
     play,
     policy_of,
     reward,
     rewards,
     talker,
+    tokens_of,
     tool,
     user,
 )
@@ -56,13 +59,8 @@ from evert.bridge.tokens.renderer import prompt_renderer
 LONG = "long " * 200
 TIGHT = RolloutLimits(max_trajectory_tokens=100)
 ADD = tool("add")
-TOOL_CALL = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+TOOL_CALL = calling("add")
 BROKEN_CALL = '<tool_call>\n{"name": oops}\n</tool_call>'
-
-
-def tokens_of(text: str) -> list[int]:
-    renderer = prompt_renderer(None)
-    return renderer.encode(text) + renderer.end_tokens[:1]
 
 
 async def started(agent: Any, **options: Any) -> tuple[ChatAgentEnv, Any]:
@@ -71,21 +69,6 @@ async def started(agent: Any, **options: Any) -> tuple[ChatAgentEnv, Any]:
     first = await env.initial_observation()
     assert not isinstance(first, InitialObservationOverflow)
     return env, first[0]
-
-
-async def test_a_completion_is_the_sdks_own_object() -> None:
-    seen: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        seen.append(await call(client))
-        return 0.0
-
-    (transition,) = (await play(agent, "<think>hm</think>Fine.")).transitions
-    [choice], usage = seen[0].choices, seen[0].usage
-    assert choice.finish_reason == "stop"
-    assert (choice.message.content, choice.message.reasoning_content) == ("Fine.", "hm")
-    assert usage.prompt_tokens == transition.ob.length
-    assert usage.completion_tokens == len(transition.ac.tokens)
 
 
 # -- tokens ----------------------------------------------------------------------------------------
@@ -118,9 +101,7 @@ async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> No
     assert np.array(datum.loss_fn_inputs["target_tokens"].data)[mask].tolist() == policy.tokens
     sampled = np.array(datum.loss_fn_inputs["logprobs"].data)[mask]
     assert sampled.tolist() == policy.logprobs
-    for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
-        known = before.ob.to_ints() + before.ac.tokens
-        assert after.ob.to_ints()[: len(known)] == known
+    assert_extends(trajectory)
 
 
 async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_go_on() -> None:
@@ -194,30 +175,23 @@ async def test_an_agent_that_makes_no_call_is_an_overflow_with_its_reward() -> N
 
 async def test_what_an_agent_raises_is_the_cause_of_an_error_that_pickles_or_is_scored() -> None:
     """What of any exception is said is in the table of ``tests/faults/raising.py``."""
+    raised = ZeroDivisionError("my own")
 
-    async def agent(client: AgentClient, raised: BaseException) -> float:
+    async def agent(client: AgentClient) -> float:
         await ask(client)
         client.reward(0.25)
         raise raised
 
-    def blocking(client: BlockingAgentClient, raised: BaseException) -> float:
-        ask_blocking(client)
-        client.reward(0.25)
-        raise raised
-
-    for each in (agent, blocking):
-        raised = ZeroDivisionError("my own")
-        with pytest.raises(AgentError, match="after 1 model calls: my own") as caught:
-            await play(each, task=raised)
-        assert caught.value.__cause__ is raised
-        assert raised.__traceback__ is not None
-        received = pickle.loads(pickle.dumps(caught.value))
-        assert (type(received), str(received)) == (type(caught.value), str(caught.value))
-        assert type(received).__name__ == "AgentError.ZeroDivisionError"
-        trajectory = await play(each, task=raised, on_agent_error=-1.0)
-        assert rewards(trajectory) == [-0.75]
-        assert trajectory.stop_reason == "agent_error"
-        assert trajectory.transitions[0].logs["agent_error"] == "ZeroDivisionError: my own"
+    with pytest.raises(AgentError) as caught:
+        await play(agent)
+    assert caught.value.__cause__ is raised
+    assert raised.__traceback__ is not None
+    received = pickle.loads(pickle.dumps(caught.value))
+    assert (type(received), str(received)) == (type(caught.value), str(caught.value))
+    assert type(received).__name__ == "AgentError.ZeroDivisionError"
+    trajectory = await play(agent, on_agent_error=-1.0)
+    assert rewards(trajectory) == [-0.75]
+    assert trajectory.transitions[0].logs["agent_error"] == "ZeroDivisionError: my own"
 
 
 async def test_the_trainers_time_is_not_the_agents() -> None:
@@ -279,29 +253,6 @@ async def test_an_agent_that_coped_with_too_long_a_prompt_fails_for_another_reas
 
     with pytest.raises(AgentError, match="raised KeyError after 2 model calls"):
         await play(agent, limits=TIGHT)
-
-
-async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason() -> None:
-    async def hides_the_cause(client: AgentClient) -> float:
-        try:
-            await ask(client)
-            await ask(client, LONG)
-        except openai.BadRequestError as error:
-            raise RuntimeError("something went wrong") from error
-        return 1.0
-
-    async def sends_it_again_and_again(client: AgentClient) -> float:
-        await ask(client)
-        while True:
-            with contextlib.suppress(openai.BadRequestError):
-                await ask(client, LONG)
-
-    for agent in (hides_the_cause, sends_it_again_and_again):
-        for options, expected in (({}, -0.1), ({"context_overflow_reward": -0.5}, -0.5)):
-            trajectory = await play(agent, limits=TIGHT, **options)
-            assert trajectory.stop_reason == StopReason.MAX_TOKENS
-            assert reward(trajectory) == expected
-            assert trajectory.transitions[-1].metrics["context_overflow"] == 1.0
 
 
 async def test_what_an_agent_sends_is_its_own_400_and_what_it_raises_its_own_error() -> None:

@@ -1,11 +1,22 @@
-"""Errors: one root, standard-library parents, and everything pickles."""
+"""Errors: one root, standard-library parents, pickles; and the traceback of an agent's exception,
+of its own frames alone as long as there is one."""
 
+import asyncio
 import copy
+import functools
+import json
 import pickle
 from typing import Any
 
+import httpx
+import pytest
+from tests.kit import ask
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+from evert import AgentError, ChatAgentEnv, ProcessAgent
 from evert.bridge import errors
 from evert.bridge.errors import AgentAborted, EvertError
+from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
 
 ALL: list[Any] = [
     value
@@ -33,3 +44,110 @@ def test_every_error_pickles_and_copies_with_its_type_and_message() -> None:
         for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
             assert type(received) is error
             assert (str(received), received.args) == (str(sent), sent.args), error
+
+
+# -- tracebacks ------------------------------------------------------------------------------------
+
+
+async def reads(client: Any) -> float:
+    return float(json.loads("{"))
+
+
+def even(client: Any, depth: int = 50) -> float:
+    return odd(client, depth - 1)
+
+
+def odd(client: Any, depth: int) -> float:
+    return even(client, depth - 1) if depth > 0 else float(json.loads("{"))
+
+
+class Gathers:
+    """Reads texts in tasks of a group in a group."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    async def __call__(self, client: Any) -> float:
+        async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
+            for text in self.texts:
+                tasks.create_task(reads_later(text))
+        return 1.0
+
+
+async def reads_later(text: str) -> None:
+    await asyncio.sleep(0)
+    json.loads(text)
+
+
+async def raised_by(agent: Any) -> tuple[str, str]:
+    """What comes out of an Env, and the traceback of what the agent raised."""
+    with pytest.raises(AgentError) as raised:
+        await ChatAgentEnv(agent).initial_observation()
+    assert raised.value.__cause__ is not None
+    return str(raised.value), agent_traceback(raised.value.__cause__)
+
+
+def functions(shown: str) -> list[str]:
+    return [line.split(", in ")[1] for line in shown.splitlines() if ", in " in line]
+
+
+@pytest.mark.parametrize(
+    ("agent", "frames"),
+    [
+        (reads, ["reads"]),
+        (even, ["even", "odd"] * (MOST_FRAMES // 2)),  # the end of a deep one
+        (Gathers("{"), ["reads_later"]),  # a group of one is told as what it holds
+    ],
+)
+async def test_an_agents_own_frames_are_left_whatever_ran_it_and_whatever_it_called(
+    agent: Any, frames: list[str]
+) -> None:
+    message, shown = await raised_by(agent)
+
+    assert "raised JSONDecodeError after 0 model calls: Expecting" in message
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert functions(shown) == frames
+    last = shown.splitlines()[-1]
+    assert last.startswith("json.decoder.JSONDecodeError: Expecting property name")
+    assert (await raised_by(ProcessAgent(["no-such-program-anywhere"])))[1] == ""
+    assert agent_traceback(ValueError("made, never raised")) == ""
+
+
+async def test_an_agent_of_a_library_shows_its_library() -> None:
+    # httpx raises out of its own code, called by nobody else's: the Env starts it.
+    nothing: Any = None
+    agent = functools.partial(httpx.URL, nothing)
+    with pytest.raises(TypeError, match="Invalid type for url") as raised:
+        agent()
+    error = raised.value
+    without_this_test = error.__traceback__ and error.__traceback__.tb_next
+
+    shown = agent_traceback(error.with_traceback(without_this_test))
+
+    assert "httpx" in shown
+    assert "in __init__" in shown
+
+
+async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:
+    message, shown = await raised_by(Gathers("{", "1 2"))
+    assert "raised ExceptionGroup after 0 model calls: unhandled errors" in message
+    assert "; JSONDecodeError: Expecting property name" in message
+    assert message.endswith("; JSONDecodeError: Extra data: line 1 column 3 (char 2)")
+    assert shown.count("in reads_later") == 2
+
+    error: Exception = ValueError("deep within")
+    for _ in range(3000):
+        error = ExceptionGroup("a group", [error])
+    assert (told(error), agent_traceback(error)) == (("ValueError", "deep within"), "")
+
+
+async def test_a_prompt_too_long_in_a_group_is_an_overflow_and_no_error_of_the_agent() -> None:
+    async def too_much(client: Any) -> float:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask(client, "word " * 99))
+        return 1.0
+
+    env = ChatAgentEnv(too_much, limits=RolloutLimits(max_trajectory_tokens=50))
+    ended: Any = await env.initial_observation()
+
+    assert ended.metrics["stop/max_tokens"] == 1.0

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.kit import call, policy_of, rewards, tool, user
+from tests.kit import assert_extends, call, calling, policy_of, rewards, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -13,7 +13,6 @@ from tinker_cookbook.rl.types import StopReason, Trajectory
 from evert import AgentClient, ChatAgentEnv
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import Reply
-from evert.bridge.chat.schemas import first_error
 
 SCHEMA = {
     "type": "object",
@@ -36,9 +35,6 @@ def reply(text: str, *calls: str) -> Reply:
 
 def wanted(schema: Any) -> ReplyFormat:
     return ReplyFormat(json.dumps(schema))
-
-
-# -- what is asked, and what is wrong --------------------------------------------------------------
 
 
 def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -> None:
@@ -110,37 +106,12 @@ def test_a_code_fence_around_the_json_is_taken_away() -> None:
     assert ADD.cleaned(fenced) is fenced
 
 
-# -- schemas ---------------------------------------------------------------------------------------
-
-
-def test_references_within_the_schema_are_followed() -> None:
-    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
-    schema = json.dumps({"$ref": "#/$defs/node", "$defs": {"node": node}})
-
-    assert first_error(schema, {"next": {"next": {}}}) is None
-    error = first_error(schema, {"next": {"next": 5}})
-    assert error == '$.next.next: 5 is not of type "object"'
-
-
-def test_the_draft_that_a_schema_names_is_used() -> None:
-    for draft in ("2020-12", "2019-09"):
-        schema = {"$schema": f"https://json-schema.org/draft/{draft}/schema", "type": "string"}
-        assert first_error(json.dumps(schema), "a") is None
-        assert first_error(json.dumps(schema), 5) is not None
-
-
-# -- through an Env --------------------------------------------------------------------------------
-
 JSON_OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
 JSON_SCHEMA: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 }
 REQUIRED: dict[str, Any] = {"tools": [tool("add"), tool("look")], "tool_choice": "required"}
 NAMED = {**REQUIRED, "tool_choice": {"type": "function", "function": {"name": "look"}}}
-
-
-def calling(name: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
 
 
 async def asked(
@@ -188,9 +159,7 @@ async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_ma
     told = trajectory.transitions[0].logs["format_error"]
     assert told
     assert str(told) in prompts[1]
-    for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
-        known = before.ob.to_ints() + before.ac.tokens
-        assert after.ob.to_ints()[: len(known)] == known
+    assert_extends(trajectory)
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     metrics = trajectory.transitions[-1].metrics
     assert (metrics["lineages"], metrics["drift"]) == (1, 0)
@@ -205,9 +174,6 @@ async def test_a_reply_that_was_cut_is_delivered_and_not_asked_for_again() -> No
     trajectory, message, _ = await asked({**JSON_OBJECT, "max_tokens": 2}, '{"x": "a b c d e f"}')
     assert errors(trajectory) == [False]
     assert message.content != '{"x": "a b c d e f"}'
-
-
-# -- the instruction -------------------------------------------------------------------------------
 
 
 async def conversation(

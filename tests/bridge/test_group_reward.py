@@ -1,20 +1,33 @@
-"""Rewards that compare the episodes of a group."""
+"""Rewards that compare the episodes of a group, and a frozen model that ranks them."""
 
 import asyncio
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from tests.kit import ask, asks, assistant, policy_of, user
+from tinker_cookbook.completers import MessageCompleter
+from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import ChatAgentGroupBuilder, Outcome, PlayedGroup, RewardError
+from evert import Outcome, PlayedGroup, RewardError
+from evert.bridge.chat.reply import read_reply
 from evert.bridge.episode.agent import NO_TASK
+from evert.bridge.errors import EvertError, InvalidModelError
+from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.bridge.groups.judge import judge_group, read_ranking
 from evert.bridge.groups.rewards import GroupReward
+from evert.bridge.models.remote import RemoteModel
+from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
+from evert.trainers.engine.embedded import embedded_engine
 
 SEATS = ("player", "judge")
 
@@ -25,27 +38,22 @@ async def seated(client: Any, task: object) -> float:
     return 0.0
 
 
-class Seen:
-    """A group reward that keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.groups: list[PlayedGroup] = []
-
-    def __call__(self, group: PlayedGroup) -> list[float]:
-        self.groups.append(group)
-        assert len(group.transcripts) == len(group)  # as they were played: here, not later
-        return [0.0 for _ in group]
-
-
 async def rewarded(reward: GroupReward | None, agent: Any, task: Any, **options: Any) -> Any:
     builder = ChatAgentGroupBuilder(agent, task, 2, group_reward=reward, **options)
     return await do_group_rollout(builder, policy_of("I am 7", *["I am 7"] * 20))
 
 
 async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
-    reward = Seen()
-    await rewarded(reward, agent, task, **options)
-    [group] = reward.groups
+    """What a group reward is given."""
+    groups: list[PlayedGroup] = []
+
+    def keep(group: PlayedGroup) -> list[float]:
+        groups.append(group)
+        assert len(group.transcripts) == len(group)  # as they were played: here, not later
+        return [0.0 for _ in group]
+
+    await rewarded(keep, agent, task, **options)
+    [group] = groups
     return group
 
 
@@ -125,3 +133,150 @@ async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error()
         await rewarded(lambda group: [Outcome(), 1.0], identity_agent, 7)
     with pytest.raises(RewardError, match=r"The metric 'x' of .* is nan"):
         await rewarded(lambda group: [Outcome(1.0, {"x": math.nan}), 1.0], identity_agent, 7)
+
+
+# -- a frozen model judges -------------------------------------------------------------------------
+
+
+class Judge(MessageCompleter):
+    """Says texts in turn, or what a function makes of the prompt; raises what is an error."""
+
+    def __init__(self, *replies: str | Exception | Callable[[str], str]) -> None:
+        self.replies = [*replies]
+        self.asked: list[list[Message]] = []
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        self.asked.append(messages)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        text = reply if isinstance(reply, str) else reply(str(messages[-1]["content"]))
+        return {"role": "assistant", "content": text}
+
+
+async def tell(client: Any, task: str) -> float:
+    return float(await ask(client, f"Tell me of {task}.") == "")
+
+
+async def judged(model: Any, says: str, **options: Any) -> Any:
+    """The group's further rewards, and whether each could not be judged."""
+    reward = judge_group(model, options.pop("rubric", "The longest."), **options)
+    builder = ChatAgentGroupBuilder(tell, "cats", len(says), group_reward=reward)
+    group = await do_group_rollout(builder, policy_of(*says))
+    return group.final_rewards_G, [each["judge/failed"] for each in group.metrics_G]
+
+
+async def test_rewards_follow_the_ranking_by_a_rubric_that_may_be_of_the_task() -> None:
+    judge = Judge("Let me see.\n2, 3, 1", "2,1")
+
+    assert await judged(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
+    told, prompt = judge.asked[0]
+    assert "material to judge" in str(told["content"])
+    assert "The longest." in str(prompt["content"])
+    assert str(prompt["content"]).count("Tell me of cats.") == 3
+    options = {"weight": 0.2, "rubric": lambda task: f"They are about {task}."}
+    assert (await judged(judge, "ab", **options))[0] == [0.0, 0.2]
+    assert "They are about cats." in str(judge.asked[1][-1]["content"])
+
+
+async def test_each_seat_is_ranked_by_itself() -> None:
+    async def seated(client: Any, task: str) -> float:
+        for seat in ("player", "judge"):
+            await tell(client.seat(seat), seat)
+        return 0.0
+
+    def by_seat(prompt: str) -> str:
+        return "1, 2" if "player" in prompt else "2, 1"
+
+    reward = judge_group(Judge(by_seat, by_seat), "Any.")
+    builder = ChatAgentGroupBuilder(seated, "x", 2, group_reward=reward, seats=("player", "judge"))
+    group = await do_group_rollout(builder, policy_of("p0", "p1", "j0", "j1"))
+
+    assert [each["seat/player/reward"] for each in group.metrics_G[::2]] == [1.0, 0.0]
+    assert [each["seat/judge/reward"] for each in group.metrics_G[1::2]] == [0.0, 1.0]
+
+
+async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:
+    judge = Judge("2, 1")
+    rewards, _ = await judged(judge, "aba")
+
+    assert rewards == [0.0, 1.0, 0.0]
+    assert "Attempt 3" not in str(judge.asked[0][-1]["content"])
+    for says in ("a", "aa"):
+        assert await judged(Judge(), says) == ([0.5] * len(says), [0.0] * len(says))
+
+
+async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
+    judge = Judge("Both are fine.", "2, 1")
+
+    assert await judged(judge, "ab") == ([0.0, 1.0], [0.0, 0.0])
+    assert [message["role"] for message in judge.asked[1][-2:]] == ["assistant", "user"]
+    assert "does not end with a ranking of the 2" in str(judge.asked[1][-1]["content"])
+
+
+async def test_without_a_ranking_all_get_the_same_and_it_is_counted() -> None:
+    for retries in (0, 1, 3):
+        judge = Judge(*["Both are fine."] * (retries + 1))
+        assert await judged(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
+        assert judge.replies == [], "all were asked for"
+
+
+def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
+    def read(text: str, *, truncated: bool = False) -> Any:
+        said = Message(role="assistant", content=text)
+        counts = {"prompt_tokens": 0, "completion_tokens": 0}
+        return read_ranking(read_reply(said, truncated=truncated, call_ids="call", **counts), 3)
+
+    assert read("2, 1, 3") == read("So:\n\n**Ranking: 2 > 1 > 3**\n") == [1, 0, 2]
+    assert read("[3,2,1]") == [2, 1, 0]
+    assert read("```\n3 2 1.\n```") == [2, 1, 0]
+    for text in ("2, 1", "2, 1, 1", "0, 1, 2", "1, 2, 3, 4", "2, 1, 3\nThat is all.", ""):
+        assert read(text) is None, text
+    for text in ("Attempt 2 is best, then 1, then 3.", "9" * 5000, "*" * 100_000 + "1"):
+        assert read(text) is None, text[:40]
+    assert read(", " * 100_000) is None
+    assert read("2, 1, 3", truncated=True) is None
+
+
+REQUEST: Any = httpx.Request("POST", "http://judge")
+
+
+def refusal(status: int, code: str | None = None) -> Exception:
+    body = {"message": "No.", "code": code}
+    response: Any = httpx.Response(status, request=REQUEST, json=body)
+    return openai.APIStatusError("No.", response=response, body=body)
+
+
+def held_back() -> Exception:
+    """As a call that evert lets not out of the machine."""
+    error = openai.APIConnectionError(request=REQUEST)
+    error.__cause__ = EvertError("Not from here.")
+    return error
+
+
+async def test_a_judge_that_cannot_answer_now_is_counted_and_one_that_never_will_ends_the_run() -> (
+    None
+):
+    busy = [refusal(429), refusal(503), refusal(400, "context_length_exceeded")]
+    for error in (*busy, openai.APITimeoutError(REQUEST)):
+        assert await judged(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error
+    for error in (refusal(401, "bad_key"), refusal(404), held_back(), KeyError("own")):
+        with pytest.raises(type(error)):
+            await judged(Judge(error), "ab")
+
+
+async def test_weights_of_the_engine_in_use_may_judge(tmp_path: Any) -> None:
+    """The tiny base ranks nothing: what it says is counted as what it is."""
+    with embedded_engine(tmp_path):
+        model = TinkerModel("evert-tiny", max_tokens=8, temperature=0)
+        assert await judged(model, "ab") == ([0.5, 0.5], [1.0, 1.0])
+
+
+def test_a_judge_pickles_and_needs_a_model() -> None:
+    judge = judge_group(RemoteModel("m"), "Any.")
+
+    assert pickle.loads(pickle.dumps(judge)) == judge
+    builder = ChatAgentGroupBuilder(tell, "cats", 2, group_reward=judge)
+    assert pickle.loads(pickle.dumps(builder)).group_reward == judge
+    with pytest.raises(InvalidModelError, match="expected a MessageCompleter"):
+        judge_group("gpt-5.2", "Any.")  # type: ignore[arg-type]

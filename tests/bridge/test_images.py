@@ -13,11 +13,10 @@ import tinker
 import tinker_cookbook.renderers as cookbook
 from google import genai
 from PIL import Image
-from tests.kit import ask, play, reward
-from tinker_cookbook.completers import MessageCompleter
+from tests.kit import ask, play, play_without_a_call, reward
 from tinker_cookbook.renderers.base import Message
 
-from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, ScriptedPolicy
 from evert.bridge.tokens import images
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.bridge.tokens.images import Images
@@ -73,12 +72,6 @@ async def refusals(*urls: Any) -> list[str]:
     trajectory = await play(agent, renderer=vision())
     assert len(trajectory.transitions) == len(urls) + told.count("")
     return told
-
-
-async def assert_reward(agent: Any, **options: Any) -> None:
-    """Of an agent that gets no reply of the policy."""
-    found: Any = await ChatAgentEnv(agent, renderer=vision(), **options).initial_observation()
-    assert found.reward == 1.0
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -194,7 +187,7 @@ async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: pytest.Mon
             await ask(client, *seen(*[data_url()] * 101))
         return 1.0
 
-    await assert_reward(agent)
+    await play_without_a_call(agent, renderer=vision())
     bomb = image_bytes(size=(9000, 9000), mode="1")
     assert len(bomb) < 20_000
     [told] = await refusals(data_url(bomb))
@@ -251,19 +244,12 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
 # -- frozen models ---------------------------------------------------------------------------------
 
 
-class Judge(MessageCompleter):
-    """A frozen model that keeps what it is shown."""
-
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-
-    async def __call__(self, messages: list[Message]) -> Message:
-        self.shown.append(json.dumps(messages[0]["content"]))
-        return Message(role="assistant", content="Good.")
-
-
 async def test_frozen_models_see_images_by_the_same_rules() -> None:
-    judge, old = Judge(), ScriptedPolicy(["Red."], vision())
+    shown, old = list[str](), ScriptedPolicy(["Red."], vision())
+
+    def judge(messages: list[Message]) -> str:
+        shown.append(json.dumps(messages[0]["content"]))
+        return "Good."
 
     async def agent(client: AgentClient) -> float:
         for model in ("judge", "old"):
@@ -272,9 +258,8 @@ async def test_frozen_models_see_images_by_the_same_rules() -> None:
             await ask(client, *seen(data_url()), model=model)
         return 1.0
 
-    await assert_reward(agent, models={"judge": judge, "old": old})
-    [shown] = judge.shown
-    assert data_url() in shown
+    await play_without_a_call(agent, renderer=vision(), models={"judge": judge, "old": old})
+    assert [data_url() in one for one in shown] == [True]
     assert len(old.prompts) == 1
 
 
@@ -291,4 +276,4 @@ async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> Non
             await count(client, "http://127.0.0.1:9/a.png")
         return float(await count(client, data_url()) > 1)
 
-    await assert_reward(agent)
+    await play_without_a_call(agent, renderer=vision())

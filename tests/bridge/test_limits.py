@@ -1,16 +1,11 @@
-"""The model's context, beside the budgets of a run.
-
-A prompt that leaves no room in the context is the agent's 400, on which it may compact; an agent
-that does not cope ends with ``stop/context_overflow``. A tighter budget comes first, and ends as
-the Cookbook has it; a budget of each token sequence counts from its first prompt.
-"""
+"""The model's context, beside the budgets of a run."""
 
 from contextlib import suppress
 from typing import Any
 
 import openai
 import pytest
-from tests.kit import ask, asks, assistant, play, reward, rewards, user
+from tests.kit import ask, asks, assistant, play, reward, user
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -73,25 +68,67 @@ async def test_a_prompt_past_the_context_is_the_agents_400_and_it_may_compact() 
     assert f"> {CONTEXT - 2} maximum" in str(caught[0])
 
 
+async def begins_with_it(client: AgentClient) -> float:
+    await ask(client, LONG)
+    return 1.0
+
+
+async def hides_the_cause(client: AgentClient) -> float:
+    try:
+        await ask(client)
+        await ask(client, LONG)
+    except openai.BadRequestError as error:
+        raise RuntimeError("something went wrong") from error
+    return 1.0
+
+
+async def sends_it_again_and_again(client: AgentClient) -> float:
+    await ask(client)
+    while True:
+        with suppress(openai.BadRequestError):
+            await ask(client, LONG)
+
+
+async def talks_without_end(client: AgentClient) -> float:
+    messages = [user("Hi")]
+    while True:
+        messages += [assistant(await ask(client, *messages)), user("And then?")]
+
+
+IN_ALL = RolloutLimits(max_trajectory_tokens=CONTEXT)
+IN_EACH = SequenceLimits(max_response_tokens=50)
+
+
+@pytest.mark.parametrize("earned", [-0.1, -0.5])
 @pytest.mark.parametrize(
-    ("texts", "options", "earned"),
-    [(("short", LONG), {"context_overflow_reward": -0.5}, [-0.5]), ((LONG,), {}, [-0.1])],
+    ("agent", "options", "reason"),
+    [
+        *(
+            (agent, options, reason)
+            for agent in (begins_with_it, hides_the_cause, sends_it_again_and_again)
+            for options, reason in (
+                ({"context_length": CONTEXT}, StopReason.CONTEXT_OVERFLOW),
+                ({"limits": IN_ALL}, StopReason.MAX_TOKENS),
+            )
+        ),
+        (talks_without_end, {"limits": IN_EACH, "context_length": CONTEXT}, StopReason.MAX_TOKENS),
+    ],
 )
-async def test_an_agent_that_does_not_cope_ends_with_a_context_overflow(
-    texts: Any, options: Any, earned: list[float]
+async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
+    agent: Any, options: Any, reason: StopReason, earned: float
 ) -> None:
-    async def agent(client: AgentClient) -> float:
-        for text in texts:
-            await ask(client, text)
-        return 1.0
+    own = {} if earned == -0.1 else {"context_overflow_reward": earned}
+    trajectory = await play(agent, **options, **own)
 
-    trajectory = await play(agent, context_length=CONTEXT, **options)
-
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
-    assert rewards(trajectory) == earned
-    for turn in trajectory.transitions[: len(texts) - 1]:  # else there is none to note it at
-        assert turn.metrics["context_overflow"] == 1.0
-        assert "maximum context length" in str(turn.logs["context_overflow"])
+    assert trajectory.stop_reason == reason
+    *_, last = trajectory.transitions
+    assert reward(trajectory) == last.reward == earned
+    if agent is not begins_with_it:  # else there is no turn to note it at
+        assert last.metrics["context_overflow"] == 1.0
+        assert "maximum context length" in str(last.logs["context_overflow"])
+    if agent is talks_without_end:
+        [found] = sequences(trajectory)
+        assert 20 < len(found.response_ids) <= 50
 
 
 async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_cap_does() -> None:
@@ -152,28 +189,3 @@ async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
     for each in found:
         rest = 10**6 if context_length is None else context_length - len(each.prompt_ids)
         assert min(80, rest) - 30 < len(each.response_ids) <= min(80, rest)
-
-
-@pytest.mark.parametrize(
-    ("text", "limits"),
-    [
-        ("long " * 60, RolloutLimits(max_trajectory_tokens=60)),
-        ("Hi", SequenceLimits(max_response_tokens=50)),
-    ],
-    ids=["trajectory", "sequence"],
-)
-async def test_an_agent_that_does_not_cope_with_a_budget_stops_at_it(
-    text: str, limits: RolloutLimits
-) -> None:
-    async def agent(client: AgentClient) -> float:
-        messages = [user(text)]
-        while True:
-            messages += [assistant(await ask(client, *messages)), user("And then?")]
-
-    trajectory = await play(agent, limits=limits, context_length=CONTEXT)
-
-    assert trajectory.stop_reason == StopReason.MAX_TOKENS
-    for found in sequences(trajectory):
-        assert trajectory.transitions[-1].reward == -0.1
-        assert 20 < len(found.response_ids) <= 50
-    assert len(sequences(trajectory)) == (text == "Hi")

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from PIL import Image
-from tests.kit import assistant, system, tool, user
+from tests.kit import assistant, calling, system, tool, user
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
@@ -40,7 +38,7 @@ Messages = list[Any]
 
 ADD, EDIT = tool("add"), tool("edit")
 HURRY = Message(role="user", content="Hurry!")
-ONE_CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+ONE_CALL = calling("add", x=1)
 
 
 class Talk:
@@ -181,24 +179,6 @@ def test_replies_that_come_back_as_they_were_keep_their_tokens(
     assert met == dict.fromkeys(met, (1, set()))
 
 
-texts = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=30
-).filter(lambda text: "<" not in text)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
-def test_any_texts_give_the_renderers_own_prompts(turns: list[tuple[str, str]]) -> None:
-    talk, messages = Talk(), Messages()
-    for question, answer in turns:
-        messages.append(user(question))
-        conversation = talk.ask(messages)
-        whole: list[Any] = talk.renderer.full(conversation.messages)
-        assert talk.read(conversation) == talk.renderer.decode(whole)
-        messages.append(assistant(talk.say(conversation, answer).text))
-    assert talk.book.lineages == 1
-
-
 # -- sampled tokens --------------------------------------------------------------------------------
 
 
@@ -257,13 +237,6 @@ def test_injected_messages_stand_before_the_reply_and_stay(family: Renderer) -> 
     after = talk.ask([user("Hi"), assistant("Fine."), user("Bye")])
     assert after is conversation
     assert talk.read(after).count("Hurry!") == 1
-
-
-def test_tool_calls_are_kept_as_sampled_though_the_template_would_space_them_otherwise() -> None:
-    talk, messages = Talk(), [user("2+2?")]
-    talk.turn(messages, ONE_CALL.replace(" ", ""), tools=[ADD])
-    talk.ask(messages, tools=[ADD])
-    assert talk.met == (1, {Drift.RETOKENISED: 1})
 
 
 # -- what continues a conversation -----------------------------------------------------------------

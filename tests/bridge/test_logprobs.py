@@ -1,9 +1,4 @@
-"""Log-probabilities of what the policy said, for the agent that asks for them.
-
-One for each sampled token in its order, in every API, each with the number that was sampled with
-it. They come along wherever the Cookbook samples; where nobody brought them the agent gets a 400
-that says what to do, and no number.
-"""
+"""Log-probabilities of what the policy said, for the agent that asks for them."""
 
 import dataclasses
 import json
@@ -15,13 +10,12 @@ from typing import Any
 import openai
 import pytest
 import tinker
-from tests.kit import ask, call, tool, user
+from tests.kit import ask, call, calling, tool, user
 from tinker_cookbook.completers import (
     MessageCompleter,
     TinkerTokenCompleter,
     TokensWithLogprobs,
 )
-from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
@@ -73,9 +67,7 @@ def check(listed: Any, said: str = SPEECH + END) -> None:
     assert all(one.top_logprobs == [] for one in listed)
 
 
-# -- which tokens ----------------------------------------------------------------------------------
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+CALL = calling("add", x=1)
 
 SAID: list[tuple[str, dict[str, Any]]] = [
     ("Yes, that is so." + END, {}),
@@ -108,23 +100,6 @@ async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
     await env.initial_observation()
     tokens = prompt_renderer(None).encode(SPEECH + END)  # of a loop that knows of no cap
     assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
-
-
-async def test_every_chat_format_has_its_own_stop_token(family: Renderer) -> None:
-    renderer = prompt_renderer(family)
-    tokens = renderer.encode("Yes.") + renderer.end_tokens[:1]
-
-    async def agent(client: AgentClient) -> float:
-        listed = (await call(client, logprobs=True)).choices[0].logprobs.content
-        assert [one.logprob for one in listed] == numbers(tokens)
-        return float(listed[-1].token == renderer.decode(tokens[-1:]))
-
-    env = ChatAgentEnv(agent, renderer=family)
-    await env.initial_observation()
-    assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
-
-
-# -- what the SDK reads ----------------------------------------------------------------------------
 
 
 async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
@@ -171,9 +146,6 @@ async def test_responses_whole_and_streamed_and_sent_back() -> None:
     assert (await played(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
 
 
-# -- they come along -------------------------------------------------------------------------------
-
-
 async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
     """With the embedded engine below it: the very numbers that are trained on."""
     seen: list[float] = []
@@ -193,9 +165,6 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
     assert all(logprob < 0 for logprob in seen)
     assert len({*seen}) > 1
     assert transition.ac.logprobs == seen
-
-
-# -- nobody brought them ---------------------------------------------------------------------------
 
 
 async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> None:
@@ -218,9 +187,6 @@ async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> 
     tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
     assert not (await env.step(tokens)).episode_done
     assert (await env.step(tokens)).reward == 1.0
-
-
-# -- nobody brought them ---------------------------------------------------------------------------
 
 
 def test_sampled_tokens_are_a_list_with_as_many_log_probabilities_and_travel() -> None:

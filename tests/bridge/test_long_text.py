@@ -163,9 +163,6 @@ def test_text_is_found_at_any_depth_and_tokens_stand_for_some_characters_each() 
         check_tokens(6, 20)
 
 
-# -- what must be too long -------------------------------------------------------------------------
-
-
 @given(
     st.text(
         st.one_of(st.sampled_from("  aeZ0.\u0301\u1100\u1161\n\t"), st.characters(codec="utf-8")),

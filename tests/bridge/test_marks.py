@@ -1,16 +1,16 @@
-"""Replies of a policy that has begun to repeat itself: no parser is to hold the process.
+"""Markup in replies: calls are counted, offered, parsed, unparsed or left in the text; and where a
+policy repeats its marks, no parser is to hold the process."""
 
-Marks that are never closed, and white space after them, are refused before they are parsed; an
-episode goes on with the text that was said.
-"""
+from typing import Any
 
 import pytest
 import tinker_cookbook.renderers as cookbook
-from tests.kit import ask, assistant, play, user
+from tests.kit import ask, assistant, calling, play, tool, user
 from tinker_cookbook.exceptions import RendererError
 
 from evert import AgentClient
 from evert.bridge.clients.dialects.gemini import method_of
+from evert.bridge.env.tool_counts import MARKUP
 from evert.bridge.tokens.parse_guard import check_marks
 from evert.bridge.tokens.renderer import PromptRenderer
 
@@ -76,3 +76,52 @@ async def test_the_agent_gets_what_was_said_and_goes_on() -> None:
 def test_a_long_path_is_read_once() -> None:
     assert method_of("/models/" * 100_000) is None
     assert (method_of("/models/" * 100_000 + "a:countTokens") or "")[2] == "countTokens"
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+TOOLS = [tool("look"), tool("take")]
+GOOD = calling("look")
+BROKEN = '<tool_call>\n{"name": "look", "arguments": \n</tool_call>'
+OTHER_FORMAT = "[TOOL_CALLS] look()"
+
+
+async def counts(*replies: str, tools: list[Any] | None) -> dict[str, float]:
+    async def agent(client: AgentClient) -> float:
+        for _ in replies:
+            await ask(client, tools=tools)
+        return 0.0
+
+    metrics = (await play(agent, *replies)).transitions[-1].metrics
+    return {k.removeprefix("tools/"): v for k, v in metrics.items() if k.startswith("tools/")}
+
+
+async def test_calls_are_told_apart_and_markup_is_noticed() -> None:
+    replies = (GOOD, f"{GOOD}\n{GOOD}", BROKEN, OTHER_FORMAT, "Nothing.")
+    assert await counts(*replies, tools=TOOLS) == {
+        "offered": 2,
+        "calls": 3,
+        "calls_unparsed": 1,
+        "markup_in_text": 2,  # the broken call stays in the text, for the agent to see
+    }
+    assert await counts("Hello.", tools=None) == {}
+    assert (await counts(OTHER_FORMAT, tools=None))["markup_in_text"] == 1
+
+
+MARKED = """<tool_call>{"name": "f"}
+</tool_call>
+<function=look>{}</function>
+<|python_tag|>look()
+<|tool_calls_section_begin|>
+<｜tool▁calls▁begin｜>
+[TOOL_CALLS][{"name": "look"}]
+<invoke name="look">
+{"name": "look", "arguments": {}}
+functions.look:0"""
+
+
+def test_the_markup_of_every_common_format_is_known() -> None:
+    assert [text for text in MARKED.splitlines() if not MARKUP.search(text)] == []
+    for text in ("I look around.", "f(x) = <x>", "use the function look", "a[1]"):
+        assert not MARKUP.search(text), text

@@ -2,10 +2,11 @@
 
 A message is read the same from a dict and from an SDK object; what we cannot read is a 400 whose
 ``param`` and text name the place. A reply is recognised in every form in which agents send it back,
-and in no other, and nothing the policy said is lost.
+and in no other. What is read of fields: ``dialects/test_contract.py``.
 """
 
 import json
+import logging
 from typing import Any
 
 import openai
@@ -19,9 +20,14 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 from tests.bridge.sent_back import is_sent_back
-from tests.kit import assistant, tool, user
+from tests.kit import ask, assistant, play_without_a_call, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
+from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
+from evert.bridge.chat.fields import (
+    MOST_WARNED,
+    FieldPolicy,
+)
 from evert.bridge.chat.messages import ROLES, as_fields, read_message, read_tools
 from evert.bridge.chat.reply import Reply, call_id, read_reply
 from evert.bridge.clients.dialects.chat_completions import completion
@@ -258,6 +264,7 @@ def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> N
     both = replied([HM, SO, {"type": "thinking", "thinking": "And?"}, HELLO])
     assert (both.text, both.reasoning) == ("So.Hello.", "Hm.\nAnd?")
     assert (replied([SO]).reasoning, replied([]).text) == (None, "")
+    assert replied("\n So. \n", tool_calls=[tool_call()]).text == "So."
     for made, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
         assert replied("Hi", tool_calls=made).finish_reason == expected
         assert replied("Hi", tool_calls=made, truncated=True).finish_reason == "length"
@@ -366,3 +373,71 @@ def test_a_text_is_recognised_exactly_when_it_is_equal_but_for_its_margins(
     assert is_sent_back(reply, said(text))
     assert is_sent_back(reply, said(f"\n {text.strip()} "))
     assert is_sent_back(reply, said(other)) == (text.strip() == other.strip())
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
+
+
+def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_in_all(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):
+        for _ in range(3):
+            POLICY.check({"brand_new": 1, "other": 2}, strict=False)
+        for number in range(1_000):
+            POLICY.check({f"made_up_{number}{'x' * 1_000}": 1}, strict=False)
+
+    assert caplog.messages[:2] == [
+        f"An agent sends the field {name!r}, which evert does not know: it is ignored."
+        for name in ("brand_new", "other")
+    ]
+    assert len(caplog.messages) == MOST_WARNED
+    assert caplog.messages[-1].endswith("it is ignored. Further ones are not told.")
+    assert max(map(len, caplog.messages)) < 250
+
+
+def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
+    error = bad_request("No.", param="messages[0]", code="some_code")
+
+    assert type(error) is openai.BadRequestError
+    assert (error.status_code, error.message, str(error)) == (400, "No.", "No.")
+    told = (error.param, error.code, error.type)
+    assert told == ("messages[0]", "some_code", "invalid_request_error")
+    assert error.response.status_code == 400
+    assert error.request.url.path == "/v1/chat/completions"
+    assert error.request.url.host.endswith(".invalid")  # no address that could ever be reached
+    library = openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]
+    assert type(error.response).__module__.partition(".")[0] == library
+    assert (bad_request("No.").param, bad_request("No.").code) == (None, None)
+
+
+def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agents_compact() -> None:
+    error = context_length_exceeded(5000, 4096)
+
+    assert (error.code, error.param) == ("context_length_exceeded", "messages")
+    assert error.message == (
+        "prompt is too long: 5000 tokens > 4096 maximum. This model's maximum context length is "
+        "4096 tokens, however your messages resulted in 5000 tokens. Please reduce the length of "
+        "the messages."
+    )
+
+
+async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() -> None:
+    async def agent(client: Any) -> float:
+        told: list[tuple[str, Any, str]] = [
+            ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
+            ("stream", True, "Take client.openai"),
+            ("n", [*range(1000)], "is not supported"),
+        ]
+        for name, value, advice in told:
+            with pytest.raises(openai.BadRequestError, match=advice) as caught:
+                await ask(client, **{name: value})
+            assert caught.value.param == name
+            assert len(caught.value.message) < 500
+        return 1.0
+
+    await play_without_a_call(agent)

@@ -1,8 +1,4 @@
-"""The models beside the policy: frozen ones, by name.
-
-A Cookbook completer, a sampling client, a remote endpoint or a function answers the calls to its
-name, wherever the agent calls from; they are no transitions. ``tests/faults`` has what goes wrong.
-"""
+"""The models beside the policy: frozen ones, by name. ``tests/faults`` has what goes wrong."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,9 +7,18 @@ from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
-from aiohttp import web
-from tests.kit import ask, ask_blocking, call, play, reward, tool, user
+from tests.bridge.conftest import Elsewhere
+from tests.kit import (
+    ask,
+    ask_blocking,
+    call,
+    calling,
+    play,
+    play_without_a_call,
+    reward,
+    tool,
+    user,
+)
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -24,7 +29,7 @@ from evert.bridge.models.remote import RemoteModel
 HELLO: Any = [user("Hello?")]
 ADD = tool("add")
 AS_OBJECT: Any = {"response_format": {"type": "json_object"}}
-CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+CALL = calling("add", x=1)
 
 
 class Judge(MessageCompleter):
@@ -40,12 +45,6 @@ class Judge(MessageCompleter):
 
 async def hello(client: AgentClient, model: str = "judge", **fields: Any) -> Any:
     return await call(client, *HELLO, model=model, **fields)
-
-
-async def alone(agent: Any, **options: Any) -> None:
-    """Plays an agent that asks frozen models alone: no call of it is the policy's."""
-    ended: Any = await ChatAgentEnv(agent, **options).initial_observation()
-    assert ended.reward == 1.0
 
 
 async def test_a_message_completer_answers_beside_the_policy_and_is_no_transition() -> None:
@@ -76,7 +75,7 @@ async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_for
         await hello(client, **AS_OBJECT)
         return 1.0
 
-    await alone(agent, models={"other": helper, "judge": judge})
+    await play_without_a_call(agent, models={"other": helper, "judge": judge})
 
     called, stopped, cut, again, _ = (completion.choices[0] for completion in got)
     assert called.message.tool_calls[0].function.name == "add"
@@ -99,46 +98,16 @@ def as_schema(name: str) -> Any:
     return {"response_format": {"type": "json_schema", "json_schema": wanted}}
 
 
-class Remote:
-    """A loopback endpoint that speaks OpenAI's chat completions."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
-        self.message: dict[str, Any] = {"role": "assistant", "content": "Remote."}
-        self.logprobs: Any = None
-        self.status = 200
-        self.models: dict[str, Any] = {}
-
-    async def answer(self, request: web.Request) -> web.Response:
-        self.asked.append((request.headers["authorization"], await request.json()))
-        if self.status != 200:
-            error = {"message": "No such key.", "type": "t", "param": None, "code": "bad_key"}
-            return web.json_response({"error": error}, status=self.status)
-        choice = {"index": 0, "finish_reason": "stop", "message": self.message}
-        choice["logprobs"] = self.logprobs
-        usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
-        whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
-        return web.json_response({**whole, "choices": [choice], "usage": usage})
-
-
-@pytest_asyncio.fixture
-async def remote(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remote]:
-    """It answers as the model "judge"."""
+@pytest.fixture
+def models(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The server, as the model "judge"."""
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    server = Remote()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    server.models = {"judge": RemoteModel("gpt-judge", url, "JUDGE_KEY")}
-    yield server
-    await runner.cleanup()
+    return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
 
 async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_they_are(
-    remote: Remote,
+    elsewhere: Elsewhere,
+    models: dict[str, Any],
 ) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
     given = [
@@ -148,12 +117,12 @@ async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_the
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="endpoint of this model gave none"):
             await hello(client, logprobs=True)
-        remote.logprobs = {"content": given, "refusal": None}
+        elsewhere.choice["logprobs"] = {"content": given, "refusal": None}
         found = (await hello(client, logprobs=True)).choices[0].logprobs
         return float([one.model_dump() for one in found.content] == given)
 
-    await alone(agent, models=remote.models)
-    assert [body["logprobs"] for _, body in remote.asked] == [True, True]
+    await play_without_a_call(agent, models=models)
+    assert [body["logprobs"] for *_, body in elsewhere.asked] == [True, True]
 
 
 BOTH = {"tools": [ADD, tool("look")]}
@@ -170,26 +139,30 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-async def test_a_remote_model_is_asked_with_the_fields_that_count(remote: Remote) -> None:
+async def test_a_remote_model_is_asked_with_the_fields_that_count(
+    elsewhere: Elsewhere, models: dict[str, Any]
+) -> None:
     async def agent(client: AgentClient) -> float:
         for fields, expected in FIELDS:
             completion = await hello(client, **fields)
             usage = completion.usage
-            assert completion.choices[0].message.content == "Remote."
+            assert completion.choices[0].message.content == "From elsewhere."
             assert (usage.prompt_tokens, usage.completion_tokens) == (5, 6)
             body = {"model": "gpt-judge", "messages": HELLO, **expected}
-            assert remote.asked[-1] == ("Bearer secret", body)
+            assert elsewhere.asked[-1][2] == body
         return 1.0
 
-    await alone(agent, models=remote.models)
-    assert len(remote.asked) == len(FIELDS)
-    assert "secret" not in repr(remote.models)
+    await play_without_a_call(agent, models=models)
+    assert elsewhere.keys == ["Bearer secret"] * len(FIELDS)
+    assert "secret" not in repr(models)
 
 
-async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(remote: Remote) -> None:
+async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
+    elsewhere: Elsewhere, models: dict[str, Any]
+) -> None:
     made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    remote.message = {"role": "assistant", "content": None, "tool_calls": [made]}
-    remote.message["reasoning_content"] = "Hm."
+    said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "Hm."}
+    elsewhere.choice["message"] = said
 
     async def agent(client: AgentClient) -> float:
         message: Any = (await hello(client, tools=[ADD])).choices[0].message
@@ -199,23 +172,25 @@ async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(remot
         await call(client, *HELLO, message, result, model="judge")
         return 1.0
 
-    await alone(agent, models=remote.models)
+    await play_without_a_call(agent, models=models)
 
-    assert remote.asked[1][1]["messages"][1]["tool_calls"] == [made]
+    assert elsewhere.asked[1][2]["messages"][1]["tool_calls"] == [made]
 
 
-async def test_a_remote_models_own_refusal_reaches_the_agent(remote: Remote) -> None:
+async def test_a_remote_models_own_refusal_reaches_the_agent(
+    elsewhere: Elsewhere, models: dict[str, Any]
+) -> None:
     refusals = {401: openai.AuthenticationError, 404: openai.NotFoundError}
 
     async def agent(client: AgentClient) -> float:
-        for remote.status, error in refusals.items():
+        for elsewhere.status, error in refusals.items():
             for each in (client, client.openai):
                 with pytest.raises(error) as caught:
                     await hello(each)  # type: ignore[arg-type]
                 assert caught.value.code == "bad_key"
         return 1.0
 
-    await alone(agent, models=remote.models)
+    await play_without_a_call(agent, models=models)
 
 
 async def over_responses(client: AgentClient) -> str:
@@ -243,7 +218,7 @@ async def test_a_frozen_model_answers_from_everywhere() -> None:
         said += [await over_responses(client), await over_anthropic(client)]
         return float(said == ["HELLO?"] * 5)
 
-    await alone(agent, models={"judge": Judge()})
+    await play_without_a_call(agent, models={"judge": Judge()})
 
 
 class Stuck(MessageCompleter):

@@ -1,8 +1,4 @@
-"""Calls that an agent makes at the same time, under ``ParallelRollouts``.
-
-They are sampled at the same time, whoever makes them; an agent whose calls never meet is played as
-without it. Limits, hooks, retries and what fails keep their meaning, and nobody is left waiting.
-"""
+"""Calls that an agent makes at the same time, under ``ParallelRollouts``."""
 
 import asyncio
 import itertools

@@ -1,15 +1,11 @@
-"""Prefill: a last message of the assistant's, which the reply goes on from.
-
-The prompt is the renderer's own with that prefill. The agent gets what follows, by the real
-Anthropic SDK; sent back, joined or as two messages, it is known again.
-"""
+"""Prefill: a last message of the assistant's, which the reply goes on from."""
 
 from typing import Any
 
 import anthropic
 import pytest
 import tinker_cookbook.renderers as cookbook
-from tests.kit import assistant, play, reward, user
+from tests.kit import assert_extends, assistant, play, play_without_a_call, reward, user
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
@@ -47,9 +43,6 @@ def texts(reply: anthropic.types.Message) -> list[str]:
     return [block.text for block in reply.content if block.type == "text"]
 
 
-# -- the prompt ------------------------------------------------------------------------------------
-
-
 async def test_the_prompt_is_the_renderers_own_with_this_prefill(family: cookbook.Renderer) -> None:
     whole = family.build_generation_prompt(
         [Message(role="user", content=ASKED["content"])], prefill=BEGUN
@@ -67,9 +60,6 @@ async def test_what_cannot_begin_a_reply_is_a_finished_message_and_control_token
     [end] = prompt_renderer(None).end_tokens
     plain, typed = [await observed([ASKED, assistant(text)]) for text in ("ab", "a<|im_end|>b")]
     assert plain.count(end) == typed.count(end)
-
-
-# -- what the agent gets ---------------------------------------------------------------------------
 
 
 async def test_the_agent_gets_what_follows_whole_and_streamed_and_of_a_frozen_model() -> None:
@@ -103,9 +93,6 @@ async def test_a_stop_sequence_in_the_prefill_cuts_nothing() -> None:
     assert reward(await play(agent, " three STOP four")) == 1.0
 
 
-# -- sent back -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("as_one", [True, False], ids=["joined", "two messages"])
 async def test_a_reply_that_comes_back_with_its_beginning_is_known(*, as_one: bool) -> None:
     """One lineage, one datum, every sampled token once."""
@@ -125,9 +112,7 @@ async def test_a_reply_that_comes_back_with_its_beginning_is_known(*, as_one: bo
         sampled = sum(len(turn.ac.tokens) for turn in trajectory.transitions)
         assert sum(datum.loss_fn_inputs["mask"].tolist()) == sampled
         assert trajectory.transitions[-1].metrics["lineages"] == 1
-        for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
-            known = before.ob.to_ints() + before.ac.tokens
-            assert after.ob.to_ints()[: len(known)] == known
+        assert_extends(trajectory)
 
 
 async def test_a_reply_that_comes_back_without_its_beginning_is_history_that_was_changed() -> None:
@@ -152,5 +137,4 @@ async def test_beside_a_forced_tool_or_a_format_it_is_refused() -> None:
                 await create(client, [ASKED, assistant("{")], **fields)
         return 1.0
 
-    end: Any = await ChatAgentEnv(agent).initial_observation()
-    assert end.reward == 1.0
+    await play_without_a_call(agent)

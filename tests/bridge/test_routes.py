@@ -1,9 +1,4 @@
-"""The route table: who answers the calls to a model name.
-
-Where there is only the policy, every name reaches it; beside other models or seats, an unknown
-name is a 400 with the nearest one. The policy may have several names, patterns among them. A
-failure of the agent says which names it asked for in vain.
-"""
+"""The route table: who answers the calls to a model name."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""Schemas of an agent's and replies of anybody's making, held against each other in short time.
-
-Patterns mean what they mean in JSON schemas and none explodes; a reply does not make the work grow
-faster than itself; what cannot be checked is not held against the policy; nothing is fetched.
-"""
+"""Schemas of an agent's and replies of anybody's making, held against each other in short time."""
 
 import json
 import logging

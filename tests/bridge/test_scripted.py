@@ -1,16 +1,13 @@
 """``ScriptedPolicy`` plays texts as a model would: in tokens, with an end, within its budget."""
 
-import pickle
 from typing import Any
 
 import pytest
 import tinker
 from tests.bridge.conftest import FAMILIES
-from tests.kit import talker
 from tinker_cookbook.completers import TokenCompleter
 
-from evert import ChatAgentEnv, RendererMismatchError, ScriptedPolicy
-from evert.bridge.tokens.bases import default_renderer
+from evert import ScriptedPolicy
 from evert.bridge.tokens.renderer import prompt_renderer
 
 OUR = prompt_renderer(None)
@@ -60,11 +57,3 @@ async def test_it_ends_as_the_renderer_of_its_env_ends(make_renderer: Any) -> No
 
         assert said.tokens == prompt_renderer(renderer).encode("One.") + ends, name
         assert said.stop_reason == "stop"
-
-
-def test_it_wants_a_renderer_of_the_cookbook_and_the_default_is_the_envs() -> None:
-    wrong: Any = "qwen3"
-    with pytest.raises(RendererMismatchError, match="Expected a tinker_cookbook renderer"):
-        ScriptedPolicy(["One."], wrong)
-    assert ChatAgentEnv(talker(2)).renderer is default_renderer()
-    assert pickle.loads(pickle.dumps(default_renderer())).get_stop_sequences() == OUR.stop

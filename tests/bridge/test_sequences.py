@@ -1,41 +1,25 @@
-"""A trajectory as token sequences: the Cookbook's data, in lists, for every other trainer.
+"""A trajectory as token sequences, for every other trainer: the Cookbook's data, in lists. And
+calls that are not to be learned from, which have no weight in either."""
 
-They hold what ``trajectory_to_data`` makes of the trajectory, a lineage a sequence, also where the
-turns of several alternate. What is no list of token ids is refused.
-"""
-
-import itertools
+import asyncio
+from functools import partial
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 import tinker
-from tests.kit import ask, assistant, tool, user
-from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tests.kit import Numbered, ask, ask_blocking, assistant, play, policy_of, reward, user
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert.bridge.clients.client import AgentClient
-from evert.bridge.env.env import ChatAgentEnv
-from evert.bridge.env.scripted import ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv, sequences
+from evert.bridge.env.seats import seat_envs
 from evert.bridge.errors import UnsupportedPromptError
-from evert.bridge.groups.group import sort_by_lineage
-from evert.bridge.records.sequences import TokenSequence, sequences
-
-
-class Numbered(TokenCompleter):
-    """A scripted policy whose log-probabilities are all different."""
-
-    def __init__(self, *texts: str) -> None:
-        rest = iter(texts)
-        self._inner = ScriptedPolicy(lambda prompt: next(rest))
-        self._numbers = itertools.count(1)
-
-    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        said = await self._inner(*args, **options)
-        logprobs = [-next(self._numbers) / 8 for _ in said.tokens]
-        return TokensWithLogprobs(said.tokens, logprobs, said.stop_reason)
+from evert.bridge.groups.group import can_be_learned_from, sort_by_lineage
+from evert.bridge.records.sequences import TokenSequence
 
 
 async def three_turns(client: AgentClient) -> float:
@@ -90,7 +74,7 @@ def of_datum(datum: tinker.Datum) -> dict[str, Any]:
 )
 async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, count: int) -> None:
     env = ChatAgentEnv(agent)
-    trajectory = await do_single_rollout(Numbered(*texts.split()), env)
+    trajectory = await do_single_rollout(Numbered(texts.split()), env)
     alternating = sequences(trajectory)  # without the order of the group
     sort_by_lineage(trajectory, env.turn_lineages)
 
@@ -103,7 +87,7 @@ async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, coun
 
 
 async def test_each_turn_has_its_reward_and_its_end() -> None:
-    trajectory = await do_single_rollout(Numbered("one", "two", "three"), ChatAgentEnv(three_turns))
+    trajectory = await do_single_rollout(Numbered("123"), ChatAgentEnv(three_turns))
 
     (found,) = sequences(trajectory)
 
@@ -116,27 +100,6 @@ async def test_each_turn_has_its_reward_and_its_end() -> None:
     assert sequences(Trajectory([], tinker.ModelInput.empty())) == []
 
 
-async def test_masked_replies_have_mask_0() -> None:
-    async def agent(client: AgentClient) -> float:
-        for _ in range(2):
-            await ask(client, tools=[tool("f")])
-        return 1.0
-
-    masking = ParseErrorPolicy(max_consecutive=1, mask_error_turns=True)
-    policy = Numbered("<tool_call>\n{", "Fine.", "Fine.")
-    env = ChatAgentEnv(agent, parse_error_policy=masking)
-    trajectory = await do_single_rollout(policy, env)
-    sort_by_lineage(trajectory, env.turn_lineages)
-    data = trajectory_to_data(trajectory, 1.0)
-
-    found = sequences(trajectory)
-
-    assert [shifted(each) for each in found] == [of_datum(datum) for datum in data]
-    masked = found[0].turn_ends[0]
-    assert set(found[0].response_mask[:masked]) == {0}
-    assert set(found[0].response_mask[masked:]) == {0, 1}
-
-
 def test_images_are_refused_by_name() -> None:
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
     prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1]), image])
@@ -145,3 +108,140 @@ def test_images_are_refused_by_name() -> None:
 
     with pytest.raises(UnsupportedPromptError, match="ImageChunk"):
         sequences(trajectory)
+
+
+# -- without weight --------------------------------------------------------------------------------
+
+
+HELLO: Any = [user("Hello?")]
+OUT: Any = {"evert": {"train": False}}
+
+
+def is_trained(trajectory: Trajectory) -> list[bool]:
+    """Of each turn, whether its tokens have weight; the data and the sequences agree."""
+    trained = []
+    for turn in trajectory.transitions:
+        alone = Trajectory(transitions=[turn], final_ob=trajectory.final_ob)
+        [datum] = trajectory_to_data(alone, 2.0)
+        mask, advantages = (
+            datum.loss_fn_inputs[name].tolist()[-len(turn.ac.tokens) :]
+            for name in ("mask", "advantages")
+        )
+        assert advantages == [2.0 * one for one in mask]
+        assert len({*mask}) == 1
+        [sequence] = sequences(alone)
+        assert {*sequence.response_mask} == {*mask}
+        trained.append(mask[0] == 1.0)
+    return trained
+
+
+async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from() -> None:
+    async def agent(client: AgentClient) -> float:
+        blocking, chat = client.blocking, {"model": "policy", "messages": HELLO, "extra_body": OUT}
+        await ask(client, extra_body=OUT)
+        await asyncio.to_thread(partial(ask_blocking, blocking, extra_body=OUT))
+        await client.openai.chat.completions.create(**chat)
+        await client.openai.responses.create(model="policy", input="Hello?", extra_body=OUT)
+        await client.anthropic.messages.create(**chat, max_tokens=50)
+        async with client.anthropic.messages.stream(**chat, max_tokens=50) as stream:
+            assert await stream.get_final_text() == "Fine."
+        config: Any = {"http_options": {"extra_body": OUT}}
+        asked = {"model": "policy", "contents": "Hello?"}
+        await client.genai.aio.models.generate_content(**asked, config=config)
+        taken_over = openai.AsyncOpenAI(api_key="mine", base_url="http://elsewhere.invalid/v1")
+        await taken_over.chat.completions.create(**chat)
+        address = client.serve().root_url
+        async with anthropic.AsyncAnthropic(base_url=address, api_key=client.api_key) as own:
+            await own.messages.create(**chat, max_tokens=50)
+        await ask(client, extra_body={"evert": {"train": True}})
+        return 1.0
+
+    assert is_trained(await play(agent)) == [False] * 9 + [True]
+
+
+async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
+    async def agent(client: AgentClient) -> float:
+        found, said = client.untrained, {"model": "policy", "messages": HELLO}
+        await ask(found, response_format={"type": "json_object"})  # it is asked for again
+        await asyncio.to_thread(ask_blocking, client.blocking.untrained)
+        await found.openai.chat.completions.create(**said)
+        await found.genai.aio.models.generate_content(model="policy", contents="Hello?")
+        async with openai.AsyncOpenAI(base_url=found.base_url, api_key=found.api_key) as own:
+            await own.chat.completions.create(**said)
+        first = await found.openai.responses.create(model="policy", input="Hello?")
+        await client.openai.responses.create(
+            model="policy", input="And?", previous_response_id=first.id
+        )
+        await ask(client)
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as own:
+            await own.chat.completions.create(**said)
+        return 1.0
+
+    trajectory = await play(agent, "no JSON", "{}", *["Fine."] * 8)
+    assert is_trained(trajectory) == [False] * 7 + [True] * 3
+
+
+async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
+    async def agent(client: AgentClient) -> float:
+        for one in (client.untrained.seat("a"), client.seat("b").untrained, client.seat("b")):
+            await ask(one)
+        return 1.0
+
+    policy, envs = policy_of(), seat_envs(agent, ["a", "b"])
+    first, second = await asyncio.gather(*(do_single_rollout(policy, env) for env in envs))
+
+    assert (is_trained(first), is_trained(second)) == ([False], [False, True])
+    assert not can_be_learned_from(first)
+
+
+async def test_a_turn_amid_a_conversation_has_no_weight_and_its_neighbours_have() -> None:
+    async def agent(client: AgentClient) -> float:
+        messages = [*HELLO]
+        for number in range(3):
+            text = await ask(client, *messages, extra_body=OUT if number == 1 else None)
+            messages += [assistant(text), user("Go on.")]
+        return 1.0
+
+    trajectory = await play(agent, "one", "two and more", "three")
+    [datum] = trajectory_to_data(trajectory, 0.5)
+
+    first, _, third = trajectory.transitions
+    tokens = [*third.ob.to_ints(), *third.ac.tokens][1:]
+    expected = [0.0] * len(tokens)
+    for turn in (first, third):
+        start = turn.ob.length - 1
+        expected[start : start + len(turn.ac.tokens)] = [0.5] * len(turn.ac.tokens)
+    assert datum.loss_fn_inputs["target_tokens"].tolist() == tokens
+    assert datum.loss_fn_inputs["advantages"].tolist() == expected
+    assert datum.loss_fn_inputs["mask"].tolist() == [float(one > 0) for one in expected]
+    assert [turn.metrics.get("untrained") for turn in trajectory.transitions] == [None, 1.0, None]
+
+
+async def test_a_field_that_says_otherwise_is_refused() -> None:
+    async def agent(client: AgentClient) -> float:
+        wrong: list[Any] = [{"train": "no"}, {"trian": False}, [False], "off"]
+        for create in (client.chat.completions.create, client.openai.chat.completions.create):
+            for evert in wrong:
+                with pytest.raises(openai.BadRequestError, match=r"'evert' must be ") as caught:
+                    await create(model="policy", messages=HELLO, extra_body={"evert": evert})
+                assert caught.value.param == "evert"
+            await ask(client)
+        return 1.0
+
+    assert reward(await play(agent)) == 1.0
+
+
+async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
+
+    async def agent(client: AgentClient) -> float:
+        extra = {**OUT, "a_field_of_no_api": 1}
+        await ask(client, extra_body=extra)
+        with pytest.raises(openai.BadRequestError, match="temprature"):
+            await ask(client, temprature=1, extra_body=OUT)
+        return 1.0
+
+    assert is_trained(await play(agent, "no weight")) == [False]
+    assert "a_field_of_no_api" in caplog.text

@@ -1,8 +1,4 @@
-"""Sampling from Tinker servers of one's own with the real SDK, over HTTP on this machine.
-
-A server that promises sequences without ids is sampled once its client is completed; a saved state
-is loaded in two requests where the server knows no other way. Nothing else changes.
-"""
+"""Sampling from Tinker servers of one's own with the real SDK, over HTTP on this machine."""
 
 import json
 import pickle

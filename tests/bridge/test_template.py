@@ -167,9 +167,6 @@ def test_the_clock_of_a_template_stands_still() -> None:
     )
 
 
-# -- under an Env ----------------------------------------------------------------------------------
-
-
 def talker(opening: str, turns: int) -> Any:
     async def agent(client: AgentClient) -> float:
         messages: list[Any] = [user(opening)]

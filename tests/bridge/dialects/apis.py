@@ -116,6 +116,8 @@ REPLIES = {
     "text": reply(),
     "long": reply("The quick brown fox jumps over the lazy dog."),
     "empty": reply(""),
+    "margins": reply("\n\n  I edit. \n"),
+    "white space": reply("\n\n"),
     "cut": reply(finish_reason="length"),
     "reasoning": reply(reasoning="Hm, let me think about it."),
     "empty reasoning": reply(reasoning=""),

@@ -1,11 +1,13 @@
 """What all four APIs keep: every field has its policy, a thing is the same by whatever name, what
 cannot be read is a 400 with its place, and what is written is recognised when it is sent back."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from anthropic.types import Message
@@ -32,7 +34,7 @@ from evert.bridge.clients.dialects.responses import LOGPROBS
 # -- policies ------------------------------------------------------------------------------------
 
 REFUSED: dict[str, list[Any]] = {
-    "n": [2, 0, "1"],
+    "n": [2, 0, "1", True],
     "top_logprobs": [1, 5],
     "modalities": [["text", "audio"], ["audio"], [], "text", 5],
     "functions": [[], [{"name": "add"}]],
@@ -55,7 +57,8 @@ every_policy = pytest.mark.parametrize(
 NOTHING_SPECIAL: dict[str, list[Fields]] = {
     "chat": [{"n": 1, "stream": False, "logprobs": False, "top_logprobs": 0},
         {"tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {}},
-        {"modalities": ["text"]}, {"modalities": ("text",)}],
+        {"modalities": ["text"]}, {"modalities": ("text",)},
+        {"model": "", "tools": [], "stop": []}],
     "responses": [{"background": False, "top_logprobs": 0, "instructions": "", "include": []}],
     "anthropic": [{"mcp_servers": [], "output_config": {"effort": "low"}}],
     "gemini": [
@@ -107,7 +110,7 @@ def test_an_absent_field_is_absent_in_every_spelling(name: str, within: str) -> 
     api = APIS[name]
     policy = api.settings[within]
     for field in (policy.honoured | {*policy.refused}) - {*api.least}:
-        for absent in (None, openai.NOT_GIVEN, openai.omit):
+        for absent in (None, openai.NOT_GIVEN, openai.omit, anthropic.NOT_GIVEN, anthropic.omit):
             read = api.read(**placed(within, {field: absent}))
             assert read == api.read(), f"{field}={absent}"
 
@@ -143,6 +146,9 @@ def mode(**calling: Any) -> Fields:
 
 
 MUST_ADD = {"tools": [ADD_READ], "format": ReplyFormat(must_call=("add",))}
+END_READ = {"type": "function",
+    "function": {"name": "end", "description": None, "parameters": None}}  # fmt: skip
+SEVERAL = {"tools": [*TOOLS["gemini"]["tools"], {"functionDeclarations": [{"name": "end"}]}]}
 JSON_SCHEMA = {"type": "json_schema", "schema": SCHEMA}
 WRAPPED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 JSON = "application/json"
@@ -152,6 +158,7 @@ THINGS: dict[str, tuple[Fields, dict[str, Fields]]] = {
         {"chat": {"max_tokens": 6, "max_completion_tokens": 5},
             "responses": {"max_output_tokens": 5}, "anthropic": {"max_tokens": 5},
             "gemini": config(maxOutputTokens=5)}),
+    "the other cap": ({"max_tokens": 5}, {"chat": {"max_tokens": 5, "max_completion_tokens": 6}}),
     "the cap with underscores": ({"max_tokens": 5},
         {"gemini": {"generation_config": {"max_output_tokens": 5}}}),
     "stops": ({"stop": ("END",)},
@@ -168,6 +175,15 @@ THINGS: dict[str, tuple[Fields, dict[str, Fields]]] = {
     "a tool that may be called": ({"tools": [ADD_READ]},
         with_tools(chat={"tool_choice": "auto"}, responses={"tool_choice": "auto"},
             anthropic={"tool_choice": {"type": "auto"}}, gemini=mode(mode="AUTO"))),
+    "a tool that may be called in other words": ({"tools": [ADD_READ]},
+        with_tools(gemini=mode(mode="VALIDATED", allowedFunctionNames=["add"]))),
+    "a tool of which nothing is said": ({"tools": [ADD_READ]},
+        with_tools(gemini={"toolConfig": {"retrievalConfig": {"languageCode": "en"}}})),
+    "one of several tools": ({"tools": [ADD_READ, END_READ], "format": MUST_ADD["format"]},
+        {"gemini": {**SEVERAL, **mode(mode="ANY", allowed_function_names=["add"])}}),
+    "any of several tools":
+        ({"tools": [ADD_READ, END_READ], "format": ReplyFormat(must_call=("add", "end"))},
+        {"gemini": {**SEVERAL, **mode(mode="ANY", allowedFunctionNames=[])}}),
     "a tool that may not be called": ({"may_call": False},
         with_tools(chat={"tool_choice": "none"}, responses={"tool_choice": "none"},
             anthropic={"tool_choice": {"type": "none"}}, gemini=mode(mode="NONE"))),
@@ -265,7 +281,14 @@ UNREADABLE: dict[str, list[Row]] = {
         bad("stream", field("stream"), [0, 1, "true", [], {}], said="must be true or false"),
         bad("stream_options", field("stream_options"), [True, "usage", []],
             said="must be an object"),
-        bad("messages", field("messages"), [None, [], "Hi"], said="must be a non-empty list")],
+        bad("messages", field("messages"), [None, [], (), "Hi", HI, 5],
+            said="must be a non-empty list of messages, got "),
+        bad("model", field("model"), [5, ["policy"], {}], said="must be a string, got "),
+        bad("tools", field("tools"), [5, "add", {"add": HI}], said="must be a list of tools, got "),
+        bad("max_tokens", field("max_tokens"), [0, -1, 1.5, "10", True, [5], {}],
+            said="must be a positive integer, got "),
+        bad("stop", field("stop"), ["", [""], ["END", ""], [1], 5, {"END": 1}, ["END", None]],
+            said="must be a non-empty string or a list of them, got ")],
     "responses": [
         bad("input", field("input"), [None, [], 5, {}, ()],
             said="must be a string or a non-empty list of items, got "),
@@ -392,6 +415,22 @@ def history(name: str, whole: Any) -> Fields:
     return {"contents": [HI_PARTS, whole["candidates"][0]["content"]]}
 
 
+ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.rstrip]
+"""What agents do to a text before they send it back."""
+
+
+def echoed(value: Any, echo: Callable[[str], str]) -> Any:
+    """An answer whose texts, but for its thoughts, went through an agent."""
+    if isinstance(value, list):
+        return [echoed(one, echo) for one in value]
+    if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
+        return value
+    return {
+        key: echo(one) if key in ("text", "content") and type(one) is str else echoed(one, echo)
+        for key, one in value.items()
+    }
+
+
 @every_api
 def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(name: str) -> None:
     for row, said in REPLIES.items():
@@ -403,8 +442,8 @@ def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
                 assert again == whole
             else:
                 again = typed.to_dict()
-            for answer in (whole, again):
-                read = APIS[name].read(**history(name, answer))
+            for answer, echo in itertools.product((whole, again), ECHOES):
+                read = APIS[name].read(**history(name, echoed(answer, echo)))
                 assert is_sent_back(said, read.messages[1]), row
 
 

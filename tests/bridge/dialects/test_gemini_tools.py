@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 from tests.bridge.dialects.apis import HI, Fields, called
 
 from evert.bridge.chat.schemas import first_error
 from evert.bridge.clients.dialects.gemini_tools import (
     CallIds,
     json_schema,
-    read_calling,
     read_fields,
     read_tools,
 )
@@ -24,9 +21,6 @@ def refusal(read: Callable[..., Any], *arguments: Any) -> openai.BadRequestError
     with pytest.raises(openai.BadRequestError) as caught:
         read(*arguments)
     return caught.value
-
-
-# -- fields and schemas --------------------------------------------------------------------------
 
 
 def test_a_field_has_one_name_and_null_is_none() -> None:
@@ -90,49 +84,6 @@ def test_a_schema_within_must_be_an_object() -> None:
         assert refusal(json_schema, schema, "p").param == place
 
 
-class Colour(Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Point(BaseModel):
-    x: int
-    colour: Colour | None = None
-    names: list[str] = []
-
-
-def test_what_the_sdk_makes_of_a_class_fits_what_fits_the_class(
-    sent: Callable[..., Fields],
-) -> None:
-    body = sent(response_mime_type="application/json", response_schema=Point)
-    schema = json.dumps(json_schema(body["generationConfig"]["responseSchema"], "p"))
-    fit: list[Fields] = [
-        {"x": 1},
-        {"x": 1, "colour": None, "names": ["a"]},
-        {"x": 1, "colour": "red"},
-    ]
-    others: list[Fields] = [{"x": 1, "colour": "green"}, {"x": 1, "names": [5]}, {"x": "1"}, {}]
-    for value in (*fit, *others):
-        assert (first_error(schema, value) is None) is (value in fit), value
-
-
-# -- functions -----------------------------------------------------------------------------------
-
-
-def test_what_the_sdk_makes_of_a_function_is_its_signature(sent: Callable[..., Fields]) -> None:
-    def add(x: int, names: list[str], why: str = "so") -> int:
-        """Add it."""
-        return x
-
-    [tool] = read_tools(sent(tools=[add])["tools"])
-    assert tool["function"]["description"] == "Add it."
-    parameters = tool["function"]["parameters"]
-    assert parameters["required"] == ["x", "names"]
-    kinds = {name: one["type"] for name, one in parameters["properties"].items()}
-    assert kinds == {"x": "integer", "names": "array", "why": "string"}
-    assert parameters["properties"]["names"]["items"]["type"] == "string"
-
-
 def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
     number = {"type": "object", "properties": {"x": {"type": "integer"}}}
     add = {"name": "add", "description": "It.", "parametersJsonSchema": number}
@@ -149,34 +100,6 @@ def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
     nothing: list[Any] = [None, [], [{}], [{"functionDeclarations": []}]]
     for none in nothing:
         assert read_tools(none) == []
-
-
-ALL = ("add", "look", "end")
-FREE: list[Fields] = [
-    {},
-    {"mode": "AUTO"},
-    {"mode": "MODE_UNSPECIFIED"},
-    {"mode": "VALIDATED", "allowedFunctionNames": ["add"]},
-]
-
-
-def test_functions_are_forced_by_the_mode_any_alone() -> None:
-    rows: list[tuple[Any, bool, tuple[str, ...]]] = [
-        (None, True, ()),
-        ({}, True, ()),
-        ({"retrievalConfig": {"languageCode": "en"}}, True, ()),
-        *(({"functionCallingConfig": config}, True, ()) for config in FREE),
-        ({"function_calling_config": {"mode": "NONE"}}, False, ()),
-    ]
-    for names, forced in [(None, ALL), ([], ALL), (["end", "add"], ("end", "add"))]:
-        config = {"mode": "ANY", "allowed_function_names": names}
-        rows.append(({"functionCallingConfig": config}, True, forced))
-    offered = [{"type": "function", "function": {"name": name}} for name in ALL]
-    for given, may_call, forced in rows:
-        assert read_calling(given, offered) == (may_call, forced), given
-
-
-# -- ids -----------------------------------------------------------------------------------------
 
 
 def part(id: str, **args: Any) -> Fields:

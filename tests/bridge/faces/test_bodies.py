@@ -1,5 +1,5 @@
 """The JSON of a request's body: read as the standard library reads it, within limits, and beside
-the event loop where it is long."""
+the event loop where it is long. And server-sent events: any reader gets what was written."""
 
 import asyncio
 import json
@@ -8,16 +8,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
+import httpx
+import httpx2
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.bridge.faces.conftest import play_without_a_call
+from openai._streaming import SSEDecoder
+from tests.kit import play_without_a_call
 from tests.nightly import draws
 
 from evert import AgentClient
 from evert.bridge.clients.dialects import bodies
 from evert.bridge.clients.dialects.bodies import LONG_BODY, MAX_VALUES, read_body
+from evert.bridge.clients.dialects.events import DELTA_LENGTH, deltas, named_events, unnamed_events
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\x7fé🐕\ud83d\u2028/u'), max_size=40)
 OBJECTS = st.dictionaries(
@@ -29,9 +33,6 @@ OBJECTS = st.dictionaries(
     ),
     max_size=4,
 )
-
-
-# -- the same ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -70,9 +71,6 @@ def test_a_broken_body_is_refused_where_the_standard_library_refuses(
             read_body(broken)
 
 
-# -- limits --------------------------------------------------------------------------------------
-
-
 def test_a_body_of_too_many_values_is_refused() -> None:
     for value in ("[]", "{}", "1", '""', "null"):
         body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
@@ -94,9 +92,6 @@ def test_a_long_body_that_is_nested_too_deeply_is_refused() -> None:
         deep = opening * 101 + "1" + closing * 101
         with pytest.raises(openai.BadRequestError, match="nested more than 100"):
             read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
-
-
-# -- off the loop --------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -154,3 +149,48 @@ async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
         return 1.0
 
     await play_without_a_call(agent)
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=100)
+
+
+@given(ANY_TEXT)
+@example("The quick brown fox jumps over the lazy dog.")
+def test_the_deltas_put_together_are_the_text(text: str) -> None:
+    pieces = [*deltas(text)]
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= DELTA_LENGTH for piece in pieces)
+    assert not text.startswith("The quick") or len(pieces) == 3
+
+
+EVENTS: list[dict[str, Any]] = [
+    {"type": "one", "text": "a\nb\r\n\u2028\x85"},
+    {"type": "two", "x": [1, None]},
+]
+
+
+def decoded(stream: bytes, cut: int) -> list[Any]:
+    pieces = [stream[start : start + cut] for start in range(0, len(stream), cut)]
+    return [*SSEDecoder().iter_bytes(iter(pieces))]
+
+
+def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
+    for cut in (1, 7, 10_000):
+        named, unnamed = decoded(named_events(EVENTS), cut), decoded(unnamed_events(EVENTS), cut)
+        assert unnamed.pop().data == "[DONE]"
+        for events, names in [(named, ["one", "two"]), (unnamed, [None, None])]:
+            assert [event.event for event in events] == names
+            assert [event.json() for event in events] == EVENTS
+    assert named_events([]) == b""
+    assert unnamed_events([]) == b"data: [DONE]\n\n"
+
+
+def test_a_reader_of_lines_gets_whole_events() -> None:
+    """Some split at every kind of line break that Unicode knows."""
+    for library in (httpx, httpx2):
+        response: Any = library.Response(200, content=unnamed_events(EVENTS))
+        lines = [line for line in response.iter_lines() if line]
+        assert [json.loads(line.removeprefix("data: ")) for line in lines[:-1]] == EVENTS

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from tests import kit
-from tests.bridge.faces.conftest import play_without_a_call
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert import (
@@ -27,7 +26,6 @@ from evert import (
     ScriptedPolicy,
 )
 from evert.agents.commands import ProcessResult
-from evert.agents.supervisor import KEPT_OUTPUT
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidAgentError
 
@@ -232,15 +230,6 @@ async def test_a_program_that_cannot_be_started_is_an_error_that_says_why_and_ho
     assert "cannot be started: [Errno 13] Permission denied" in str(other)
 
 
-async def test_a_command_that_dies_at_its_start_is_an_error_with_its_output() -> None:
-    code = "import sys; print('so far'); sys.exit('no such option: --fast')"
-    error = await error_of(python(code))
-
-    assert isinstance(error.__cause__, CommandError)
-    assert "ended with status 1 before it made a model call" in str(error)
-    assert "wrote last: stderr 'no such option: --fast'; stdout 'so far'" in str(error)
-
-
 REFUSED = """
 from urllib.error import HTTPError
 try:
@@ -292,26 +281,6 @@ async def test_a_reward_function_that_raises_is_an_error_with_the_commands_outpu
 
     assert isinstance(error.__cause__, FileNotFoundError)
     assert f"The command {sys.executable!r} wrote last: stderr 'gave up'" in str(error)
-
-
-async def test_only_the_end_of_a_long_output_is_read() -> None:
-    seen: list[ProcessResult] = []
-
-    def score(result: ProcessResult, task: Any) -> float:
-        seen.append(result)
-        return 1.0
-
-    code = "import sys; ask('x'); sys.stderr.write('e' * 3_000_000 + 'end'); print('o' * 9)"
-    last = await last_of(python(code, reward=score))
-
-    assert len(seen[0].stderr) == KEPT_OUTPUT
-    assert seen[0].stderr.endswith("eend")
-    assert seen[0].stdout == "o" * 9 + "\n"
-    assert len(str(last.logs["stderr"])) == 4000
-
-
-async def test_a_command_that_makes_no_call_is_an_episode_without_a_turn() -> None:
-    await play_without_a_call(python(""))
 
 
 def test_an_agent_that_is_a_command_travels() -> None:

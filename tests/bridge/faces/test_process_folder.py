@@ -20,9 +20,6 @@ async def output(agent: ProcessAgent, **options: Any) -> str:
     return str((await last_of(agent, **options)).logs["stdout"])
 
 
-# -- files ---------------------------------------------------------------------------------------
-
-
 async def test_files_are_laid_into_the_folder_and_texts_are_filled_in(tmp_path: Path) -> None:
     (tmp_path / "repo" / "inner").mkdir(parents=True)
     (tmp_path / "repo" / "inner" / "a.py").write_text("f'{task}'")
@@ -63,9 +60,6 @@ async def test_a_file_replaces_what_an_earlier_episode_left_in_its_place(tmp_pat
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-# -- setup ---------------------------------------------------------------------------------------
-
-
 async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
     code = "import sys; open('made', 'w').write(open('given').read() + sys.argv[1])"
     setup = [sys.executable, "-c", code, "{task}"]
@@ -86,9 +80,6 @@ async def test_a_setup_function_gets_the_folder_and_the_task_and_may_be_async() 
     task = {"files": {"a": "one", "b": "two"}}
     assert await output(python(SHOW, "a", "b", setup=lay_out), task=task) == "one|two"
     assert await output(python(SHOW, "a", setup=asynchronous)) == "None"
-
-
-# -- what is filled in ---------------------------------------------------------------------------
 
 
 async def test_a_part_of_a_task_is_filled_in_once() -> None:
@@ -130,9 +121,6 @@ async def test_variables_are_filled_in_and_none_takes_one_away(
     agent = python(code, env={"MY_TOKEN": None, "WHERE": "{folder}"})
 
     assert await output(agent) == "None True\n"
-
-
-# -- refusals and errors -------------------------------------------------------------------------
 
 
 def test_files_outside_or_that_are_none_and_another_setup_are_refused(tmp_path: Path) -> None:

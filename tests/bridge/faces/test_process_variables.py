@@ -36,9 +36,6 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-# -- what is there -------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("secrets")
 async def test_a_command_its_setup_and_its_judge_see_no_secret() -> None:
     seen: list[str] = []
@@ -83,9 +80,6 @@ async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPa
     assert counts == ["0\n", "1\n"]
 
 
-# -- what is handed over -------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("secrets")
 async def test_env_hands_over_what_it_names() -> None:
     code = "ask('x'); print(os.environ['SETTING'], os.environ['WHOLE'], 'MY_SETTING' in os.environ)"
@@ -113,9 +107,6 @@ async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
     agent = python(code, asked, files={"a": asked}, env={"TASK": "{task}"})
 
     assert await output(agent, task=asked) == f"{asked} {asked} {asked}\n"
-
-
-# -- programs ------------------------------------------------------------------------------------
 
 
 def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
@@ -147,9 +138,6 @@ async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path
     agent = python("ask('x')", reward=show, env={"PYTHONUSERBASE": str(tmp_path)})
 
     assert (await last_of(agent)).logs["reward_stdout"] == "42\n"
-
-
-# -- what is said of it --------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")

@@ -1,9 +1,5 @@
 """The real SDKs of OpenAI, Anthropic and Google, in process: what they get is what they would get.
-
-Whole answers and streams are of their typed classes and say the same; refusals are the SDK's own
-exceptions; a conversation that is sent back as each SDK's users do is one lineage. What is Google's
-alone is in ``test_genai.py``.
-"""
+What is one's alone is in ``test_one_sdk.py``."""
 
 import asyncio
 import typing
@@ -24,8 +20,6 @@ from tests.bridge.faces.conftest import (
     SAID,
     THOUGHT,
     assert_one_lineage,
-    calling,
-    play_without_a_call,
 )
 from tests.bridge.faces.genai_calls import (
     CONVERSATIONS,
@@ -36,7 +30,7 @@ from tests.bridge.faces.genai_calls import (
     parts_of,
     said_by,
 )
-from tests.kit import play, system, user
+from tests.kit import calling, play, play_without_a_call, system, user
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
@@ -297,26 +291,6 @@ class Sum(BaseModel):
 FITS = '{"x": 7, "why": "so"}'
 
 
-async def test_raw_responses_have_status_headers_and_the_parsed_answer() -> None:
-    async def agent(client: AgentClient) -> float:
-        for api in FIELDS:
-            calls, fields = calls_of(client, api), fields_of(client, api, {})
-            raw = await calls.with_raw_response.create(**fields)
-            assert raw.status_code == 200
-            assert raw.headers["content-type"] == "application/json"
-            parsed = await raw.parse() if api == "anthropic" else raw.parse()
-            assert content(parsed) == content(await calls.create(**fields))
-        calls, fields = calls_of(client, "chat"), fields_of(client, "chat", {"stream": True})
-        async with calls.with_streaming_response.create(**fields) as response:
-            assert response.headers["content-type"] == "text/event-stream"
-            lines = [line async for line in response.iter_lines() if line]
-        assert lines[0].startswith("data: {")
-        assert lines[-1] == "data: [DONE]"
-        return 1.0
-
-    await play(agent, *[LONG] * 7)
-
-
 async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> None:
     asks: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "chat": ("response_format", lambda answer: answer.choices[0].message.parsed),
@@ -338,24 +312,6 @@ async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> No
     assert len(trajectory.transitions) == 6
 
 
-async def test_a_reply_that_does_not_fit_is_asked_for_again_behind_the_sdk() -> None:
-    json_mode: Any = {"response_mime_type": "application/json", "response_schema": Sum}
-
-    async def agent(client: AgentClient) -> float:
-        response = await client.openai.responses.parse(
-            model=client.model, input=HELLO, text_format=Sum
-        )
-        assert response.output_parsed == Sum(x=7, why="so")
-        other = await genai_whole(client, **json_mode, tools=None)
-        assert other.parsed == Sum(x=7, why="so")
-        return 1.0
-
-    trajectory = await play(agent, *["Seven.", '{"x": "seven"}', FITS] * 2)
-
-    marks = [transition.metrics.get("format_error") for transition in trajectory.transitions]
-    assert marks == [1.0, 1.0, None] * 2
-
-
 async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None:
     counted: list[int | None] = []
 
@@ -370,17 +326,6 @@ async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None
 
     trajectory = await play(agent, LONG, LONG)
     assert counted == [transition.ob.length for transition in trajectory.transitions]
-
-
-async def test_the_models_are_listed() -> None:
-    async def agent(client: AgentClient) -> float:
-        models = client.openai.models
-        assert [model.id async for model in models.list()] == ["org/policy"]
-        assert (await models.retrieve(client.model)).id == "org/policy"
-        assert (await models.retrieve("gpt-4o")).id == "gpt-4o"  # as calls to it are answered
-        return 1.0
-
-    await play_without_a_call(agent, policy_names="org/policy")
 
 
 # -- refusals ------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ import openai
 import psutil
 import pytest
 from google import genai
-from tests.bridge.faces.conftest import play_without_a_call
-from tests.kit import assistant, play, reward, user
+from tests.kit import assistant, play, play_without_a_call, reward, tokens_of, user
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -78,8 +77,7 @@ async def post(session: aiohttp.ClientSession, mark: Any = None, **fields: Any) 
 
 
 async def step(env: ChatAgentEnv, text: str) -> Any:
-    renderer = prompt_renderer(None)
-    return await env.step(renderer.encode(text) + renderer.end_tokens[:1])
+    return await env.step(tokens_of(text))
 
 
 # -- one server, one key a rollout ---------------------------------------------------------------

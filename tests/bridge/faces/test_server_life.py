@@ -22,12 +22,11 @@ from typing import Any
 import psutil
 import pytest
 from tests import kit
-from tests.kit import user
+from tests.kit import tokens_of, user
 
 from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError
 from evert.bridge.clients.http import server
 from evert.bridge.clients.http.server import Address
-from evert.bridge.tokens.renderer import prompt_renderer
 
 ROOT = Path(__file__).parents[3]
 QUESTION: list[Any] = [user("Hi")]
@@ -232,12 +231,10 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
         return float(await asyncio.wrap_future(asked) == "yes")
 
     env = ChatAgentEnv(agent)
-    renderer = prompt_renderer(None)
-    yes = renderer.encode("yes") + renderer.end_tokens[:1]
     with ThreadPoolExecutor(1) as pool, contextlib.closing(asyncio.new_event_loop()) as loop:
         loop.run_until_complete(env.initial_observation())
         asked = pool.submit(ask, addresses[0])  # while nobody answers
-        steps = [loop.run_until_complete(env.step(yes)) for _ in range(2)]
+        steps = [loop.run_until_complete(env.step(tokens_of("yes"))) for _ in range(2)]
 
     assert [step.episode_done for step in steps] == [False, True]
     assert steps[1].reward == 1.0

@@ -1,9 +1,5 @@
-"""What a command started is gone with its episode, whatever it is and whoever is killed.
+"""What a command started is gone with its episode, whatever it is and whoever is killed."""
 
-Its outputs are bounded, and folders that cannot be removed fail no episode.
-"""
-
-import asyncio
 import logging
 import os
 import pty
@@ -29,7 +25,6 @@ from benchmarks.processes import (
 from tests.bridge.faces.test_process import last_of, python
 from tests.nightly import each
 
-from evert import ChatAgentEnv, ProcessAgent
 from evert.agents.commands import ProcessResult
 from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
@@ -45,17 +40,6 @@ async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_close
 ) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
-
-
-async def test_an_env_that_is_closed_twice_at_once_leaves_nothing() -> None:
-    mark = new_mark()
-    env = ChatAgentEnv(ProcessAgent([sys.executable, "-c", "import time; time.sleep(600)", mark]))
-    playing = asyncio.create_task(env.initial_observation())
-    await asyncio.to_thread(wait_for, lambda: len(marked(mark)) > 1)
-    await asyncio.gather(env.close(), env.close())
-    await asyncio.gather(playing, return_exceptions=True)
-
-    assert not marked(mark)
 
 
 # -- the trainer's death -------------------------------------------------------------------------

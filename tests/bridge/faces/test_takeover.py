@@ -30,7 +30,7 @@ import openai
 import pytest
 from google import genai
 from tests import kit
-from tests.bridge.faces.conftest import Elsewhere, play_without_a_call
+from tests.bridge.conftest import Elsewhere
 from tests.bridge.faces.sdk_calls import (
     ASYNC,
     BLOCKING,
@@ -42,7 +42,7 @@ from tests.bridge.faces.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.kit import reward, user
+from tests.kit import play_without_a_call, reward, user
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import EpisodeEndedError, RemoteModel

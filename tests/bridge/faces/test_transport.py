@@ -1,5 +1,5 @@
-"""The rollout's API in process, without a socket: both HTTP libraries, and what is answered when a
-rollout is given up."""
+"""The rollout's API in process, without a socket: each HTTP library gets its own responses, and a
+rollout that is given up answers what waits."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import anthropic
 import httpx
 import httpx2
@@ -18,6 +19,8 @@ from tests.bridge.faces.sdk_calls import REFUSALS
 from tests.kit import play, reward, user
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
+from evert.bridge.clients.aiohttp_transport import response_for
+from evert.bridge.clients.dialects.endpoint import EVENTS, Answer
 from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.errors import AgentAborted
 
@@ -46,9 +49,6 @@ def url_of(transport: Transport) -> str:
 
 def text(response: Any) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
-
-
-# -- both libraries ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -120,9 +120,6 @@ async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     assert said == {"one": "From two.", "two": "From one."}
 
 
-# -- the end -------------------------------------------------------------------------------------
-
-
 async def close_while_it_waits(agent: Any) -> None:
     """Play an episode until its first call, and give it up."""
     env = ChatAgentEnv(agent)
@@ -180,17 +177,43 @@ async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() 
     assert not threads[0].is_alive()
 
 
-async def test_an_async_agent_that_swallows_everything_is_ended_too() -> None:
-    refusals: list[str | None] = []
+# -- aiohttp ---------------------------------------------------------------------------------------
 
-    async def agent(client: AgentClient) -> float:
-        while True:
-            try:
-                await client.openai.chat.completions.create(**body(client))
-            except openai.BadRequestError as error:
-                refusals.append(error.code)
-            except asyncio.CancelledError:
-                refusals.append("cancelled")
 
-    await close_while_it_waits(agent)
-    assert 1 <= len(refusals) <= 8
+LARGE = b"data: {}\n\n" * 300_000
+
+
+async def test_it_is_aiohttps_own_response_with_its_status_and_raises_where_that_is_asked_for() -> (
+    None
+):
+    for status, reason in [(200, "OK"), (400, "Bad Request"), (429, "Too Many Requests")]:
+        answer = Answer(status, b'{"x": "\xc3\xbc"}')
+        response = await response_for(answer)
+        assert type(response) is aiohttp.ClientResponse
+        assert (response.status, response.ok, response.reason) == (status, status == 200, reason)
+        assert response.content_type == "application/json"
+        assert await response.json() == {"x": "ü"}
+        if status != 200:
+            with pytest.raises(aiohttp.ClientResponseError) as caught:
+                await response_for(answer, raise_for_status=True)
+            assert caught.value.status == status
+
+
+async def test_every_byte_comes_back_whole_piece_by_piece_or_line_by_line() -> None:
+    for content in (b"", b"x", b"data: 1\n\ndata: 2\n\n", LARGE):
+        responses = [await response_for(Answer(200, content, EVENTS)) for _ in range(3)]
+        assert responses[0].content_type == EVENTS
+        assert await responses[0].read() == content
+        assert b"".join([piece async for piece in responses[1].content.iter_any()]) == content
+        assert [line async for line in responses[2].content] == content.splitlines(keepends=True)
+
+
+async def test_nothing_is_left_open_whether_it_is_read_or_not() -> None:
+    tasks = asyncio.all_tasks()
+    responses = [await response_for(Answer(200, LARGE)) for _ in range(3)]
+
+    assert asyncio.all_tasks() == tasks
+    assert all(response.connection is None for response in responses)
+    assert len(await responses[0].read()) == len(LARGE)
+    responses[1].close()
+    del responses

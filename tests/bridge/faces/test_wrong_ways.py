@@ -15,7 +15,6 @@ import lm15
 import openai
 import pytest
 from google import genai
-from tests.bridge.faces.conftest import play_without_a_call
 from tests.bridge.faces.sdk_calls import (
     ASYNC,
     BLOCKING,
@@ -25,7 +24,7 @@ from tests.bridge.faces.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.kit import play, reward, user
+from tests.kit import play, play_without_a_call, reward, user
 
 from evert import AgentClient, AgentError
 from evert.bridge.clients.http import server

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.kit import ask, assistant, call, policy_of, system, tool, user
+from tests.kit import ask, assistant, call, calling, policy_of, system, tool, user
 from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
@@ -24,7 +24,7 @@ from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
 
 ADD = tool("add")
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CALL = calling("add", a=1)
 THREE = ("one", "two", "three")
 
 

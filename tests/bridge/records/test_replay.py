@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.bridge.records.test_recording import CALL, calls_a_tool, chat, compacts, recorded
-from tests.kit import ask, assistant, call, policy_of, rewards, user
+from tests.kit import Numbered, ask, assistant, call, policy_of, rewards, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
@@ -259,29 +259,14 @@ async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) 
         BranchEnv(record, 2, Says())
 
 
-class Distinct(ScriptedPolicy):
-    """Says something else each time; no two of its tokens have the same log-probability."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda prompt: f"say {len(self.actions)}")
-        self.logprobs: list[float] = []
-
-    async def __call__(self, *given: Any, **named: Any) -> TokensWithLogprobs:
-        """The next reply."""
-        action = await super().__call__(*given, **named)
-        start = len(self.logprobs)
-        action.maybe_logprobs = [-(start + i) / 64 - 1 for i in range(len(action.tokens))]
-        self.logprobs += action.maybe_logprobs
-        return action
-
-
 async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path) -> None:
     for replies in (["one", "two", "three"], ["four", "five", "six"]):
         await recorded(tmp_path, Says(calls=3), replies)
     records, recorder = [*read_records(tmp_path)], Recorder(tmp_path / "branches.jsonl")
     sizes: Any = {"batch_size": 2, "group_size": 3}
     dataset = BranchDataset(Says(calls=3), records, turn=lambda record: 1, record=recorder, **sizes)
-    policy, sampled = Distinct(), Counter[float]()
+    sampled = Counter[float]()
+    policy: Numbered = Numbered(lambda prompt: f"say {len(policy.actions)}")
     groups = [await do_group_rollout(builder, policy) for builder in dataset.get_batch(0)]
     for group in groups:
         group.final_rewards_G = [0.0, 1.0, 2.0]  # else nothing would be learned

@@ -1,17 +1,63 @@
-"""What is responses' alone: custom tools, namespaces and hosted tools; a response that is continued
-by its id, within its rollout.
+"""What is one API's alone. What all four keep is in ``test_contract.py``."""
 
-What all four APIs keep is in ``test_contract.py``.
-"""
-
+import time
 from typing import Any
 
-from tests.bridge.dialects.apis import HI, RESPONSES, SCHEMA, Fields, called, reply
+from tests.bridge.dialects.apis import (
+    CHAT,
+    GEMINI,
+    HI,
+    HI_PARTS,
+    RESPONSES,
+    SCHEMA,
+    Fields,
+    called,
+    reply,
+)
 from tests.bridge.sent_back import is_sent_back
 
 from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.clients.dialects.fields import HOSTED_TOOLS
+from evert.bridge.clients.dialects.gemini import Gemini
 from evert.bridge.clients.dialects.responses import Responses
+
+
+def message(**said: Any) -> Any:
+    return completion(reply(**said), id="c", model="policy").choices[0].message
+
+
+def test_messages_are_not_copied_and_an_unknown_field_passes_over_the_wire() -> None:
+    messages, tools = [HI], [dict[str, Any]()]
+
+    read = CHAT.read(messages=messages, tools=tools)
+    tools.append({})
+    assert read.messages is messages
+    assert read.tools == [{}], "a list of them is"
+    assert CHAT.read(max_output_tokens=5) == CHAT.read()
+
+
+def test_it_says_when_it_was_made_in_whole_seconds() -> None:
+    before = int(time.time())
+    created = completion(reply(), id="c", model="policy").created
+
+    assert type(created) is int
+    assert before <= created <= int(time.time())
+
+
+def test_what_is_not_there_is_null_or_absent() -> None:
+    assert message(reasoning="Hm.").model_dump()["reasoning_content"] == "Hm."
+    assert not hasattr(message(), "reasoning_content")
+    assert message().tool_calls is None
+    assert message().refusal is None
+    calls = (("add", "{}"),)
+    assert message(text="", calls=calls).content is None
+    assert message(text="Hi", calls=calls).content == "Hi"
+    assert message(text="").content == ""
+
+
+# -- responses -------------------------------------------------------------------------------------
+
 
 ADD = {"type": "function", "name": "add", "description": "It.", "parameters": SCHEMA}
 RUN = {"type": "custom", "name": "run", "description": "It."}
@@ -27,9 +73,6 @@ def written(said: Any, **body: Any) -> Fields:
     body = {"input": "Hi", **body}
     dialect = Responses("policy")
     return dialect.write(said, dialect.read(body), "1", body)
-
-
-# -- tools ---------------------------------------------------------------------------------------
 
 
 def test_custom_tools_are_functions_of_one_text_and_those_of_a_namespace_carry_its_name() -> None:
@@ -70,9 +113,6 @@ def test_a_custom_tool_is_called_with_its_text_and_one_in_a_namespace_by_both_na
     assert is_sent_back(said, RESPONSES.read(input=[HI, *output]).messages[1])
 
 
-# -- state ---------------------------------------------------------------------------------------
-
-
 def test_a_response_can_be_continued_by_its_id() -> None:
     dialect = Responses("policy")
     body: Fields = {"input": "Hi", "instructions": "Add.", "tools": [ADD]}
@@ -96,9 +136,46 @@ def test_a_response_can_be_continued_by_its_id() -> None:
         assert third.messages == [*history, {"role": "user", "content": text}]
 
 
-def test_a_reply_that_was_cut_is_incomplete() -> None:
-    body, cut, dialect = {"input": "Hi"}, reply(finish_reason="length"), Responses("policy")
+# -- gemini ----------------------------------------------------------------------------------------
 
-    assert written(cut)["incomplete_details"] == {"reason": "max_output_tokens"}
-    stream = dialect.stream(cut, dialect.read(body), "2", body)
-    assert b"event: response.incomplete\n" in stream
+
+def gemini_written(said: Any, **body: Any) -> Fields:
+    return Gemini("policy").write(said, GEMINI.read(), "1", body)
+
+
+def test_the_path_says_which_model_is_asked_and_whether_for_a_stream() -> None:
+    for path, model, stream in [
+        ("/v1beta/models/policy:generateContent", "policy", False),
+        ("/v1beta/models/gemini-2.5-flash:streamGenerateContent", "gemini-2.5-flash", True),
+        ("/v1beta/models/policy:countTokens", "policy", False),
+        ("/v1beta/models/evert/buyer:generateContent", "evert/buyer", False),
+        ("/v1beta/models/qwen:8b:generateContent", "qwen:8b", False),
+        ("/v1/tunedModels/policy:generateContent", "policy", False),
+        ("/v1beta1/projects/p/publishers/google/models/policy:generateContent", "policy", False),
+    ]:
+        body = {"contents": [HI_PARTS], "model": "another", "stream": None}
+        addressed = Gemini("policy").addressed(path, body)
+        assert addressed == {"contents": [HI_PARTS], "model": model, "stream": stream}, path
+
+
+def test_a_request_may_be_counted_as_a_whole() -> None:
+    whole = {"model": "models/policy", "contents": [HI_PARTS], "systemInstruction": {"parts": []}}
+    dialect = Gemini("policy")
+    body = dialect.addressed("/v1/models/policy:countTokens", {"generateContentRequest": whole})
+
+    assert body == {**whole, "model": "policy", "stream": False}
+    assert dialect.counted(7) == {"totalTokens": 7}
+
+
+def test_thoughts_are_shown_to_who_asks_for_them() -> None:
+    for config, shown in [
+        ({"includeThoughts": True}, True),
+        ({"include_thoughts": True}, True),
+        ({"includeThoughts": False}, False),
+        ({"thinkingBudget": 100}, False),
+        (5, False),
+    ]:
+        whole = gemini_written(reply(reasoning="Hm."), generationConfig={"thinkingConfig": config})
+        thoughts = [{"text": "Hm.", "thought": True}] if shown else []
+        expected = [*thoughts, {"text": "Hello."}]
+        assert whole["candidates"][0]["content"]["parts"] == expected, config

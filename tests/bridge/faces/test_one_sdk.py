@@ -1,24 +1,30 @@
-"""What is Google's SDK's alone: functions that it calls by itself, schemas that it parses, forms of
-contents, its client. What it has in common with the other SDKs is in ``test_sdks.py``."""
+"""What is one SDK's alone. What they have in common is in ``test_sdks.py``."""
 
 import asyncio
+import contextvars
 import gc
+import importlib
 import json
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from typing import Any
 
+import lm15
 import openai
 import pytest
 from google import genai
 from google.genai import errors, types
 from pydantic import BaseModel
-from tests.bridge.faces.conftest import LONG, assert_one_lineage, calling, play_without_a_call
+from tests.bridge.faces.conftest import LONG, assert_one_lineage
 from tests.bridge.faces.genai_calls import assert_genai_typed, genai_events, genai_whole
-from tests.kit import play, reward
+from tests.bridge.faces.sdk_calls import LM15
+from tests.kit import asks, calling, play, play_without_a_call, reward
 
-from evert import AgentClient, ScriptedPolicy
-from evert.bridge.chat.bad_requests import bad_request
+from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.clients import takeover
 from evert.bridge.errors import MissingPackageError
 from evert.bridge.tokens.bases import base_tokenizer
 
@@ -44,21 +50,6 @@ async def test_log_probabilities_are_those_that_were_sampled() -> None:
         return 1.0
 
     await play(agent, LONG, LONG)
-
-
-async def test_the_system_instruction_and_all_forms_of_contents_are_in_the_prompt() -> None:
-    async def agent(client: AgentClient) -> float:
-        contents = ["One.", types.Part.from_text(text="Two."), types.UserContent("Three.")]
-        await genai_whole(client, contents, system_instruction=["Be.", "Well."], tools=None)
-        return 1.0
-
-    trajectory = await play(agent, "So.")
-    prompt = base_tokenizer().decode(trajectory.transitions[0].ob.to_ints())
-    assert "<|im_start|>system\nBe.\n\nWell.<|im_end|>" in prompt
-    assert "<|im_start|>user\nOne.Two.<|im_end|>\n<|im_start|>user\nThree.<|im_end|>" in prompt
-
-
-# -- functions and schemas -----------------------------------------------------------------------
 
 
 class Sum(BaseModel):
@@ -109,9 +100,6 @@ async def test_a_schema_gives_the_agents_own_class() -> None:
     assert len(trajectory.transitions) == 5
 
 
-# -- models and refusals -------------------------------------------------------------------------
-
-
 async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> None:
     async def agent(client: AgentClient) -> float:
         models = client.genai.aio.models
@@ -133,38 +121,6 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
 
     judge = ScriptedPolicy(["Well."])
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
-
-
-class Failing(ScriptedPolicy):
-    """A frozen model that answers with a status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__([])
-        self.status = status
-
-    async def __call__(self, *_: Any, **__: Any) -> Any:
-        response = bad_request("").response
-        response.status_code = self.status
-        raise openai.APIStatusError("Later.", response=response, body=None)
-
-
-async def test_a_frozen_models_own_refusal_keeps_its_status() -> None:
-    rows: list[tuple[type[errors.APIError], int, str]] = [
-        (errors.ClientError, 429, "RESOURCE_EXHAUSTED"),
-        (errors.ServerError, 503, "UNAVAILABLE"),
-    ]
-
-    async def agent(client: AgentClient) -> float:
-        for kind, status, name in rows:
-            with pytest.raises(kind, match="Later") as caught:
-                await client.genai.aio.models.generate_content(model=f"m{status}", contents="Hi")
-            assert (caught.value.code, caught.value.status) == (status, name)
-        return 1.0
-
-    await play_without_a_call(agent, models={f"m{one}": Failing(one) for _, one, _ in rows})
-
-
-# -- the client ----------------------------------------------------------------------------------
 
 
 async def test_it_is_the_genuine_client_whatever_the_environment_says_and_leaves_no_task(
@@ -196,3 +152,79 @@ async def test_without_the_package_the_error_names_it(monkeypatch: pytest.Monkey
         return 1.0
 
     await play_without_a_call(agent)
+
+
+# -- lm15, the HTTP client below DSPy, which has neither httpx nor a base class --------------------
+
+
+async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
+    """A thread that was started before the agent, as frameworks have them."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: None).result()
+
+        async def agent(client: AgentClient) -> bool:
+            own: Any = {"model": "gpt-5.2", "transport": client.transport}
+            outside: Any = contextvars.Context()
+            said: list[Any] = []
+            for router in LM15.values():
+                pending = outside.run(pool.submit, partial(router.ask_blocking, "Hi", **own))
+                said += [await asyncio.wrap_future(pending), await router.ask("Hi", **own)]
+            return said == ["Fine."] * 6
+
+        assert reward(await play(agent)) == 1.0
+
+
+@pytest.fixture
+def not_imported() -> Iterator[None]:
+    """lm15 as if nobody had imported it yet."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "lm15"]
+    kept = {name: sys.modules.pop(name) for name in names}
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm15"]:
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+@pytest.mark.usefixtures("not_imported")
+async def test_an_agent_may_be_the_first_to_import_it_and_evert_itself_never_does() -> None:
+    async def agent() -> bool:
+        assert "lm15" not in sys.modules
+        fresh: Any = importlib.import_module("lm15")
+        assert fresh is not lm15
+        messages = (fresh.Message.user("Hello?"),)
+        config = fresh.router.RouterConfig(env={"OPENAI_API_KEY": "x"})
+        async with fresh.AsyncLMRouter(config) as router:
+            request = fresh.Request(model="openai-chat:policy", messages=messages)
+            return str((await router.complete(request)).text) == "Fine."
+
+    await play(asks)
+    assert reward(await play(agent)) == 1.0
+
+
+async def test_remove_leaves_it_as_it_was() -> None:
+    takeover.remove()
+    transports: Any = importlib.import_module("lm15.transports")
+    classes = (transports.StdlibTransport, transports.StdlibAsyncTransport)
+    before = [*sys.meta_path, *(vars(one)["stream"] for one in classes)]
+
+    for _ in range(2):
+        takeover.install()
+        assert [vars(one)["stream"] for one in classes] != before[-2:]
+    takeover.remove()
+    assert [*sys.meta_path, *(vars(one)["stream"] for one in classes)] == before
+
+
+async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:
+    told: list[lm15.InvalidRequestError] = []
+
+    def agent(client: BlockingAgentClient) -> float:
+        try:
+            LM15["openai-chat"].ask_blocking("Hi", transport=client.transport)
+        except lm15.InvalidRequestError as error:
+            told.append(error)
+        return 0.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await env.close()
+    assert ["was closed: this rollout is over" in str(error) for error in told] == [True]
