@@ -8,7 +8,8 @@ rest, and the arguments, to a ``Game``. In the ``pyproject.toml`` of a package o
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:my_tasks"
 
-    common.py          what tasksets share: their packages, and which tasks are held out
+    common.py          what tasksets share: packages, held-out tasks, answers to a wrong name
+    agentdojo.py       AgentDojo's workspaces, with and without prompt injections
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
 """
 

@@ -1,9 +1,10 @@
-"""What tasksets share: their packages, and which tasks are held out."""
+"""What tasksets share: their packages, which tasks are held out, and what is said of a wrong name."""
 
 import importlib
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from types import ModuleType
 from typing import TypeVar
 
@@ -44,3 +45,11 @@ def split(tasks: Sequence[T], *, one_in: int = ONE_IN) -> tuple[list[T], list[T]
         [task for place, task in enumerate(tasks) if place not in held_out],
         [task for place, task in enumerate(tasks) if place in held_out],
     )
+
+
+def no_such(taskset: str, what: str, name: str, known: Iterable[str]) -> GameError:
+    """The error for a name that a taskset does not have, with the nearest of those it has."""
+    listed = sorted(known)
+    near = get_close_matches(name, listed, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return GameError(f"tasks={taskset} has no {what} {name!r:.200}.{hint} It has {', '.join(listed)}.")
