@@ -32,8 +32,6 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
     "banking": {"renderer_name": "template_hermes", "max_tokens": 96, "limits.max_turns": 4},
 }
 
-_SHOWN = ("train", "test")
-
 
 def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any) -> Game:
     """The game of one or more of AgentDojo's workspaces.
@@ -52,9 +50,9 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any
     agent = AgentDojo(suites, str(attack), str(defense))
     agent.check()
     path = f"{__name__}:{agent!r}"
-    metrics = {"utility": Metric("User tasks solved", "share", drawn=_SHOWN)}
+    metrics = {"utility": Metric("User tasks done", "share", drawn=("train", "test"))}
     if attack:
-        metrics["attacked"] = Metric("Injections that were followed", "share", drawn=_SHOWN)
+        metrics["attacked"] = Metric("Attacks that succeeded", "share", drawn=("train", "test"))
     return Game(
         f"agentdojo/{'-'.join([*suites.split(','), *filter(None, [attack, defense])])}-v0",
         agent=path,
@@ -111,7 +109,6 @@ class AgentDojo:
 
     @cached_property
     def _tasks(self) -> tuple[list[str], list[str]]:
-        self.check()
         users = [
             f"{name}/{task}" for name in self.suites.split(",") for task in _suite(name).user_tasks
         ]
@@ -170,7 +167,11 @@ def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
     llm = pipelines.OpenAILLM(client.openai_sync, client.model)
     llm.name = client.model
     config = pipelines.PipelineConfig(
-        llm=llm, model_id=None, defense=defense or None, system_message_name=None, system_message=None
+        llm=llm,
+        model_id=None,
+        defense=defense or None,
+        system_message_name=None,
+        system_message=None,
     )
     return pipelines.AgentPipeline.from_config(config)
 

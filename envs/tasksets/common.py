@@ -1,4 +1,4 @@
-"""What tasksets share: their packages, which tasks are held out, and what is said of a wrong name."""
+"""What tasksets share: their packages, held-out tasks, and the answer to a wrong name."""
 
 import importlib
 import random
@@ -52,4 +52,6 @@ def no_such(taskset: str, what: str, name: str, known: Iterable[str]) -> GameErr
     listed = sorted(known)
     near = get_close_matches(name, listed, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return GameError(f"tasks={taskset} has no {what} {name!r:.200}.{hint} It has {', '.join(listed)}.")
+    return GameError(
+        f"tasks={taskset} has no {what} {name!r:.200}.{hint} It has {', '.join(listed)}."
+    )
