@@ -10,6 +10,7 @@ rest, and the arguments, to a ``Game``. In the ``pyproject.toml`` of a package o
 
     common.py          what tasksets share: packages, held-out tasks, answers to a wrong name
     agentdojo.py       AgentDojo's workspaces, with and without prompt injections
+    bfcl.py            BFCL's multi-turn rows; bfcl_apis.py: their APIs, in a process of their own
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
 """
 

@@ -16,6 +16,7 @@ import pytest
 
 ENVIRONMENTS = {
     "test_agentdojo.py": "agentdojo",
+    "test_bfcl.py": "bfcl",
 }
 """File -> the environment that it needs."""
 
