@@ -145,9 +145,13 @@ def is_read(words: list[str]) -> bool:
         return False
 
 
+NEED_A_PACKAGE = ("tasks=harbor:", "tasks=agentdojo:", "tasks=bfcl:")
+"""Of lines that need a package; ``tests/harbor`` and ``tests/tasksets`` have those read."""
+
+
 def is_elsewhere(words: list[str]) -> bool:
-    """Whether a line needs Harbor; ``tests/harbor`` has those read."""
-    return any(word.startswith("tasks=harbor:") for word in words)
+    """Whether a line needs a package that is not in this environment."""
+    return any(word.startswith(NEED_A_PACKAGE) for word in words)
 
 
 def test_every_evert_line_is_one_that_its_command_reads() -> None:
@@ -284,8 +288,8 @@ def test_the_docstrings_agree_with_the_signatures(caplog: pytest.LogCaptureFixtu
 
 # -- errors --------------------------------------------------------------------------------------
 
-ELSEWHERE = ("harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
-"""Packages of other trainers and of Harbor, in an environment of their own."""
+ELSEWHERE = ("bfcl_eval", "harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
+"""Packages of other trainers, of Harbor and of BFCL, in an environment of their own."""
 
 
 def all_errors() -> set[type[EvertError]]:

@@ -9,7 +9,7 @@ element for OpenAI's models calls the policy. It needs the extra ``agentdojo``.
 
 # pyright: reportMissingImports=false
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
 from evert.envs.games import Game, Metric
-from evert.envs.tasksets.common import needed, no_such, split
+from evert.envs.tasksets.common import needed, no_such, split, tool_game
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import BlockingAgentClient
@@ -49,18 +49,11 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any
         raise no_such("agentdojo", "argument", name, ["attack", "defense"])
     agent = AgentDojo(suites, str(attack), str(defense))
     agent.check()
-    path = f"{__name__}:{agent!r}"
     metrics = {"utility": Metric("User tasks done", "share", drawn=("train", "test"))}
     if attack:
         metrics["attacked"] = Metric("Attacks that succeeded", "share", drawn=("train", "test"))
-    return Game(
-        f"agentdojo/{'-'.join([*suites.split(','), *filter(None, [attack, defense])])}-v0",
-        agent=path,
-        train_tasks=f"{path}.train_tasks",
-        test_tasks=f"{path}.test_tasks",
-        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10},
-        metrics=metrics,
-    )
+    named = [*suites.split(","), *filter(None, [attack, defense])]
+    return tool_game(f"agentdojo/{'-'.join(named)}-v0", agent, metrics)
 
 
 @dataclass(frozen=True)
@@ -108,39 +101,28 @@ class AgentDojo:
         return self._tasks[1]
 
     @cached_property
-    def _tasks(self) -> tuple[list[str], list[str]]:
-        users = [
-            f"{name}/{task}" for name in self.suites.split(",") for task in _suite(name).user_tasks
-        ]
-        trained, held_out = split(users)
-        return self._under_attack(trained), self._under_attack(held_out)
-
-    def _under_attack(self, users: Sequence[str]) -> list[str]:
-        if not self.attack:
-            return [*users]
-        goals = {name: _goals(name, self.attack) for name in self.suites.split(",")}
-        return [f"{user}/{goal}" for user in users for goal in goals[user.partition("/")[0]]]
+    def _tasks(self) -> list[list[str]]:
+        names = self.suites.split(",")
+        sides = split([f"{name}/{user}" for name in names for user in _suite(name).user_tasks])
+        return [[task for user in side for task in _under(self.attack, user)] for side in sides]
 
     def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
         """Play a task; the package blocks, so that this is no coroutine."""
         name, user, *goals = task.split("/")
         suite = _suite(name)
-        goal = suite.get_injection_task_by_id(goals[0]) if goals else None
         utility, attacked = suite.run_task_with_pipeline(
             _pipeline(client, self.defense),
             suite.get_user_task_by_id(user),
-            goal,
+            suite.get_injection_task_by_id(goals[0]) if goals else None,
             {},  # they are in the environment
             environment=_environment(name, self.attack, user, *goals).model_copy(deep=True),
         )
-        if goal is None:
+        if not goals:
             return Outcome(float(utility), {"utility": float(utility)})
         if _attack(name, self.attack).is_dos_attack:
             attacked = not utility
-        return Outcome(
-            float(utility and not attacked),
-            {"utility": float(utility), "attacked": float(attacked)},
-        )
+        metrics = {"utility": float(utility), "attacked": float(attacked)}
+        return Outcome(float(utility and not attacked), metrics)
 
 
 def _check(what: str, name: str, known: Iterable[str]) -> None:
@@ -183,9 +165,15 @@ def _attack(suite: str, attack: str) -> Any:
     return _imported("agentdojo.attacks").load_attack(attack, _suite(suite), target)
 
 
-def _goals(suite: str, attack: str) -> list[str]:
-    """The injection tasks of a workspace; an attack that only disturbs is the same for all."""
-    return [*_suite(suite).injection_tasks][: 1 if _attack(suite, attack).is_dos_attack else None]
+def _under(attack: str, user: str) -> list[str]:
+    """A user's task with each injection; an attack that only disturbs is the same for all."""
+    if not attack:
+        return [user]
+    suite = user.partition("/")[0]
+    goals = [*_suite(suite).injection_tasks]
+    return [
+        f"{user}/{goal}" for goal in goals[: 1 if _attack(suite, attack).is_dos_attack else None]
+    ]
 
 
 @lru_cache(128)

@@ -13,34 +13,30 @@ none of them: ``pip install --no-deps bfcl-eval``.
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
 from evert.envs.games import Game, GameError, Metric
-from evert.envs.tasksets.common import needed, no_such, split
+from evert.envs.tasksets.common import needed, no_such, split, tool_game
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
-CATEGORIES = (
-    "multi_turn_base",
-    "multi_turn_miss_func",
-    "multi_turn_miss_param",
-    "multi_turn_long_context",
-)
+CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param", "long_context")]
 
-OFFLINE: Mapping[str, Mapping[str, Any]] = {
-    "multi_turn_base": {
-        "renderer_name": "template_hermes", "max_tokens": 64, "limits.max_turns": 6
-    },
-}  # fmt: skip
+OFFLINE: Mapping[str, Mapping[str, Any]] = {}
+"""None: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
+
+PYTHON = " Note that the provided function is in Python 3 syntax."
+FLOAT = " This is a float type value."
+"""What the package adds to descriptions of functions and of their arguments."""
 
 _LONGEST_LINE = 2**26
 
@@ -61,22 +57,13 @@ def bfcl(categories: str, **others: Any) -> Game:
     for name in names:
         if name not in CATEGORIES:
             raise no_such("bfcl", "category", name, CATEGORIES)
-    _constant("default_prompts")
-    path = f"{__name__}:{Bfcl(categories)!r}"
     metrics = {"solved": Metric("Rows solved", "share", drawn=("train", "test"))}
     if len(names) > 1:
         metrics |= {f"solved_{name}": Metric(f"Solved of {name}", "share") for name in names}
-    return Game(
-        f"bfcl/{'-'.join(names)}-v0",
-        agent=path,
-        train_tasks=f"{path}.train_tasks",
-        test_tasks=f"{path}.test_tasks",
-        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10},
-        metrics=metrics,
-    )
+    return tool_game(f"bfcl/{'-'.join(names)}-v0", Bfcl(categories), metrics)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bfcl:
     """An agent whose user has a wish a turn, and tools for it.
 
@@ -94,20 +81,12 @@ class Bfcl:
 
     categories: str
 
-    @property
-    def train_tasks(self) -> list[str]:  # noqa: D102
-        return self._tasks[0]
-
-    @property
-    def test_tasks(self) -> list[str]:  # noqa: D102
-        return self._tasks[1]
-
-    @cached_property
-    def _tasks(self) -> tuple[list[str], list[str]]:
+    def __post_init__(self) -> None:
         names = self.categories.split(",")
-        numbers = range(len(_rows(names[0])))
-        train, test = ([f"{name}_{n}" for name in names for n in side] for side in split(numbers))
-        return train, test
+        self.train_tasks, self.test_tasks = (
+            [f"{name}_{number}" for name in names for number in side]
+            for side in split(range(len(_rows(names[0]))))
+        )
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
         """Play a row's turns, and have what was called checked."""
@@ -139,7 +118,8 @@ async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[li
     tools, turns = _tools(row), list[list[list[Any]]]()
     for number, said in enumerate(row["question"]):
         if str(number) in row.get("missed_function", {}):
-            tools.update(_docs(row, row["missed_function"][str(number)]))
+            docs = _docs(row)
+            tools |= {name: docs[name] for name in row["missed_function"][str(number)]}
             news = _constant("default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
             said = [{"role": "user", "content": news}]
         messages += said
@@ -193,38 +173,33 @@ def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The tools that a row begins with, by name: those of its APIs but for the missed ones."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     own = _docs(row)
-    hint = " Note that the provided function is in Python 3 syntax."  # the package's, word for word
-    for name in own:
-        own[name]["function"]["description"] += hint if name not in missed else ""
-    return {name: tool for name, tool in own.items() if name not in missed}
+    first = {name: tool for name, tool in own.items() if name not in missed}
+    for tool in first.values():
+        tool["function"]["description"] += PYTHON
+    return first
 
 
-def _docs(row: dict[str, Any], names: Container[str] | None = None) -> dict[str, dict[str, Any]]:
+def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     file_of = _constant("executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
-    return {
-        doc["name"]: {"type": "function", "function": _schema(doc)}
+    docs = [
+        doc
         for api in row["involved_classes"]
         for doc in _lines("multi_turn_func_doc", file_of[api])
-        if names is None or doc["name"] in names
+    ]
+    return {
+        doc["name"]: {
+            "type": "function",
+            "function": {**doc, "parameters": _typed(doc["parameters"])},
+        }
+        for doc in docs
     }
-
-
-def _schema(doc: dict[str, Any]) -> dict[str, Any]:
-    """A function as the chat API takes it: the package writes Python's names of types."""
-    parameters = {**doc["parameters"], "type": "object"}
-    parameters["properties"] = {
-        name: _typed(value) for name, value in parameters["properties"].items()
-    }
-    return {**doc, "parameters": parameters}
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema as the chat API takes it: the package writes Python's names of types."""
     own = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
     if schema["type"] == "float" and "description" in own:
-        own |= {
-            "format": "float",
-            "description": f"{own['description']} This is a float type value.",
-        }
+        own["format"], own["description"] = "float", own["description"] + FLOAT
     if "items" in own:
         own["items"] = _typed(own["items"])
     if "properties" in own:
@@ -239,12 +214,10 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
 async def _apis() -> AsyncIterator[Any]:
     """A process of an episode's APIs, as a function that sends it a line and reads its answer."""
     script = str(Path(__file__).with_name("bfcl_apis.py"))
-    process = await asyncio.create_subprocess_exec(
+    process: Any = await asyncio.create_subprocess_exec(
         sys.executable, "-P", script,  # a folder of its own would hide packages of these names
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
     )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
 
     async def ask(asked: Any, *, answers: bool = True) -> Any:
         try:

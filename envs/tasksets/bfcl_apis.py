@@ -15,7 +15,7 @@ import inspect
 import json
 import resource
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
@@ -31,7 +31,7 @@ _made: dict[str, dict[str, Any]] = {}
 
 
 def execute(
-    func_call_list: Iterable[Call],
+    func_call_list: Sequence[Call],
     initial_config: dict[str, Any],
     involved_classes: list[str],
     model_name: str,
@@ -61,7 +61,7 @@ def _instance(name: str, config: dict[str, Any], long_context: bool) -> Any:
     return instance
 
 
-def _answer(methods: dict[str, Callable[..., Any]], call: Call) -> str:
+def _answer(methods: Mapping[str, Callable[..., Any]], call: Call) -> str:
     name, args, given = _parsed(call) if isinstance(call, str) else (call[0], [], call[1])
     if name not in methods:
         return f"Error during execution: name {name!r} is not defined"
@@ -80,11 +80,11 @@ def _text(result: Any) -> str:
 
 
 def _parsed(written: str) -> tuple[str, list[Any], dict[str, Any]]:
-    call = ast.parse(written, mode="eval").body
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Name)
-    given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-    return call.func.id, [ast.literal_eval(one) for one in call.args], given
+    match ast.parse(written, mode="eval").body:
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=given):
+            named = {str(one.arg): ast.literal_eval(one.value) for one in given}
+            return name, [ast.literal_eval(one) for one in args], named
+    raise ValueError(f"The ground truth has {written!r}, which is no call of an API's method.")
 
 
 def main() -> None:
@@ -94,13 +94,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     row, truth = json.loads(sys.stdin.readline())
     checker.execute_multi_turn_func_call = execute
-    where = {"long_context": "long_context" in row["id"]}
+    is_long = "long_context" in row["id"]
     for line in sys.stdin:
         asked = json.loads(line)
         if isinstance(asked, list):
-            answer: Any = execute(
-                asked, row["initial_config"], row["involved_classes"], "playing", **where
-            )[0]
+            made = row["initial_config"], row["involved_classes"], "playing"
+            answer: Any = execute(asked, *made, long_context=is_long)[0]
         else:
             verdict = checker.multi_turn_checker(asked["turns"], truth, row, "", "checking")
             answer = {name: verdict.get(name) for name in ("valid", "error_type")}

@@ -1,14 +1,15 @@
-"""What tasksets share: their packages, held-out tasks, and the answer to a wrong name."""
+"""What tasksets share: packages, games of agents with tools, held-out tasks, wrong names."""
 
 import importlib
 import random
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from evert.envs.games import GameError
+from evert.envs.games import Game, GameError, Metric
 
 T = TypeVar("T")
 
@@ -16,6 +17,7 @@ ONE_IN = 5
 """One of so many tasks is held out."""
 
 
+@cache  # agents ask in threads, where no warnings should be caught
 def needed(taskset: str, module: str, install: str) -> ModuleType:
     """A module of the package that a taskset is made of.
 
@@ -36,6 +38,19 @@ def needed(taskset: str, module: str, install: str) -> ModuleType:
         raise GameError(
             f"tasks={taskset} needs the package {package}. Install it: {install} ({error})."
         ) from error
+
+
+def tool_game(id: str, agent: Any, metrics: Mapping[str, Metric]) -> Game:
+    """The game of an agent that calls tools, and has ``train_tasks`` and ``test_tasks``."""
+    path = f"{type(agent).__module__}:{agent!r}"
+    return Game(
+        id,
+        agent=path,
+        train_tasks=f"{path}.train_tasks",
+        test_tasks=f"{path}.test_tasks",
+        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10},
+        metrics=metrics,
+    )
 
 
 def split(tasks: Sequence[T], *, one_in: int = ONE_IN) -> tuple[list[T], list[T]]:

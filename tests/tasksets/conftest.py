@@ -6,6 +6,7 @@
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from evert.trainers.commands import train
 
 ENVIRONMENTS = {
     "test_agentdojo.py": "agentdojo",
@@ -23,6 +26,17 @@ ENVIRONMENTS = {
 Call = tuple[str, Mapping[str, Any]]
 Said = str | list[Call]
 """What a model says: words, or tool calls by name and arguments."""
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tasksets.md"
+
+
+def check_lines_of_the_page(taskset: str) -> None:
+    """Whether ``evert train`` reads the lines that the page has of a taskset."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("evert train ")]
+    own = [shlex.split(line)[2:] for line in lines if f" tasks={taskset}:" in line]
+    assert len(own) == 2
+    assert all(train.parse(arguments) for arguments in own)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

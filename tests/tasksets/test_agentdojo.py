@@ -15,7 +15,7 @@ from agentdojo.benchmark import run_task_with_injection_tasks, run_task_without_
 from agentdojo.logging import OutputLogger
 from agentdojo.task_suite import get_suites
 from tests.kit import play, reward
-from tests.tasksets.conftest import Said, as_text, scripted_openai
+from tests.tasksets.conftest import Said, as_text, check_lines_of_the_page, scripted_openai
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
 from evert import ChatAgentEnv
@@ -190,3 +190,7 @@ def test_a_game_names_its_agent_and_tasks() -> None:
     assert [len(each) for each in tasks] == [13 * 9, 3 * 9]
     assert set(game.metrics) == {"utility", "attacked"}
     assert all(task_game({"id": f"agentdojo:{name}"}) for name in OFFLINE)
+
+
+def test_the_lines_of_the_page_are_read() -> None:
+    check_lines_of_the_page("agentdojo")

@@ -18,7 +18,7 @@ import pytest
 from bfcl_eval.constants.default_prompts import DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 from tests.kit import play, reward
-from tests.tasksets.conftest import Call, as_text
+from tests.tasksets.conftest import Call, as_text, check_lines_of_the_page
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory
 
@@ -26,7 +26,7 @@ from evert import ChatAgentEnv
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError
 from evert.envs.tasksets import task_game
-from evert.envs.tasksets.bfcl import CATEGORIES, OFFLINE, Bfcl, _docs, _rows
+from evert.envs.tasksets.bfcl import CATEGORIES, Bfcl, _docs, _rows
 
 Turns = list[list[list[Call]]]
 """Calls by turn and step."""
@@ -225,4 +225,7 @@ def test_a_game_names_its_agent_and_tasks() -> None:
     assert resolve(game.agent, "agent", GameError) == Bfcl("multi_turn_base,multi_turn_miss_param")
     assert len(resolve(game.train_tasks, "tasks", GameError)) == 320
     assert {"solved", "solved_multi_turn_base", "solved_multi_turn_miss_param"} == set(game.metrics)
-    assert all(task_game({"id": f"bfcl:{name}"}) for name in OFFLINE)
+
+
+def test_the_lines_of_the_page_are_read() -> None:
+    check_lines_of_the_page("bfcl")
