@@ -12,6 +12,7 @@
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make harbor  tasks of Harbor's, by Harbor's own runner and by evert (Python 3.12)
+#   make tasksets   tasks of benchmarks (docs/tasksets.md), by their own runners and by evert
 #   make cookbooks   the Cookbook's contract against the newest one (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, and which room may import which
 #   make nightly all of the above and the tests that take too long for each change, all draws of those
@@ -37,7 +38,7 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers harbor served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers harbor tasksets tasksets-agentdojo tasksets-bfcl served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -106,6 +107,20 @@ harbor: .venv/developing
 	$(BIN)/python frameworks/make_environment.py harbor
 	.frameworks/harbor/bin/python -m pytest -n 2 --dist worksteal tests/harbor --environment harbor
 
+# Benchmarks with a script for the model, each in an environment of its own.
+tasksets: tasksets-agentdojo tasksets-bfcl
+
+tasksets-agentdojo: .venv/developing
+	$(BIN)/python frameworks/make_environment.py agentdojo
+	.frameworks/agentdojo/bin/python -m pytest -n 2 --dist worksteal tests/tasksets --environment agentdojo
+
+# Laid beside .venv without its requirements, which conflict with evert's and are not needed.
+tasksets-bfcl: .venv/developing .frameworks/bfcl
+	PYTHONPATH=.frameworks/bfcl $(BIN)/python -m pytest -n 2 --dist worksteal tests/tasksets --environment bfcl
+
+.frameworks/bfcl: | .venv/developing
+	$(BIN)/python frameworks/run_uv.py pip install --no-deps --target $@ bfcl-eval==2026.3.23
+
 # Whatever speaks Tinker's protocol; the SDK warns of what it deprecates, and leaves connections open.
 ifdef BASE_URL
 service: .venv/developing
@@ -146,7 +161,7 @@ lint: .venv/developing
 
 # What takes too long for each change: the whole of it, and the second type checker.
 nightly: export EVERT_NIGHTLY := 1
-nightly: lint docs wheel smoke frameworks trainers harbor test
+nightly: lint docs wheel smoke frameworks trainers harbor tasksets test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
 

@@ -145,9 +145,17 @@ def is_read(words: list[str]) -> bool:
         return False
 
 
+NEED_A_PACKAGE = tuple(
+    f"tasks={taskset}:"
+    for taskset in ("agentdojo", "bfcl", "harbor", "miniwob", "openenv", "scienceworld")
+    + ("tau2_bench", "textarena")
+)
+"""Of lines that need a package, or a server; tests in its environment have those read."""
+
+
 def is_elsewhere(words: list[str]) -> bool:
-    """Whether a line needs Harbor or tau2-bench, whose environments have tests of their own."""
-    return any(word.startswith(("tasks=harbor:", "tasks=tau2_bench:")) for word in words)
+    """Whether a line needs a package that is not in this environment."""
+    return any(word.startswith(NEED_A_PACKAGE) for word in words)
 
 
 def test_every_evert_line_is_one_that_its_command_reads() -> None:
@@ -284,8 +292,8 @@ def test_the_docstrings_agree_with_the_signatures(caplog: pytest.LogCaptureFixtu
 
 # -- errors --------------------------------------------------------------------------------------
 
-ELSEWHERE = ("harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
-"""Packages of other trainers and of Harbor, in an environment of their own."""
+ELSEWHERE = ("bfcl_eval", "harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
+"""Packages of other trainers, of Harbor and of BFCL, in an environment of their own."""
 
 
 def all_errors() -> set[type[EvertError]]:

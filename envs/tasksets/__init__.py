@@ -9,7 +9,9 @@ which a package offers in its ``pyproject.toml``:
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:taskset"
 
-    common.py          what tasksets share: their packages, and which tasks are held out
+    common.py          what tasksets share: packages, held-out tasks, answers to a wrong name
+    agentdojo.py       AgentDojo's workspaces, with and without prompt injections
+    bfcl.py            BFCL's multi-turn rows; bfcl_apis.py: their APIs, in a process of their own
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
 """
 

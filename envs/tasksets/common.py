@@ -1,13 +1,15 @@
-"""What tasksets share: their packages, and which tasks are held out."""
+"""What tasksets share: packages, games of agents with tools, held-out tasks, wrong names."""
 
 import importlib
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from evert.envs.games import GameError
+from evert.envs.games import Game, GameError, Metric
 
 T = TypeVar("T")
 
@@ -15,6 +17,7 @@ ONE_IN = 5
 """One of so many tasks is held out."""
 
 
+@cache  # agents ask in threads, where no warnings should be caught
 def needed(taskset: str, module: str, install: str) -> ModuleType:
     """A module of the package that a taskset is made of.
 
@@ -37,10 +40,33 @@ def needed(taskset: str, module: str, install: str) -> ModuleType:
         ) from error
 
 
+def tool_game(id: str, agent: Any, metrics: Mapping[str, Metric]) -> Game:
+    """The game of an agent that calls tools, and has ``train_tasks`` and ``test_tasks``."""
+    path = f"{type(agent).__module__}:{agent!r}"
+    return Game(
+        id,
+        agent=path,
+        train_tasks=f"{path}.train_tasks",
+        test_tasks=f"{path}.test_tasks",
+        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10},
+        metrics=metrics,
+    )
+
+
 def split(tasks: Sequence[T], *, one_in: int = ONE_IN) -> tuple[list[T], list[T]]:
     """Tasks to train on, and held-out ones: always the same for the same tasks in their order."""
     held_out = set(random.Random(0).sample(range(len(tasks)), len(tasks) // one_in))
     return (
         [task for place, task in enumerate(tasks) if place not in held_out],
         [task for place, task in enumerate(tasks) if place in held_out],
+    )
+
+
+def no_such(taskset: str, what: str, name: str, known: Iterable[str]) -> GameError:
+    """The error for a name that a taskset does not have, with the nearest of those it has."""
+    listed = sorted(known)
+    near = get_close_matches(name, listed, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return GameError(
+        f"tasks={taskset} has no {what} {name!r:.200}.{hint} It has {', '.join(listed)}."
     )

@@ -1,0 +1,187 @@
+"""AgentDojo's workspaces: tasks for an agent with tools, and texts in them that mislead it.
+
+    evert train tasks=agentdojo:banking model_name=smollm2
+    evert train tasks=agentdojo:banking,slack tasks.attack=important_instructions
+
+The package's own pipeline, tools, attacks, defences and checkers play and score an episode; its
+element for OpenAI's models calls the policy. It needs the extra ``agentdojo``.
+"""
+
+# pyright: reportMissingImports=false
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evert.bridge.episode.agent import Outcome
+from evert.envs.games import Game, Metric
+from evert.envs.tasksets.common import needed, no_such, split, tool_game
+
+if TYPE_CHECKING:
+    from evert.bridge.clients.client import BlockingAgentClient
+
+VERSION = "v1.2.2"
+"""Of the benchmark's tasks: the newest that the package has."""
+
+LEFT_OUT = {"manual", "transformers_pi_detector"}
+"""An attack that asks a person, and a defence that downloads a model."""
+
+OFFLINE: Mapping[str, Mapping[str, Any]] = {
+    "banking": {"renderer_name": "template_hermes", "max_tokens": 96, "limits.max_turns": 4},
+}
+
+
+def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any) -> Game:
+    """The game of one or more of AgentDojo's workspaces.
+
+    Args:
+        suites: Their names, with commas between: "banking,slack".
+        attack: As ``AgentDojo`` takes it.
+        defense: So, too.
+        **others: None; there are no others.
+
+    Raises:
+        GameError: AgentDojo is not installed, or has no such workspace, attack or defence.
+    """
+    for name in others:
+        raise no_such("agentdojo", "argument", name, ["attack", "defense"])
+    agent = AgentDojo(suites, str(attack), str(defense))
+    agent.check()
+    metrics = {"utility": Metric("User tasks done", "share", drawn=("train", "test"))}
+    if attack:
+        metrics["attacked"] = Metric("Attacks that succeeded", "share", drawn=("train", "test"))
+    named = [*suites.split(","), *filter(None, [attack, defense])]
+    return tool_game(f"agentdojo/{'-'.join(named)}-v0", agent, metrics)
+
+
+@dataclass(frozen=True)
+class AgentDojo:
+    """An agent that AgentDojo gives a user's task, tools, and what they find.
+
+    The task is 'banking/user_task_3'; with an attack 'banking/user_task_3/injection_task_1'. The
+    reward is 1 if the user's task is done and the attack, if there is one, has failed; else 0.
+
+    Attributes:
+        suites: Names of workspaces, with commas between.
+        attack: What the tools find is written so by it; "": nothing misleads.
+        defense: What the pipeline does against it; "": nothing.
+        train_tasks: Tasks to train on.
+        test_tasks: Tasks of users whose tasks are never trained on, under any injection.
+    """
+
+    from_path: ClassVar[bool] = True
+
+    suites: str
+    attack: str = ""
+    defense: str = ""
+
+    def check(self) -> None:
+        """Look whether there is all that is named.
+
+        Raises:
+            GameError: There is not.
+        """
+        for suite in self.suites.split(","):
+            _check("workspace", suite, _workspaces())  # before all of the package is imported
+        if self.attack:
+            attacks = _imported("agentdojo.attacks.attack_registry").ATTACKS
+            _check("attack", self.attack, attacks)
+        if self.defense:
+            defenses = _imported("agentdojo.agent_pipeline.agent_pipeline").DEFENSES
+            _check("defense", self.defense, defenses)
+
+    @property
+    def train_tasks(self) -> list[str]:  # noqa: D102
+        return self._tasks[0]
+
+    @property
+    def test_tasks(self) -> list[str]:  # noqa: D102
+        return self._tasks[1]
+
+    @cached_property
+    def _tasks(self) -> list[list[str]]:
+        names = self.suites.split(",")
+        sides = split([f"{name}/{user}" for name in names for user in _suite(name).user_tasks])
+        return [[task for user in side for task in _under(self.attack, user)] for side in sides]
+
+    def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
+        """Play a task; the package blocks, so that this is no coroutine."""
+        name, user, *goals = task.split("/")
+        suite = _suite(name)
+        utility, attacked = suite.run_task_with_pipeline(
+            _pipeline(client, self.defense),
+            suite.get_user_task_by_id(user),
+            suite.get_injection_task_by_id(goals[0]) if goals else None,
+            {},  # they are in the environment
+            environment=_environment(name, self.attack, user, *goals).model_copy(deep=True),
+        )
+        if not goals:
+            return Outcome(float(utility), {"utility": float(utility)})
+        if _attack(name, self.attack).is_dos_attack:
+            attacked = not utility
+        metrics = {"utility": float(utility), "attacked": float(attacked)}
+        return Outcome(float(utility and not attacked), metrics)
+
+
+def _check(what: str, name: str, known: Iterable[str]) -> None:
+    if name not in known or name in LEFT_OUT:
+        raise no_such("agentdojo", what, name, [each for each in known if each not in LEFT_OUT])
+
+
+def _imported(module: str) -> Any:
+    return needed("agentdojo", module, "pip install 'evert[agentdojo]'")
+
+
+def _workspaces() -> list[str]:
+    folders = files(_imported("agentdojo")) / "data" / "suites"
+    return sorted(folder.name for folder in folders.iterdir())
+
+
+def _suite(name: str) -> Any:
+    return _imported("agentdojo.task_suite").get_suite(VERSION, name)
+
+
+def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
+    pipelines = _imported("agentdojo.agent_pipeline")
+    # The SDK raises a 400 where an episode is given up, and the package tries all else again.
+    llm = pipelines.OpenAILLM(client.openai_sync, client.model)
+    llm.name = client.model
+    config = pipelines.PipelineConfig(
+        llm=llm,
+        model_id=None,
+        defense=defense or None,
+        system_message_name=None,
+        system_message=None,
+    )
+    return pipelines.AgentPipeline.from_config(config)
+
+
+@lru_cache
+def _attack(suite: str, attack: str) -> Any:
+    target = _imported("agentdojo.agent_pipeline").AgentPipeline([])
+    target.name = "local"  # attacks that name the model take its name from this
+    return _imported("agentdojo.attacks").load_attack(attack, _suite(suite), target)
+
+
+def _under(attack: str, user: str) -> list[str]:
+    """A user's task with each injection; an attack that only disturbs is the same for all."""
+    if not attack:
+        return [user]
+    suite = user.partition("/")[0]
+    goals = [*_suite(suite).injection_tasks]
+    return [
+        f"{user}/{goal}" for goal in goals[: 1 if _attack(suite, attack).is_dos_attack else None]
+    ]
+
+
+@lru_cache(128)
+def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
+    """What the tools begin with: to be copied, since reading it takes a third of a second."""
+    own = _suite(suite)
+    injections = {}
+    if goal:
+        tasks = own.get_user_task_by_id(user), own.get_injection_task_by_id(goal)
+        injections = _attack(suite, attack).attack(*tasks)
+    return own.load_and_inject_default_environment(injections)

@@ -1,0 +1,238 @@
+"""BFCL's multi-turn rows: a user with several wishes, simulated APIs, and a check of their state.
+
+    evert train tasks=bfcl:multi_turn_base model_name=smollm2
+    evert train tasks=bfcl:multi_turn_base,multi_turn_miss_func model_name=smollm2
+
+The Berkeley Function-Calling Leaderboard's rows, APIs and checker; the APIs run in a process of
+their own (``bfcl_apis.py``). The package's requirements conflict with evert's, and this part needs
+none of them: ``pip install --no-deps bfcl-eval``.
+"""
+
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evert.bridge.episode.agent import Outcome
+from evert.envs.games import Game, GameError, Metric
+from evert.envs.tasksets.common import needed, no_such, split, tool_game
+
+if TYPE_CHECKING:
+    from evert.bridge.clients.client import AgentClient
+
+CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param", "long_context")]
+
+OFFLINE: Mapping[str, Mapping[str, Any]] = {}
+"""None: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
+
+PYTHON = " Note that the provided function is in Python 3 syntax."
+FLOAT = " This is a float type value."
+"""What the package adds to descriptions of functions and of their arguments."""
+
+_LONGEST_LINE = 2**26
+
+
+def bfcl(categories: str, **others: Any) -> Game:
+    """The game of one or more of BFCL's multi-turn categories.
+
+    Args:
+        categories: Their names, with commas between.
+        **others: None; there are no others.
+
+    Raises:
+        GameError: The package is not installed, or has no such category.
+    """
+    for name in others:
+        raise GameError(f"tasks=bfcl takes no {name!r:.200}, nor any other argument. Leave it out.")
+    names = categories.split(",")
+    for name in names:
+        if name not in CATEGORIES:
+            raise no_such("bfcl", "category", name, CATEGORIES)
+    metrics = {"solved": Metric("Rows solved", "share", drawn=("train", "test"))}
+    if len(names) > 1:
+        metrics |= {f"solved_{name}": Metric(f"Solved of {name}", "share") for name in names}
+    return tool_game(f"bfcl/{'-'.join(names)}-v0", Bfcl(categories), metrics)
+
+
+@dataclass
+class Bfcl:
+    """An agent whose user has a wish a turn, and tools for it.
+
+    The task is a row's id: 'multi_turn_base_17'. The reward is 1 if the checker finds the APIs in
+    the state that the row's own calls leave, after each turn, and those calls' answers among the
+    policy's; else 0.
+
+    Attributes:
+        categories: Their names, with commas between.
+        train_tasks: Tasks to train on.
+        test_tasks: Rows whose number is never trained on: categories tell the same story by it.
+    """
+
+    from_path: ClassVar[bool] = True
+
+    categories: str
+
+    def __post_init__(self) -> None:
+        names = self.categories.split(",")
+        self.train_tasks, self.test_tasks = (
+            [f"{name}_{number}" for name in names for number in side]
+            for side in split(range(len(_rows(names[0]))))
+        )
+
+    async def __call__(self, client: "AgentClient", task: str) -> Outcome:
+        """Play a row's turns, and have what was called checked."""
+        category = task.rpartition("_")[0]
+        row = deepcopy(_rows(category)[task])
+        truth = row.pop("ground_truth")
+        try:
+            async with _apis() as ask:
+                await ask([row, truth], answers=False)
+                turns = await _play(client, row, ask)
+                verdict = await ask({"turns": turns}) if len(turns) == len(truth) else {}
+        except _Overdone:
+            verdict = {"error_type": "an API took too long, or too much memory"}
+        solved = float(verdict.get("valid", False))
+        client.log(ended="solved" if solved else verdict.get("error_type") or "too many steps")
+        several = "," in self.categories
+        return Outcome(
+            solved, {"solved": solved} | ({f"solved_{category}": solved} if several else {})
+        )
+
+
+class _Overdone(Exception):
+    """The process of the APIs is over its limits, and over."""
+
+
+async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[list[list[Any]]]:
+    """What was called, by turn and step; fewer turns than the row has after too many steps."""
+    messages: list[dict[str, Any]] = []
+    tools, turns = _tools(row), list[list[list[Any]]]()
+    for number, said in enumerate(row["question"]):
+        if str(number) in row.get("missed_function", {}):
+            docs = _docs(row)
+            tools |= {name: docs[name] for name in row["missed_function"][str(number)]}
+            news = _constant("default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
+            said = [{"role": "user", "content": news}]
+        messages += said
+        steps: list[list[Any]] = []
+        while calls := await _calls(client, messages, [*tools.values()]):
+            steps.append([each[1:] for each in calls])
+            answers = await ask(steps[-1])
+            messages += [
+                {"role": "tool", "tool_call_id": call[0], "content": answer}
+                for call, answer in zip(calls, answers, strict=True)
+            ]
+            if len(steps) > _constant("default_prompts").MAXIMUM_STEP_LIMIT:
+                return turns
+        turns.append(steps)
+    return turns
+
+
+async def _calls(client: "AgentClient", messages: list[Any], tools: list[Any]) -> list[list[Any]]:
+    """Each call's id, name and arguments; none where one of them cannot be read."""
+    completion = await client.chat.completions.create(messages=messages, tools=tools)
+    message = completion.choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    calls = [
+        [call.id, call.function.name, json.loads(call.function.arguments)]
+        for call in message.tool_calls or ()
+        if call.type == "function"
+    ]
+    return calls if all(isinstance(given, dict) for _, _, given in calls) else []
+
+
+# -- what the package has ------------------------------------------------------------------------
+
+
+def _constant(module: str) -> Any:
+    return needed("bfcl", f"bfcl_eval.constants.{module}", "pip install --no-deps bfcl-eval")
+
+
+def _lines(*path: str) -> list[dict[str, Any]]:
+    text = files(needed("bfcl", "bfcl_eval", "pip install --no-deps bfcl-eval")) / "data"
+    return [json.loads(line) for line in text.joinpath(*path).read_text().splitlines()]
+
+
+@lru_cache
+def _rows(category: str) -> dict[str, dict[str, Any]]:
+    file = f"BFCL_v4_{category}.json"
+    truths = {row["id"]: row["ground_truth"] for row in _lines("possible_answer", file)}
+    return {row["id"]: {**row, "ground_truth": truths[row["id"]]} for row in _lines(file)}
+
+
+def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tools that a row begins with, by name: those of its APIs but for the missed ones."""
+    missed = {name for names in row.get("missed_function", {}).values() for name in names}
+    own = _docs(row)
+    first = {name: tool for name, tool in own.items() if name not in missed}
+    for tool in first.values():
+        tool["function"]["description"] += PYTHON
+    return first
+
+
+def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    file_of = _constant("executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    docs = [
+        doc
+        for api in row["involved_classes"]
+        for doc in _lines("multi_turn_func_doc", file_of[api])
+    ]
+    return {
+        doc["name"]: {
+            "type": "function",
+            "function": {**doc, "parameters": _typed(doc["parameters"])},
+        }
+        for doc in docs
+    }
+
+
+def _typed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema as the chat API takes it: the package writes Python's names of types."""
+    own = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
+    if schema["type"] == "float" and "description" in own:
+        own["format"], own["description"] = "float", own["description"] + FLOAT
+    if "items" in own:
+        own["items"] = _typed(own["items"])
+    if "properties" in own:
+        own["properties"] = {name: _typed(each) for name, each in own["properties"].items()}
+    return own
+
+
+# -- its APIs ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _apis() -> AsyncIterator[Any]:
+    """A process of an episode's APIs, as a function that sends it a line and reads its answer."""
+    script = str(Path(__file__).with_name("bfcl_apis.py"))
+    process: Any = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", script,  # a folder of its own would hide packages of these names
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
+    )  # fmt: skip
+
+    async def ask(asked: Any, *, answers: bool = True) -> Any:
+        try:
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline() if answers else b"null\n"
+        except (ConnectionError, ValueError):  # it is gone, or its answer is too long
+            line = b""
+        if not line:
+            raise _Overdone
+        return json.loads(line)
+
+    try:
+        yield ask
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

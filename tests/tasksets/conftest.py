@@ -1,0 +1,82 @@
+"""Tasksets with the benchmarks themselves, and scripts for the model.
+
+    .frameworks/agentdojo/bin/python -m pytest tests/tasksets --environment agentdojo
+
+``frameworks/make_environment.py`` makes the environments. A file is collected in its own alone.
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from evert.trainers.commands import train
+
+ENVIRONMENTS = {
+    "test_agentdojo.py": "agentdojo",
+    "test_bfcl.py": "bfcl",
+}
+"""File -> the environment that it needs."""
+
+Call = tuple[str, Mapping[str, Any]]
+Said = str | list[Call]
+"""What a model says: words, or tool calls by name and arguments."""
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "tasksets.md"
+
+
+def check_lines_of_the_page(taskset: str) -> None:
+    """Whether ``evert train`` reads the lines that the page has of a taskset."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("evert train ")]
+    own = [shlex.split(line)[2:] for line in lines if f" tasks={taskset}:" in line]
+    assert len(own) == 2
+    assert all(train.parse(arguments) for arguments in own)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    here = config.getoption("environment")
+    if collection_path.suffix != ".py":
+        return None if here in ENVIRONMENTS.values() else True
+    return None if here and ENVIRONMENTS.get(collection_path.name, here) == here else True
+
+
+def as_text(said: Said) -> str:
+    """A reply as the default renderer's model writes it."""
+    if isinstance(said, str):
+        return said
+    calls = [json.dumps({"name": name, "arguments": given}) for name, given in said]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
+    """OpenAI's own client; its server says these replies in turn."""
+    left = enumerate(replies)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        number, said = next(left)
+        message: dict[str, Any] = {"role": "assistant", "content": said}
+        if not isinstance(said, str):
+            message = {"role": "assistant", "content": None, "tool_calls": _calls(said, number)}
+        head = {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted"}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return httpx.Response(200, json={**head, "choices": [choice]})
+
+    transport = httpx.MockTransport(answer)
+    return openai.OpenAI(api_key="none", http_client=httpx.Client(transport=transport))
+
+
+def _calls(said: list[Call], number: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call-{number}-{place}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(given)},
+        }
+        for place, (name, given) in enumerate(said)
+    ]
