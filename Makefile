@@ -12,6 +12,7 @@
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make harbor  tasks of Harbor's, by Harbor's own runner and by evert (Python 3.12)
+#   make tasksets    tasksets with packages of their own: TextArena, ScienceWorld, MiniWoB, OpenEnv
 #   make cookbooks   the Cookbook's contract against the newest one (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, and which room may import which
 #   make nightly all of the above and the tests that take too long for each change, all draws of those
@@ -37,7 +38,7 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers harbor served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -106,6 +107,11 @@ harbor: .venv/developing
 	$(BIN)/python frameworks/make_environment.py harbor
 	.frameworks/harbor/bin/python -m pytest -n 2 --dist worksteal tests/harbor --environment harbor
 
+# Each file of tests/tasksets runs in one environment (tests/tasksets/conftest.py).
+tasksets: .venv/developing
+	$(BIN)/python frameworks/make_environment.py worlds
+	.frameworks/worlds/bin/python -m pytest -n 2 --dist worksteal tests/tasksets --environment worlds
+
 # Whatever speaks Tinker's protocol; the SDK warns of what it deprecates, and leaves connections open.
 ifdef BASE_URL
 service: .venv/developing
@@ -146,7 +152,7 @@ lint: .venv/developing
 
 # What takes too long for each change: the whole of it, and the second type checker.
 nightly: export EVERT_NIGHTLY := 1
-nightly: lint docs wheel smoke frameworks trainers harbor test
+nightly: lint docs wheel smoke frameworks trainers harbor tasksets test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
 

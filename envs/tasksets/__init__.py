@@ -8,8 +8,9 @@ rest, and the arguments, to a ``Game``. In the ``pyproject.toml`` of a package o
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:my_tasks"
 
-    common.py          what tasksets share: their packages, and which tasks are held out
+    common.py          what tasksets share: their packages, which tasks are held out, wrong names
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
+    textarena.py       TextArena's games, with a seat for each player
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,10 @@
-"""What tasksets share: their packages, and which tasks are held out."""
+"""What tasksets share: their packages, which tasks are held out, and what a wrong name gets."""
 
 import importlib
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from types import ModuleType
 from typing import TypeVar
 
@@ -44,3 +45,21 @@ def split(tasks: Sequence[T], *, one_in: int = ONE_IN) -> tuple[list[T], list[T]
         [task for place, task in enumerate(tasks) if place not in held_out],
         [task for place, task in enumerate(tasks) if place in held_out],
     )
+
+
+def no_such(
+    whose: str, what: str, name: str, known: Iterable[str], listed: Iterable[str] | None = None
+) -> GameError:
+    """The error of a name that there is not, with the nearest one and what there is.
+
+    Args:
+        whose: Has none of this name, in a message's words.
+        what: It has none of.
+        name: That was given.
+        known: All names.
+        listed: Names that the message lists; None: all.
+    """
+    near = get_close_matches(name, known := list(known), n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    there_is = ", ".join(sorted(known) if listed is None else listed)
+    return GameError(f"{whose} has no {what} {name!r}.{hint} It has {there_is}.")

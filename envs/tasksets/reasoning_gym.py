@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
 from evert.envs.games import Game, GameError, Metric
-from evert.envs.tasksets.common import ONE_IN, needed
+from evert.envs.tasksets.common import ONE_IN, needed, no_such
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -115,7 +115,7 @@ class Reasoning:
         known, create = factory.DATASETS, factory.create_dataset
         unknown = [name for name in self._names if name not in known]
         if unknown:
-            raise GameError(_no_generator(unknown[0], known))
+            raise no_such("reasoning-gym", "generator", unknown[0], known)
         return [_made(create, name, known[name][1], self._arguments) for name in self._names]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
@@ -206,14 +206,6 @@ class _Split(Sequence[int]):
 
 def _metric(name: str) -> str:
     return f"score_{name}"
-
-
-def _no_generator(name: str, known: dict[str, Any]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"reasoning-gym has no generator {name!r}.{hint} It has {', '.join(sorted(known))}."
 
 
 def _made(create: Any, name: str, config: Any, arguments: dict[str, Any]) -> Any:
