@@ -9,7 +9,10 @@ rest, and the arguments, to a ``Game``. In the ``pyproject.toml`` of a package o
     my_tasks = "my_package.my_tasks:my_tasks"
 
     common.py          what tasksets share: their packages, which tasks are held out, wrong names
+    miniwob.py         MiniWoB++'s pages in a headless Chromium
+    openenv.py         what an OpenEnv server has
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
+    scienceworld.py    ScienceWorld's experiments, in a simulator of Java's
     textarena.py       TextArena's games, with a seat for each player
 """
 
