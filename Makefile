@@ -38,7 +38,7 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers harbor tasksets tasksets-agentdojo tasksets-bfcl served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -107,19 +107,10 @@ harbor: .venv/developing
 	$(BIN)/python frameworks/make_environment.py harbor
 	.frameworks/harbor/bin/python -m pytest -n 2 --dist worksteal tests/harbor --environment harbor
 
-# Benchmarks with a script for the model, each in an environment of its own.
-tasksets: tasksets-agentdojo tasksets-bfcl
-
-tasksets-agentdojo: .venv/developing
-	$(BIN)/python frameworks/make_environment.py agentdojo
-	.frameworks/agentdojo/bin/python -m pytest -n 2 --dist worksteal tests/tasksets --environment agentdojo
-
-# Laid beside .venv without its requirements, which conflict with evert's and are not needed.
-tasksets-bfcl: .venv/developing .frameworks/bfcl
-	PYTHONPATH=.frameworks/bfcl $(BIN)/python -m pytest -n 2 --dist worksteal tests/tasksets --environment bfcl
-
-.frameworks/bfcl: | .venv/developing
-	$(BIN)/python frameworks/run_uv.py pip install --no-deps --target $@ bfcl-eval==2026.3.23
+# Benchmarks with a script for the model.
+tasksets: .venv/developing
+	$(BIN)/python frameworks/make_environment.py tasksets
+	.frameworks/tasksets/bin/python -m pytest -n 2 --dist worksteal tests/tasksets --environment tasksets
 
 # Whatever speaks Tinker's protocol; the SDK warns of what it deprecates, and leaves connections open.
 ifdef BASE_URL

@@ -30,6 +30,9 @@ PYTHONS = {"harbor": "3.12", "tau2": "3.12"}
 ALONE = {"aider", "vllm"}
 """Environments without evert: of programs that run as commands, whose pins conflict with its."""
 
+LAID = {"tasksets": ["bfcl-eval==2026.3.23"]}
+"""What is laid into an environment without its requirements, which conflict and are not needed."""
+
 WITHOUT = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}
 """What frameworks ask for and do not need; beside a build of torch for CPUs these do not import."""
 
@@ -53,6 +56,8 @@ def main() -> None:
     uv("venv", "--clear", "--python", python_for(name), str(environment))
     python = environment / "bin" / "python"
     install(python, requirements, with_evert=name not in ALONE)
+    if name in LAID:
+        uv("pip", "install", "--no-deps", "--python", str(python), *LAID[name])
     if name in WITHOUT:
         uv("pip", "uninstall", "--python", str(python), *WITHOUT[name])
     stamp.write_text(fingerprint)

@@ -62,11 +62,19 @@ def split(tasks: Sequence[T], *, one_in: int = ONE_IN) -> tuple[list[T], list[T]
     )
 
 
-def no_such(taskset: str, what: str, name: str, known: Iterable[str]) -> GameError:
-    """The error for a name that a taskset does not have, with the nearest of those it has."""
-    listed = sorted(known)
-    near = get_close_matches(name, listed, n=1, cutoff=0.4)
+def no_such(
+    whose: str, what: str, name: str, known: Iterable[str], listed: Iterable[str] | None = None
+) -> GameError:
+    """The error of a name that there is not, with the nearest one and what there is.
+
+    Args:
+        whose: Has none of this name, in a message's words.
+        what: It has none of.
+        name: That was given.
+        known: All names.
+        listed: Names that the message lists; None: all.
+    """
+    near = get_close_matches(name, known := list(known), n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return GameError(
-        f"tasks={taskset} has no {what} {name!r:.200}.{hint} It has {', '.join(listed)}."
-    )
+    there_is = ", ".join(sorted(known) if listed is None else listed)
+    return GameError(f"{whose} has no {what} {name!r:.200}.{hint} It has {there_is}.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
 from evert.envs.games import Game, GameError, Metric
-from evert.envs.tasksets.common import ONE_IN, needed
+from evert.envs.tasksets.common import ONE_IN, needed, no_such
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -137,7 +137,7 @@ class Reasoning:
         factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
         unknown = [name for name in self._names if name not in factory.DATASETS]
         if unknown:
-            raise GameError(_no_generator(unknown[0], factory.DATASETS))
+            raise no_such("reasoning-gym", "generator", unknown[0], factory.DATASETS)
         levels = range(self.levels) if self.levels else [None]
         each = [(name, level) for name in self._names for level in levels]
         return [_made(factory, name, self._arguments, level) for name, level in each]
@@ -233,14 +233,6 @@ class _Split(Sequence[int]):
 
 def _metric(kind: str) -> str:
     return f"score_{kind}"
-
-
-def _no_generator(name: str, known: dict[str, Any]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"reasoning-gym has no generator {name!r}.{hint} It has {', '.join(sorted(known))}."
 
 
 def _made(factory: Any, name: str, arguments: dict[str, Any], level: int | None) -> Any:

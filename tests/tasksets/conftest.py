@@ -1,8 +1,9 @@
 """Tasksets with the benchmarks themselves, and scripts for the model.
 
-    .frameworks/agentdojo/bin/python -m pytest tests/tasksets --environment agentdojo
+    .frameworks/tasksets/bin/python -m pytest tests/tasksets --environment tasksets
 
-``frameworks/make_environment.py`` makes the environments. A file is collected in its own alone.
+``frameworks/make_environment.py tasksets`` makes the environment. Without ``--environment`` nothing
+here is collected: the packages are not in .venv.
 """
 
 import json
@@ -16,12 +17,6 @@ import openai
 import pytest
 
 from evert.trainers.commands import train
-
-ENVIRONMENTS = {
-    "test_agentdojo.py": "agentdojo",
-    "test_bfcl.py": "bfcl",
-}
-"""File -> the environment that it needs."""
 
 Call = tuple[str, Mapping[str, Any]]
 Said = str | list[Call]
@@ -39,11 +34,8 @@ def check_lines_of_the_page(taskset: str) -> None:
     assert all(train.parse(arguments) for arguments in own)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    here = config.getoption("environment")
-    if collection_path.suffix != ".py":
-        return None if here in ENVIRONMENTS.values() else True
-    return None if here and ENVIRONMENTS.get(collection_path.name, here) == here else True
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    return None if config.getoption("environment") == "tasksets" else True
 
 
 def as_text(said: Said) -> str:

@@ -1,0 +1,151 @@
+"""What an OpenEnv server has: one episode a connection, in words, over the protocol itself.
+
+    evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
+
+The protocol is JSON over a WebSocket (reset, step, close), which evert speaks without the package
+``openenv-core``: the server alone needs that.
+"""
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from evert.bridge.episode.agent import Outcome
+from evert.envs.from_gymnasium.observations import plainly
+from evert.envs.games import Game, GameError
+from evert.envs.tasksets.common import no_such
+
+if TYPE_CHECKING:
+    from aiohttp import ClientWebSocketResponse
+
+    from evert.bridge.clients.client import AgentClient
+
+OFFLINE: Mapping[str, Mapping[str, Any]] = {}
+"""None: a server has to be started first."""
+
+PATIENCE = 1.5
+"""Seconds in which a server has to tell its schema."""
+
+LARGEST = 16 * 2**20
+"""Bytes of a message from a server."""
+
+
+def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
+    """The game of a server's environment.
+
+    Args:
+        url: Of the server, "http://127.0.0.1:8000".
+        field: Of the action that takes the reply; None: the one text that an action needs.
+        turns: Most actions of an episode; it is truncated then.
+
+    Raises:
+        GameError: No OpenEnv server answers there, or its actions are more than a text.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise GameError(f"tasks=openenv:{url} is no address; expected one like http://HOST:8000.")
+    action = _schema(url.rstrip("/"))["action"]
+    texts = [key for key, of in action.get("properties", {}).items() if of.get("type") == "string"]
+    required = list(action.get("required", ()))
+    if field is None and len(required) != 1:
+        raise GameError(
+            f"An action of {url} needs {', '.join(required) or 'nothing'}; expected one text. Name "
+            f"what takes the reply: tasks.field=NAME, of {', '.join(texts) or '(no texts)'}."
+        )
+    field = field or required[0]
+    if field not in texts:
+        raise no_such(f"An action of {url}", "text", field, texts)
+    if beside := [key for key in required if key != field]:
+        raise GameError(
+            f"An action of {url} needs {', '.join(beside)} beside {field}, and a reply is one text."
+        )
+    path = f"{__name__}:{OpenEnv(url.rstrip('/'), field, turns)!r}"
+    return Game(
+        f"openenv/{urlsplit(url).netloc}",
+        agent=path,
+        train_tasks=f"{path}.train_tasks",
+        test_tasks=f"{path}.test_tasks",
+        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512},
+    )
+
+
+@dataclass(frozen=True)
+class OpenEnv:
+    """An agent that plays a server's environment; the task is the seed of its reset.
+
+    What is observed is told as it is, a line a field. Rewards are given at their own turn.
+
+    Args:
+        url: Of the server.
+        field: Of the action that takes the reply.
+        turns: Most actions of an episode.
+    """
+
+    url: str
+    field: str
+    turns: int = 100
+
+    from_path: ClassVar = True
+    train_tasks: ClassVar = range(10_000)
+    test_tasks: ClassVar = range(10_000, 10_100)
+
+    async def __call__(self, client: "AgentClient", task: int) -> Outcome:
+        """Play an episode.
+
+        Raises:
+            GameError: The server refuses something, or gives no reward at all.
+        """
+        import aiohttp
+
+        address = f"ws{self.url.removeprefix('http')}/ws"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(address, max_msg_size=LARGEST) as socket,
+        ):
+            seen = await _told(socket, "reset", {"seed": task})
+            messages: list[dict[str, str]] = []
+            rewarded = False
+            for _ in range(self.turns):
+                if seen["done"]:
+                    break
+                messages.append({"role": "user", "content": plainly(seen["observation"])})
+                completion = await client.chat.completions.create(messages=messages)
+                reply = completion.choices[0].message.content or ""
+                messages.append({"role": "assistant", "content": reply})
+                seen = await _told(socket, "step", {self.field: reply})
+                if seen["reward"] is not None:
+                    client.reward(float(seen["reward"]))
+                    rewarded = True
+            await socket.send_json({"type": "close"})
+        if not rewarded:
+            raise GameError(f"{self.url} gave no reward in an episode, and it needs one.")
+        return Outcome(0.0, truncated=not seen["done"])
+
+
+async def _told(socket: "ClientWebSocketResponse", what: str, data: Any) -> Mapping[str, Any]:
+    """The observation, reward and ``done`` that follow a message."""
+    await socket.send_json({"type": what, "data": data})
+    answer = await socket.receive_json()
+    told = answer.get("data", {})
+    if answer.get("type") != "observation":
+        raise GameError(
+            f"The server refused {what} {data!r:.200}: {told.get('message', answer)!s:.500} "
+            f"({told.get('code')}). Its environment has to take this; a server that is full takes "
+            "more sessions with max_concurrent_envs=, or play fewer at once: parallel=1."
+        )
+    return {"reward": None, "done": False, "observation": {}, **told}
+
+
+def _schema(url: str) -> Mapping[str, Any]:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:
+            schema = json.loads(answer.read(LARGEST))
+        return {"action": {**schema["action"]}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GameError(
+            f"tasks=openenv:{url}: no OpenEnv server answers there ({type(error).__name__}: "
+            f"{error}). Start one (uvicorn server.app:app --port 8000), and give its address."
+        ) from error

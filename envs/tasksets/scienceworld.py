@@ -1,0 +1,177 @@
+"""ScienceWorld's thirty tasks: experiments in a house of words, scored by the simulator.
+
+    evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
+
+The simulator is a Java program; each episode has one of its own, and ends it. It needs the extra
+``scienceworld``, and Java.
+"""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evert.bridge.episode.agent import Outcome
+from evert.envs.games import Game, GameError, Metric
+from evert.envs.tasksets.common import needed, no_such
+
+if TYPE_CHECKING:
+    from evert.bridge.clients.client import AgentClient
+
+OFFLINE: Mapping[str, Mapping[str, Any]] = {
+    "find-animal": {"max_tokens": 16, "limits.max_turns": 10},
+}
+
+SIMPLIFICATIONS = (
+    *("easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors"),
+    "noElectricalAction",
+)
+
+PROMPT = (
+    "You act in a house of words. Reply with one action, in a line of its own, and nothing else. "
+    "OBJ stands for a thing that you see. Actions: "
+)
+
+CLOSING = 10.0
+"""Seconds that a simulator has to end."""
+
+
+def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> Game:
+    """The game of one or more of ScienceWorld's tasks.
+
+    Args:
+        names: Of the tasks, with commas between: "boil", "1-1", or "all".
+        simplifications: Of the simulator, with commas between: "easy".
+        steps: Most actions of an episode.
+
+    Raises:
+        GameError: There is no such task or simplification, or no Java.
+    """
+    package = needed("scienceworld", "scienceworld.constants", "pip install 'evert[scienceworld]'")
+    by_id: dict[str, str] = package.ID2TASK
+    known = [*by_id.values(), *by_id, "all"]
+    for name in names.split(","):
+        if name not in known:
+            raise no_such("ScienceWorld", "task", name, known, [*by_id.values(), "all"])
+    for name in filter(None, simplifications.split(",")):
+        if name not in SIMPLIFICATIONS:
+            raise no_such("ScienceWorld", "simplification", name, SIMPLIFICATIONS)
+    if shutil.which("java") is None:
+        raise GameError(
+            "tasks=scienceworld needs Java, 8 or newer, and there is no java on the PATH. Install "
+            "it: apt install default-jre-headless."
+        )
+    chosen = [by_id.get(name, name) for name in names.split(",")]
+    agent = ScienceWorld(
+        ",".join(by_id.values() if "all" in chosen else chosen), simplifications, steps
+    )
+    path = f"{__name__}:{agent!r}"
+    return Game(
+        f"scienceworld/{names}",
+        agent=path,
+        train_tasks=f"{path}.train_tasks",
+        test_tasks=f"{path}.test_tasks",
+        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 256},
+        metrics={
+            "solved": Metric("Tasks with the full score", "share", drawn=("train", "test")),
+            "failed": Metric("Tasks ended by a wrong choice", "share"),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class ScienceWorld:
+    """An agent that acts in ScienceWorld. The task is "boil/3": a task's name and a variation.
+
+    The reward is the simulator's score at the end, from -1 (a wrong choice ended it) to 1. The
+    action is the last line of a reply.
+
+    Args:
+        names: Of the tasks, with commas between.
+        simplifications: With commas between.
+        steps: Most actions of an episode.
+
+    Attributes:
+        train_tasks: The benchmark's own variations to train on.
+        test_tasks: Its variations for tests; the ones for development are in neither.
+    """
+
+    names: str
+    simplifications: str = ""
+    steps: int = 100
+
+    from_path: ClassVar = True
+
+    @property
+    def train_tasks(self) -> list[str]:
+        """Variations to train on."""
+        return _tasks(self.names)[0]
+
+    @property
+    def test_tasks(self) -> list[str]:
+        """Held-out variations."""
+        return _tasks(self.names)[1]
+
+    async def __call__(self, client: "AgentClient", task: str) -> Outcome:
+        """Play a variation."""
+        name, _, variation = task.partition("/")
+        env = await asyncio.to_thread(started, self.steps)
+        try:
+            await asyncio.to_thread(env.load, name, int(variation), self.simplifications)
+            seen, info = await asyncio.to_thread(env.reset)
+            actions = await asyncio.to_thread(env.get_possible_actions)
+            system = PROMPT + ", ".join(actions) + "."
+            messages = [{"role": "system", "content": system}]
+            seen, over = f"{info['taskDesc'].strip()}\n\n{seen}", False
+            while not over:
+                messages.append({"role": "user", "content": seen})
+                completion = await client.chat.completions.create(messages=messages)
+                reply = completion.choices[0].message.content or ""
+                messages.append({"role": "assistant", "content": reply})
+                action = (reply.strip().splitlines() or [""])[-1]
+                seen, _, over, info = await asyncio.to_thread(env.step, action)
+        finally:
+            await asyncio.to_thread(end, env)
+        score = info["score"] / 100
+        return Outcome(score, {"solved": float(score >= 1), "failed": float(score < 0)})
+
+
+def started(steps: int) -> Any:
+    """A simulator, in a process of its own."""
+    from scienceworld import ScienceWorldEnv
+
+    env = ScienceWorldEnv("", envStepLimit=steps)
+    # Each step would fetch thousands of texts one by one, for an info that nobody is told.
+    env.get_valid_action_object_combinations = list
+    return env
+
+
+def end(env: Any) -> None:
+    """End a simulator, and leave nothing of it: its process, its pipe, its folder."""
+    process = env._gateway.java_process
+    env.close()
+    try:
+        process.wait(CLOSING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdin.close()
+    env._obj_tree_tempdir.cleanup()
+
+
+@cache
+def _tasks(names: str) -> tuple[list[str], list[str]]:
+    """Tasks to train on, and to test with: the simulator alone knows."""
+    env = started(1)
+    train, test = list[str](), list[str]()
+    try:
+        for name in names.split(","):
+            env.load(name)
+            train += [f"{name}/{variation}" for variation in env.get_variations_train()]
+            test += [f"{name}/{variation}" for variation in env.get_variations_test()]
+    finally:
+        end(env)
+    return train, test

@@ -1,0 +1,229 @@
+"""TextArena's games, for one player or with a seat for each, scored by the games themselves.
+
+    evert train tasks=textarena:GuessTheNumber-v0 model_name=smollm2
+    evert train tasks=textarena:KuhnPoker-v0 tasks.max_rounds=3 model_name=smollm2
+
+The games run as they are, with their own wrappers. It needs the extra ``textarena``.
+"""
+
+import asyncio
+import io
+import random
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from evert.envs.games import Game, GameError, Metric
+from evert.envs.tasksets.common import needed, no_such
+
+if TYPE_CHECKING:
+    from evert.bridge.clients.client import AgentClient
+
+OFFLINE: Mapping[str, Mapping[str, Any]] = {
+    "GuessTheNumber-v0": {"max_tokens": 16},
+    "TicTacToe-v0": {"max_tokens": 16},
+}
+
+NETWORK = {
+    "OpenRouter": "asks a model of OpenRouter's",
+    "EnglishDictionary": "loads its words from the network (nltk.download)",
+    "nltk": "loads its words from the network (nltk.download)",
+}
+"""What a game's source says -> what the game would do for it."""
+
+MOST_PLAYERS = 15
+
+T = TypeVar("T")
+
+_drawing = threading.Lock()
+
+
+def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
+    """The game of one of TextArena's.
+
+    Args:
+        name: Its id, "Wordle-v0".
+        players: Of the game; None: as few as it can be played with.
+        **options: Of the game itself.
+
+    Raises:
+        GameError: There is no such game, it cannot be made so, or it needs the network.
+    """
+    entry_point = _registry(name)[name].entry_point
+    _refuse_network(name, entry_point)
+    agent = _begun(name, players, options)
+    path = f"{__name__}:{agent!r}"
+    recipe: dict[str, Any] = {
+        "batch_size": 8,
+        "group_size": 8,
+        "max_tokens": 512,
+        "limits": {"max_turns": 100},
+        "on_agent_error": -1.0,  # some games raise on a move that is none
+    }
+    alone = {"solved": Metric("Games with the full reward", "share", drawn=("train", "test"))}
+    against = {key: Metric(f"Games {key}", "share") for key in ("won", "drawn", "lost")}
+    if agent.players > 1:
+        recipe["seats"] = agent.seats
+    return Game(
+        f"textarena/{name}",
+        agent=path,
+        train_tasks=f"{path}.train_tasks",
+        test_tasks=f"{path}.test_tasks",
+        recipe=recipe,
+        metrics={
+            **(alone if agent.players == 1 else against),
+            "invalid": Metric("Games ended by an invalid move", "share"),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class TextArena:
+    """An agent that plays a game of TextArena's; the task is the game's seed.
+
+    A player is told what the game's observation adds to the one before, in one conversation; where
+    a game shows everything anew, each turn is a conversation of its own. The reward is the game's.
+
+    Args:
+        name: The game's id.
+        players: One has the episode to itself; of several each is a seat, "player_0" and so on.
+        options: Of the game.
+    """
+
+    name: str
+    players: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    from_path: ClassVar = True
+    train_tasks: ClassVar = range(10_000)
+    test_tasks: ClassVar = range(10_000, 10_100)
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The seats of a game with several players."""
+        return tuple(f"player_{number}" for number in range(self.players))
+
+    async def __call__(self, client: "AgentClient", task: int) -> float | dict[str, float]:
+        """Play a game."""
+        alone = self.players == 1
+        clients = [client] if alone else [client.seat(seat) for seat in self.seats]
+        told: list[list[dict[str, str]]] = [[] for _ in clients]
+        shown = [""] * len(clients)
+        match = await asyncio.to_thread(_Match, self, task)
+        over = False
+        while not over:
+            player, seen = await asyncio.to_thread(match.seen)
+            if not seen.startswith(shown[player]):
+                told[player], shown[player] = [], ""
+            text = seen.removeprefix(shown[player]).strip()
+            told[player].append({"role": "user", "content": text})
+            shown[player] = seen
+            completion = await clients[player].chat.completions.create(messages=told[player])
+            reply = completion.choices[0].message.content or ""
+            told[player].append({"role": "assistant", "content": reply})
+            over = await asyncio.to_thread(match.step, reply)
+        rewards, about = match.env.close()
+        for player, own in enumerate(clients):
+            _note(own, float(rewards[player]), about[player], alone=alone)
+        earned = {seat: float(rewards[player]) for player, seat in enumerate(self.seats)}
+        return earned["player_0"] if alone else earned
+
+
+class _Match:
+    """A game that is played, with random numbers of its own: games draw from ``random`` itself."""
+
+    def __init__(self, agent: TextArena, seed: int) -> None:
+        import textarena
+
+        self._drawn = random.Random(seed).getstate()
+        self.env = self._as_itself(lambda: textarena.make(agent.name, **agent.options))
+        self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
+
+    def seen(self) -> tuple[int, Any]:
+        """Whose turn it is, and what that player sees."""
+        player, seen = self._as_itself(self.env.get_observation)
+        return player, seen
+
+    def step(self, reply: str) -> bool:
+        """Whether the game is over after a reply."""
+        return bool(self._as_itself(lambda: self.env.step(reply))[0])
+
+    def _as_itself(self, work: Callable[[], T]) -> T:
+        with _drawing, redirect_stdout(io.StringIO()):  # some print what they do
+            others = random.getstate()
+            random.setstate(self._drawn)
+            try:
+                return work()
+            finally:
+                self._drawn = random.getstate()
+                random.setstate(others)
+
+
+def _note(client: "AgentClient", reward: float, about: Mapping[str, Any], *, alone: bool) -> None:
+    if alone:
+        client.metric("solved", float(reward >= 1))
+    else:
+        for name, is_so in (("won", reward > 0), ("drawn", reward == 0), ("lost", reward < 0)):
+            client.metric(name, float(is_so))
+    client.metric("invalid", float(about["invalid_move"]))
+    client.log(ended=str(about.get("reason")))
+
+
+def _registry(name: str) -> Mapping[str, Any]:
+    module = needed("textarena", "textarena.envs.registration", "pip install 'evert[textarena]'")
+    registry: dict[str, Any] = module.ENV_REGISTRY
+    if name not in registry:
+        first = {spec.entry_point: id for id, spec in reversed(registry.items())}
+        raise no_such("TextArena", "game", name, registry, sorted(first.values()))
+    return registry
+
+
+def _refuse_network(name: str, entry_point: str) -> None:
+    """Before the game is imported: the import alone would load things."""
+    try:
+        spec = find_spec(entry_point.partition(":")[0])
+    except ModuleNotFoundError:
+        return  # which textarena.make says
+    source = Path(spec.origin).read_text() if spec and spec.origin else ""
+    for word, why in NETWORK.items():
+        if word in source:
+            raise GameError(
+                f"tasks=textarena:{name} is not offered: the game {why}. Take another, like "
+                "GuessTheNumber-v0; docs/tasksets.md lists those that are left out."
+            )
+
+
+def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
+    """The agent of a game that can be begun, with as few players as it can be, if need be."""
+    import textarena
+
+    failures = []
+    for count in [players] if players else range(1, MOST_PLAYERS + 1):
+        agent = TextArena(name, count, options)
+        try:
+            match = _Match(agent, 0)
+            is_alone = isinstance(match.env.state, textarena.SinglePlayerState)
+        except Exception as error:  # whatever a game raises: for other players, an assertion
+            failures.append(error)
+            continue
+        if players or is_alone or count > 1:
+            return _with_text(agent, match)
+    raise GameError(
+        f"tasks=textarena:{name} cannot be begun with players={players} and {dict(options)}: "
+        f"{type(failures[0]).__name__}: {failures[0]}. Check tasks.players= and the game's own "
+        "arguments, or take another game: some of this version do not run."
+    ) from failures[0]
+
+
+def _with_text(agent: TextArena, match: _Match) -> TextArena:
+    seen = match.seen()[1]
+    if isinstance(seen, str):
+        return agent
+    raise GameError(
+        f"tasks=textarena:{agent.name} shows a {type(seen).__name__}, and no text. Take the game's "
+        "id without '-raw'."
+    )
