@@ -1,13 +1,37 @@
-"""What a loss clips, and what it refuses; that it is its formula, ``test_trainer.py`` has."""
+"""A loss is its formula, clips what it says, and refuses the rest; sums: ``test_trainer.py``."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests.trainers.engine.training.test_trainer import DEFAULTS, FORMULAS, OTHERS
 from torch import Tensor
 
 from evert.trainers.engine.common.errors import LossInputError
-from evert.trainers.engine.training.losses import check_inputs, get_loss, resolve_settings
+from evert.trainers.engine.training.losses import LOSSES, check_inputs, get_loss, resolve_settings
+
+GIVEN = {
+    "logprobs": torch.tensor([-0.7, -0.2, -2.0, -1.5, -2.9]),
+    "advantages": torch.tensor([1.0, -2.0, 0.0, 0.5, -1.5]),
+    "weights": torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0]),
+    "sequence_ratio_mask": torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
+    "sampled": torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_and_its_gradient_are_those_of_its_formula(name: str, is_set: bool) -> None:
+    ours, theirs = (torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0]).requires_grad_() for _ in "ab")
+    config = OTHERS.get(name) if is_set else None
+    loss = get_loss(name).formula(ours, GIVEN, resolve_settings(name, config))
+    expected = FORMULAS[name](theirs, GIVEN, DEFAULTS | (config or {}))
+    torch.autograd.backward([loss, expected])
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert ours.grad.tolist() == pytest.approx(theirs.grad.tolist(), rel=1e-5, abs=1e-7)
+
 
 # (log p of each token at log q = 0, advantages, settings and thresholds a token, loss, gradient)
 CLIPS: list[tuple[list[float], list[float], dict[str, float], dict[str, Tensor], float, bool]] = [
