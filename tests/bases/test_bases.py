@@ -45,16 +45,6 @@ def test_any_text_comes_back_unchanged_and_is_never_a_control_token(text: str) -
         assert not CONTROL_IDS.intersection(tokens), base
 
 
-@given(st.text(alphabet="0123456789", min_size=1), st.sampled_from(["", "Guess: ", "$", " "]))
-def test_every_digit_is_one_token(digits: str, before: str) -> None:
-    assert len(encode(before + digits)) == len(encode(before)) + len(digits)
-
-
-@given(st.text(), st.text())
-def test_a_newline_cuts_text_into_parts_that_are_encoded_alone(left: str, right: str) -> None:
-    assert encode(left + "\n" + right) == encode(left) + encode("\n") + encode(right)
-
-
 def test_control_tokens_are_special_and_markers_are_not() -> None:
     added = {token.content: token for token in TOKENIZER.added_tokens_decoder.values()}
     assert {text for text, token in added.items() if token.special} == set(CONTROL)
