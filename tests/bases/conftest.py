@@ -1,11 +1,10 @@
 """How a base's examples are read back from their tokens."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from tinker_cookbook.renderers import get_renderer
 
-from evert.bases.making.dialogues import Batch, Example
+from evert.bases.making.dialogues import Example
 from evert.bridge.tokens.bases import BASE_RENDERER
 
 
@@ -22,14 +21,3 @@ def rendered(tokenizer: Any, example: Example) -> list[int]:
     told = messages_of(tokenizer, example)
     messages: Any = [{"role": role, "content": text} for role, text in told]
     return get_renderer(BASE_RENDERER, tokenizer).build_supervised_example(messages)[0].to_ints()
-
-
-def tokens_of(batches: Iterable[Batch]) -> list[list[int]]:
-    """The tokens of all examples."""
-    return [example.tokens for batch in batches for example in batch.examples]
-
-
-def learned(tokenizer: Any, example: Example) -> str:
-    """What is learned of an example, one after the other."""
-    marked = [p for p, on in enumerate(example.loss_mask) if on or p in example.soft_targets]
-    return str(tokenizer.decode([example.tokens[place] for place in marked]))

@@ -120,7 +120,7 @@ def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
     assert any("usable ace" in told(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
 
 
-def test_each_toy_text_game_says_what_it_sees_after_a_prompt_of_ones_own_or_none() -> None:
+def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_plainly() -> None:
     lake = told(GymAgent("FrozenLake-v1"))[1]
     taxi = told(GymAgent(TOY_TEXT[-1]))[1]
 
@@ -129,9 +129,6 @@ def test_each_toy_text_game_says_what_it_sees_after_a_prompt_of_ones_own_or_none
     assert "\nActions left: Move south (down), Move north (up)" in taxi
     assert told(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
     assert told(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
-
-
-def test_an_environment_without_words_of_its_own_is_told_plainly() -> None:
     rules, seen = told(GymAgent("CartPole-v1"))
 
     assert "Observation Space:\n" in rules
@@ -140,7 +137,9 @@ def test_an_environment_without_words_of_its_own_is_told_plainly() -> None:
     assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
 
 
-def test_a_reply_means_the_one_action_that_its_last_line_has() -> None:
+def test_a_reply_means_the_one_action_of_its_last_line_and_arrays_are_json_and_text_is_text() -> (
+    None
+):
     actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
     meant = {
         "Move left": 0, "left": 0, "I go DOWN!": 1, "2": 2, "Action: 3.": 3,
@@ -149,9 +148,6 @@ def test_a_reply_means_the_one_action_that_its_last_line_has() -> None:
     }  # fmt: skip
     assert {reply: actions.read(reply)[0] for reply in meant} == meant
     assert all(bool(actions.read(reply)[1]) == (meant[reply] is None) for reply in meant)
-
-
-def test_arrays_are_json_and_text_is_text() -> None:
     box = Actions(spaces.Box(-2, 2, (2,), np.float32))
     text = Actions(spaces.Text(5))
 
@@ -182,7 +178,7 @@ def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall(
         assert before_one(kind) == "You see: nothing."
 
 
-def test_minigrid_is_played_by_its_words() -> None:
+def test_minigrid_is_told_and_played_in_words() -> None:
     rules, seen = told(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
     replies = ["forward", "2", "I turn right", "forward", "forward"]
     played = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
@@ -194,9 +190,6 @@ def test_minigrid_is_played_by_its_words() -> None:
     )
     assert rewards(played) == [0, 0, 0, 0, pytest.approx(0.955)]
     assert ending(played) == "completed"
-
-
-def test_a_minigrid_mission_is_told_in_words() -> None:
     image = np.full((7, 7, 3), (1, 0, 0), np.uint8)
     image[3, 6], image[3, 5], image[1, 4], image[5, 6] = (5, 4, 0), (2, 5, 0), (4, 2, 2), (6, 0, 0)
     seen = minigrid_in_words({"mission": "open the door", "direction": 3, "image": image})

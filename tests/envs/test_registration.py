@@ -136,14 +136,11 @@ def test_options_reach_the_episode_and_gymnasiums_own_limit_works_too(register: 
         env.close()
 
 
-def test_a_malformed_id_is_refused(register: Register) -> None:
+def test_a_malformed_or_duplicate_id_is_an_error_that_says_what_to_do(register: Register) -> None:
     id: Any
     for id in ("", "NoVersion", "my/NoVersion", "my/Env-v", "my/Env v0", "a/b/C-v0", None, 3):
         with pytest.raises(gymnasium.error.RegistrationError, match="like 'my/Env-v0'"):
             register(id, blocking_agent)
-
-
-def test_a_duplicate_id_is_an_error_that_says_what_to_do(register: Register) -> None:
     register("test/Twice-v0", echo_agent, ["a"])
     taken = r"'test/Twice-v0' is taken, by .*echo_agent.*test/Twice-v1.*replace=True"
     with pytest.raises(gymnasium.error.RegistrationError, match=taken):
@@ -173,7 +170,9 @@ BAD_TASKS: list[tuple[Any, str]] = [
 ]
 
 
-def test_what_is_no_agent_or_no_tasks_is_refused_at_once(register: Register) -> None:
+def test_what_is_no_agent_or_no_tasks_is_refused_and_a_path_that_leads_nowhere_is_named(
+    register: Register,
+) -> None:
     for agent, tasks, message in BAD_AGENTS:
         with pytest.raises(InvalidAgentError, match=message):
             register("test/Bad-v0", agent, tasks)
@@ -181,11 +180,6 @@ def test_what_is_no_agent_or_no_tasks_is_refused_at_once(register: Register) -> 
         with pytest.raises(InvalidDatasetError, match=message):
             register("test/Bad-v0", echo_agent, tasks)
     assert "test/Bad-v0" not in gymnasium.registry
-
-
-def test_a_path_that_leads_nowhere_is_named_when_the_environment_is_made(
-    register: Register,
-) -> None:
     for agent, tasks, error, message in (
         ("no.such:agent", None, InvalidAgentError, r"No agent at 'no\.such:agent'"),
         ("evert.envs.identity:identity_agent", "no.such:TASKS", InvalidDatasetError, "No tasks at"),

@@ -260,7 +260,7 @@ def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
 # -- what is refused ----------------------------------------------------------------------------
 
 
-def test_what_are_no_actions_options_or_seeds_is_refused_and_no_episode_goes_on() -> None:
+def test_what_are_no_actions_options_seeds_or_running_episodes_is_refused() -> None:
     envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
     envs.reset()
     actions: Any
@@ -281,9 +281,6 @@ def test_what_are_no_actions_options_or_seeds_is_refused_and_no_episode_goes_on(
         envs.reset(options={"reset_mask": [True, False]})
     assert envs.step(np.array(["I am 3", "I am 3"]))[1].tolist() == [1.0, 1.0]
     envs.close()
-
-
-def test_a_step_needs_running_episodes() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], autoreset_mode="Disabled")
     envs.reset()
     assert envs.step(["7", "x"])[2][0]

@@ -54,15 +54,14 @@ PUBLIC = {
 
 OTHER_WAYS = {
     "openai3": [
-        "openai_in_a_thread", "openai_responses", "anthropic_stream", "langchain_stream",
-        "langgraph_blocking_node", "openai_agents_stream", "google_adk_taken_over",
-        "google_adk_stream", "microsoft_stream", "pydantic_ai_responses_stream", "autogen_team",
-        "smolagents_stream",
+        "langchain_stream", "langgraph_blocking_node", "openai_agents_stream",
+        "google_adk_taken_over", "google_adk_stream", "microsoft_stream",
+        "pydantic_ai_responses_stream", "autogen_team", "smolagents_stream",
     ],
     "openai2": [
-        "anthropic_stream", "langchain_stream", "langgraph_blocking_node", "autogen_team",
-        "litellm_messages_stream", "crewai_stream", "dspy_in_a_thread",
-        "dspy_own_engine_in_a_thread", "dspy_streamed", "dspy_over_loopback",
+        "langchain_stream", "langgraph_blocking_node", "autogen_team", "litellm_messages_stream",
+        "crewai_stream", "dspy_in_a_thread", "dspy_own_engine_in_a_thread", "dspy_streamed",
+        "dspy_over_loopback",
     ],
 }  # fmt: skip
 """Environment -> the agents of other_ways.py that must run in it."""

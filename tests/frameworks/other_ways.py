@@ -1,5 +1,6 @@
 """The same game by other ways into the same frameworks: streaming, teams, flows, threads.
 
+Streams of the SDKs alone ``tests/bridge/faces`` and ``tests/bridge/dialects`` have.
 Agents as in examples/, one a function; each imports its framework itself, since no environment has
 them all. ``OTHER_WAYS`` in conftest.py says which run where.
 """
@@ -11,8 +12,6 @@ from game import TURNS, Game
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOL = {"name": "check_guess", "description": "Check a guess."}
-MESSAGE_TOOL = {**TOOL, "input_schema": NUMBER}
-RESPONSE_TOOL = {**TOOL, "type": "function", "parameters": NUMBER}
 CHAT_TOOL = {"type": "function", "function": {**TOOL, "parameters": NUMBER}}
 
 
@@ -24,73 +23,6 @@ def checking(game):
         return game.check(number)
 
     return check_guess
-
-
-def results(game, calls):
-    """What the tool says to calls of chat completions, as messages."""
-    numbers = [json.loads(call.function.arguments)["number"] for call in calls]
-    return [
-        {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
-        for call, number in zip(calls, numbers, strict=True)
-    ]
-
-
-# -- SDKs ----------------------------------------------------------------------------------------
-
-
-def openai_in_a_thread(client, task):
-    """A blocking agent, streamed chat completions."""
-    game = Game(task)
-    messages = [{"role": "user", "content": game.rules}]
-    for _ in range(TURNS + 1):
-        with client.openai_sync.chat.completions.stream(
-            model=client.model, messages=messages, tools=[CHAT_TOOL]
-        ) as stream:
-            message = stream.get_final_completion().choices[0].message
-        if not message.tool_calls:
-            break
-        messages += [message, *results(game, message.tool_calls)]
-    return game.reward
-
-
-async def openai_responses(client, task):
-    """Streamed responses, each with the last one's id in place of the history."""
-    game = Game(task)
-    new, previous = [{"role": "user", "content": game.rules}], None
-    for _ in range(TURNS + 1):
-        async with client.openai.responses.stream(
-            model=client.model, input=new, tools=[RESPONSE_TOOL], previous_response_id=previous
-        ) as stream:
-            response = await stream.get_final_response()
-        calls = [item for item in response.output if item.type == "function_call"]
-        if not calls:
-            break
-        previous = response.id
-        said = [game.check(int(json.loads(call.arguments)["number"])) for call in calls]
-        new = [
-            {"type": "function_call_output", "call_id": call.call_id, "output": output}
-            for call, output in zip(calls, said, strict=True)
-        ]
-    return game.reward
-
-
-async def anthropic_stream(client, task):
-    """Streamed messages."""
-    game = Game(task)
-    messages = [{"role": "user", "content": game.rules}]
-    for _ in range(TURNS + 1):
-        async with client.anthropic.messages.stream(
-            model=client.model, max_tokens=256, messages=messages, tools=[MESSAGE_TOOL]
-        ) as stream:
-            message = await stream.get_final_message()
-        if message.stop_reason != "tool_use":
-            break
-        uses = [block for block in message.content if block.type == "tool_use"]
-        said = [(use.id, game.check(int(use.input["number"]))) for use in uses]
-        content = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in said]
-        messages.append({"role": "assistant", "content": message.content})
-        messages.append({"role": "user", "content": content})
-    return game.reward
 
 
 # -- LangChain and LangGraph ---------------------------------------------------------------------
@@ -320,7 +252,11 @@ async def litellm_messages_stream(client, task):
         message = litellm.stream_chunk_builder(seen, messages=messages).choices[0].message
         if not message.tool_calls:
             break
-        messages += [message, *results(game, message.tool_calls)]
+        messages.append(message)
+        for call in message.tool_calls:
+            number = json.loads(call.function.arguments)["number"]
+            told = {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
+            messages.append(told)
     return game.reward
 
 

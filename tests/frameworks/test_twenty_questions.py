@@ -164,19 +164,6 @@ async def test_without_search_no_tool_is_offered(player: ModuleType) -> None:
     assert with_search.transitions[-1].metrics["tools/offered"] == 1
 
 
-async def test_a_game_is_one_datum_of_exactly_what_was_sampled(player: ModuleType) -> None:
-    policy = ScriptedPolicy([STRIPED, BIG, "It is no cow.\nA bird? \n", STRIPED, RIGHT])
-    env = ChatAgentEnv(player_of(player, **SEARCH), ZEBRA)
-    trajectory = await do_single_rollout(policy, env)
-
-    assert [turn.ac.tokens for turn in trajectory.transitions] == policy.actions
-    seen = [turn.ob.to_ints() for turn in trajectory.transitions]
-    for before, action, after in zip(seen, policy.actions, seen[1:], strict=False):
-        assert after[: len(before) + len(action)] == before + action
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1
-    assert not env.drift
-
-
 # -- training ---------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """The Cookbook's loop, unchanged, with its rollouts in Ray's actors."""
 
 import asyncio
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,23 +8,17 @@ from typing import Any
 
 import pytest
 import ray
-from tests.trainers.workers.conftest import lengths, play, rewards, says_task
-from tinker_cookbook.rl import train as cookbook
+from tests.trainers.workers.conftest import play, rewards, says_task
+from tests.trainers.workers.test_runs import check_the_loop
 from tinker_cookbook.rl.rollout_strategy import FailFast
 
-import evert
 from evert.bridge.errors import AgentError
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.ray import RayRollouts
-from evert.trainers.config.train import TrainSettings
-from evert.trainers.training.cookbook import cookbook_config
 from evert.trainers.workers.errors import LostGroupError
 
 # Ray forgets the processes of the cluster that it ends.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is still running:ResourceWarning")
-
-STEPS = 2
-TASKS = [float(number) for number in range(16)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,47 +35,8 @@ def rollouts(cluster: None) -> Iterator[RayRollouts]:
         yield running
 
 
-def train(folder: Path, agent: Any, executor: Any) -> list[dict[str, Any]]:
-    """Rewards, step by step, of ``rl.train.main`` as it is."""
-    settings = TrainSettings(
-        agent=agent, train_tasks=TASKS, steps=STEPS, batch_size=8, group_size=4, max_tokens=16,
-        eval_every=0, save_every=0,
-    )  # fmt: skip
-    config = cookbook_config(settings, folder / "log", embedded=False)
-    with evert.embedded_engine(folder / "store", device="cpu", threads=1):
-        asyncio.run(cookbook.main(config, rollout_executor=executor))
-    return [json.loads(line) for line in (folder / "log/metrics.jsonl").read_text().splitlines()]
-
-
-def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a run's metrics say of its episodes and its training, without times."""
-    return [
-        {
-            key: pytest.approx(value, rel=1e-3, abs=1e-4) if isinstance(value, float) else value
-            for key, value in row.items()
-            if key.startswith(("env/", "optim/", "progress/"))
-        }
-        for row in rows
-    ]
-
-
 def test_a_run_is_the_same_with_workers_without_and_with_workers_that_die(tmp_path: Path) -> None:
-    dying = tmp_path / "dying"
-    dying.mkdir()
-    here = train(tmp_path / "here", lengths(), None)
-    with RayRollouts(2, 4) as executor:
-        there = train(tmp_path / "there", lengths(), executor)
-        assert executor.lost_groups == 0
-    for task in (0.0, 9.0):
-        (dying / str(task)).touch()
-    with RayRollouts(2, 4) as executor:
-        died = train(tmp_path / "died", lengths(dying), executor)
-        assert executor.lost_groups >= 2
-        assert not [*dying.iterdir()]
-
-    assert len(here) == STEPS
-    assert told(there) == told(here)
-    assert [row["env/all/total_episodes"] for row in died] == [32, 32]
+    check_the_loop(RayRollouts, tmp_path)
 
 
 @pytest.mark.nightly

@@ -226,13 +226,6 @@ def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too() -> None:
     assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 8
 
 
-def test_fail_fast_is_there_for_the_asking(capsys: Shown) -> None:
-    assert run("some_raise", "steps=2", "cookbook.rollout_error_tolerance=False") == 1
-    said = capsys.readouterr().err
-    assert 'failing_agents.py", line ' in said
-    assert "some_raise raised LookupError after 1 model calls: no table 0" in said
-
-
 @pytest.mark.parametrize("mode", [[], STREAM], ids=["one by one", "stream"])
 def test_any_other_failure_stops_the_run(
     mode: list[str], monkeypatch: Patch, capsys: Shown

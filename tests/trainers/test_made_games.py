@@ -47,14 +47,6 @@ def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
     assert recorded(typed) == recorded(given) | {"limits": recorded(typed)["limits"]}
 
 
-def test_a_run_that_is_gone_on_with_has_what_it_had() -> None:
-    written = recorded(read_train_settings(LAKE, {}))
-    before = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
-    again = read_train_settings({"steps": "200"}, before)
-    assert recorded(again) == {**written, "steps": 200}
-    assert recorded(read_train_settings(LAKE, before)) == written
-
-
 def test_an_evaluation_names_it_alike() -> None:
     settings = read_evaluate_settings({**LAKE, "models": "evert-tiny"})
     run = settings.run_of("")

@@ -4,10 +4,9 @@ import errno
 import gc
 import os
 import struct
-from pathlib import Path
 from typing import Any
 
-from tests.trainers.conftest import FINISHED, Patch, Shown
+from tests.trainers.conftest import Patch, Shown
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.trainers.commands import train
@@ -21,11 +20,6 @@ from evert.trainers.system import files
 def run(*arguments: str) -> int:
     """The command, in this process; returns its exit status."""
     return train.main(list(arguments))
-
-
-def rewards(folder: RunFolder) -> list[float]:
-    """The training reward of each step."""
-    return [row["env/all/reward/total"] for row in folder.steps()]
 
 
 def test_a_run_says_its_engine_its_folder_and_its_figures_and_no_more(finished: RunFolder) -> None:
@@ -82,21 +76,6 @@ def test_held_out_tasks_are_scored_on_the_way_before_and_after(finished: RunFold
             (turn,) = sample[when]["dialogue"]
             assert f"Say you are {sample['task']}." in turn["told"]
     assert "## Task 1001" in (finished.path / "samples.md").read_text()
-
-
-def test_more_steps_are_those_of_the_whole_run_with_this_seed_and_no_other(
-    finished: RunFolder, tmp_path: Path, capsys: Shown
-) -> None:
-    resumed, other = (RunFolder(tmp_path / name, resumed=True) for name in ("resumed", "other"))
-    assert run(*FINISHED, "steps=1", f"log_path={resumed.path}") == 0
-    assert run(f"log_path={resumed.path}", "steps=3") == 0
-    shown = capsys.readouterr().out
-    assert "resuming after step 1 of 3" in shown
-    assert "damaged" not in shown
-    assert rewards(resumed) == rewards(finished)
-    assert resumed.after == finished.after
-    assert run(*FINISHED, "seed=1", "steps=1", "test_tasks=", f"log_path={other.path}") == 0
-    assert rewards(other) != rewards(finished)[:1]
 
 
 def test_what_cannot_be_written_is_a_clear_error_and_the_run_goes_on_later(

@@ -92,16 +92,13 @@ def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
     assert alike == []  # in a plain yes against no
 
 
-def test_what_follows_from_a_fact_is_a_fact_too() -> None:
+def test_facts_and_categories_agree_with_what_follows_from_them() -> None:
     for line in IMPLICATIONS.strip().replace("\n", ";").split(";"):
         fact, _, follows = line.strip().partition(" -> ")
         wanted = follows.split(" or ")
 
         assert having(fact), line
         assert [a for a in having(fact) if not any(holds(a, one) for one in wanted)] == [], line
-
-
-def test_categories_agree_with_their_attributes() -> None:
     for category in {noun.category for noun in NOUNS}:
         of_it = [noun.answer for noun in NOUNS if noun.category == category]
         assert having(CATEGORY_ATTRIBUTES.get(category, category)) == of_it, category

@@ -124,7 +124,7 @@ def test_an_agent_with_all_its_parts_passes_the_checks_and_pickles_small() -> No
         assert isinstance(pickle.loads(sent), ChatAgentGroupBuilder)
 
 
-async def test_a_search_comes_before_a_question_once_and_is_none() -> None:
+async def test_a_search_comes_before_a_question_once_and_who_only_searches_loses() -> None:
     agent = TwentyQuestions(search=KnowledgeSearch())
     trajectory, prompts = await played(agent, SEARCH, SEARCH, BIRD, BAD_SEARCH, SEARCH, RIGHT)
 
@@ -133,9 +133,6 @@ async def test_a_search_comes_before_a_question_once_and_is_none() -> None:
     assert "The search needs a query." in prompts[4]
     assert reward(trajectory) == 1.0
     assert trajectory.transitions[-1].metrics["questions"] == 2.0
-
-
-async def test_searches_are_counted_and_a_player_that_only_searches_loses_its_questions() -> None:
     agent = TwentyQuestions(search=KnowledgeSearch(), rules=Rules(max_questions=2))
     twice, _ = await played(agent, SEARCH, BIRD, SEARCH, RIGHT)
     only, _ = await played(agent, lambda prompt: SEARCH)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
-from evert.envs.twenty_questions.understanding.questions import QuestionParser, mentions
+from evert.envs.twenty_questions.understanding.questions import QuestionParser
 from evert.envs.twenty_questions.understanding.wording import stem, words
 
 FOLDER = Path(__file__).parent
@@ -174,11 +174,6 @@ def test_a_question_is_parsed_to_what_it_means() -> None:
     assert {question: PARSER.parse(question) for question in MEANT} == MEANT
 
 
-def test_a_canonical_question_asks_its_attribute() -> None:
-    for name, question in load_lexicon().questions.items():
-        assert PARSER.parse(question) == Asked(name), question
-
-
 def test_every_noun_can_be_guessed() -> None:
     for form in ("Is it a {}?", "Is it {}?", "{}", "Guess: {}", "is it the {}"):
         guesses = {answer: PARSER.parse(form.format(answer.lower())) for answer in ANSWERS}
@@ -194,19 +189,6 @@ def test_what_is_none_of_the_nouns_is_a_guess_too_and_what_a_thing_is_or_does_is
     assert [q for q, p in parsed(NO_GUESSES).items() if isinstance(p, Guess)] == []
     teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # it may be put on the list
     assert teapots.parse("Is it a tea pot?") == Guess("teapot")
-
-
-def test_a_question_mentions_a_noun_by_any_of_its_names() -> None:
-    assert mentions("So would it be a fridge?", "refrigerator")
-    assert mentions("Is it Zebras?", "zebra")
-    assert not mentions("Is it big?", "zebra")
-    assert mentions("Is it an oak tree?", "oak tree")
-
-
-def test_words_and_stems() -> None:
-    assert " ".join(words("Isn't it the cat\u2019s whiskers?")) == "is not it the cat whiskers"
-    assert {stem(word) for word in ("wing", "wings", "winged")} == {"wing"}
-    assert {stem(word) for word in ("make", "makes", "making", "made")} == {"mak"}
 
 
 def stem_key(question: str) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from evert.trainers.episodes.scores import (
     as_play_table,
     as_table,
     counted,
-    independent,
     interval,
     mean_error,
     scores,
@@ -82,19 +81,6 @@ def test_it_holds_the_truth_as_often_as_it_says(tasks: int) -> None:
         for agree in (0, 0.75, 1):
             # 600 draws of 0.95 fall below 0.93 once in a hundred times; they are always the same.
             assert coverage(share, tasks, 8, agree=agree) > 0.93, (share, agree)
-
-
-def test_episodes_of_one_task_count_for_less_the_more_they_agree() -> None:
-    assert independent([[True], [False], [True]]) == 3
-    assert independent([[True] * 4, [False] * 4, [True] * 4]) == pytest.approx(3)
-    assert independent([[True, False, True]]) == 1
-    assert independent([[True] * 4] * 5) == independent([[False] * 4] * 5) == 5
-    assert independent([[True, False]] * 6) == 12
-    rng = random.Random(0)
-    assert independent([[rng.random() < 0.5 for _ in range(10)] for _ in range(200)]) > 1600
-    chances = [rng.choice((0.2, 0.8)) for _ in range(200)]
-    by_task = [[rng.random() < chance for _ in range(4)] for chance in chances]
-    assert 250 < independent(by_task) < 600
 
 
 def test_a_score_is_the_share_of_successes_with_its_interval_and_failures_have_no_reward() -> None:

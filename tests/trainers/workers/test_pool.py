@@ -1,9 +1,10 @@
 """A pool of processes plays the Cookbook's groups as this process would.
 
 1. Groups: agents of every kind, several at a time on a worker, results and errors as they are.
-2. A group that kills its workers is named; all other ways to die: ``tests/faults/test_workers.py``.
-3. Giving up, shutting down, dying: nothing is left.
-4. The engine: sampled from here, frozen models too; workers keep to this machine as we do.
+2. Giving up, shutting down, dying: nothing is left.
+3. The engine: sampled from here, frozen models too; workers keep to this machine as we do.
+
+What becomes of groups whose workers die is in ``tests/faults/test_workers.py``.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from evert.bridge.records.recorder import Recorder
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.workers import playing
-from evert.trainers.workers.errors import LostGroupError, WorkerError
+from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.pool import PoolRollouts
 from evert.trainers.workers.travel import pack
 
@@ -206,25 +207,7 @@ async def test_the_event_loop_turns_while_a_groups_modules_are_imported() -> Non
     assert loop_turned == [True]
 
 
-# -- 2. workers that die --------------------------------------------------------------------------
-
-
-async def test_a_group_that_kills_workers_is_lost_alone(pool: PoolRollouts, caplog: Any) -> None:
-    before = pool.lost_groups
-    deadly = after_a_call(lambda task: os._exit(7) if task == 3.0 else task)
-    groups = await asyncio.gather(
-        *(play(pool, deadly, float(task)) for task in range(6)), return_exceptions=True
-    )
-    error = groups.pop(3)
-    assert isinstance(error, LostGroupError)
-    assert "agent on the task 3.0 was lost with its worker 3 times" in str(error)
-    assert " ended with exit status 7." in str(error)
-    lost = [record for record in caplog.records if "was lost" in record.getMessage()]
-    assert len(lost) == pool.lost_groups - before > 0
-    assert [rewards(group)[0] for group in groups] == [0.0, 1.0, 2.0, 4.0, 5.0]  # type: ignore[arg-type]
-
-
-# -- 3. nothing is left ---------------------------------------------------------------------------
+# -- 2. nothing is left ---------------------------------------------------------------------------
 
 
 def children() -> set[int]:
@@ -305,7 +288,7 @@ def test_workers_end_when_their_trainer_is_killed() -> None:
     assert not alive
 
 
-# -- 4. the engine --------------------------------------------------------------------------------
+# -- 3. the engine --------------------------------------------------------------------------------
 
 
 def base_client() -> Any:

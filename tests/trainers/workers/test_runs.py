@@ -8,6 +8,7 @@
 import asyncio
 import io
 from collections.abc import Callable
+from concurrent.futures import Executor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ OWN: dict[str, Any] = {
 # -- 1. the Cookbook's loop -----------------------------------------------------------------------
 
 
-def trained(folder: Path, agent: Any, executor: PoolRollouts | None) -> list[dict[str, Any]]:
+def trained(folder: Path, agent: Any, executor: Executor | None) -> list[dict[str, Any]]:
     """What a run's metrics say of its episodes and of what was learned from them."""
     settings = TrainSettings(**{**OWN, "agent": agent})
     config = cookbook_config(settings, folder / "log", embedded=False)
@@ -49,23 +50,28 @@ def trained(folder: Path, agent: Any, executor: PoolRollouts | None) -> list[dic
     return [{key: row[key] for key in row if key.startswith(told)} for row in rows]
 
 
-def test_the_cookbooks_loop_is_the_same_in_a_pool_and_survives_its_workers(tmp_path: Path) -> None:
-    dying = tmp_path / "dying"
+def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
+    """That runs are the same with workers, without, and with workers that die; Ray's, too."""
+    dying = folder / "dying"
     dying.mkdir()
-    here = trained(tmp_path / "here", lengths(), None)
-    with PoolRollouts(2, 2) as workers:
-        there = trained(tmp_path / "there", lengths(), workers)
-    assert workers.lost_groups == 0
+    here = trained(folder / "here", lengths(), None)
+    with make(2, 2) as workers:
+        there = trained(folder / "there", lengths(), workers)
+        assert workers.lost_groups == 0
     for task in (0.0, 5.0):
         (dying / str(task)).touch()
-    with PoolRollouts(1, 2) as workers:
-        killed = trained(tmp_path / "killed", lengths(dying), workers)
+    with make(1, 2) as workers:
+        killed = trained(folder / "killed", lengths(dying), workers)
+        assert workers.lost_groups >= 2
     assert len(here) == OWN["steps"]
     assert [pytest.approx(row, rel=1e-3, abs=1e-4) for row in there] == here
     played = [[row["env/all/total_episodes"] for row in rows] for rows in (here, killed)]
     assert played[0] == played[1] == [16, 16]  # what is played again is drawn anew
     assert not [*dying.iterdir()]
-    assert workers.lost_groups >= 2
+
+
+def test_the_cookbooks_loop_is_the_same_in_a_pool_and_survives_its_workers(tmp_path: Path) -> None:
+    check_the_loop(PoolRollouts, tmp_path)
 
 
 # -- 2. evert train -------------------------------------------------------------------------------

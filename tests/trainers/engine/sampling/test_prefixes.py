@@ -60,14 +60,6 @@ def found(cache: PrefixCache, row: Sequence[int]) -> list[int]:
     return values
 
 
-def test_what_was_put_is_read_once_to_the_token() -> None:
-    cache = PrefixCache(100)
-    assert put(cache, [1, 2, 3, 4, 5]) == [(0, 5)]
-    assert put(cache, [1, 2, 3, 9, 9]) == [(3, 5)]
-    assert put(cache, [1, 2, 3, 9, 9, 7]) == [(5, 6)]
-    assert put(cache, [1, 2]) == []
-
-
 def test_a_thousand_rows_are_found_as_a_plain_search_finds_them() -> None:
     rng = np.random.default_rng(0)
     cache, rows = PrefixCache(10**6), [rng.integers(0, 2, rng.integers(1, 14)) for _ in range(500)]

@@ -1,81 +1,36 @@
-"""Losses with their default settings equal their closed forms, token by token in plain Python.
+"""A loss is its formula, clips what it says, and refuses the rest; sums: ``test_trainer.py``."""
 
-That they add up over data and read their settings, ``test_trainer.py`` has.
-"""
-
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests.trainers.engine.training.test_trainer import DEFAULTS, FORMULAS, OTHERS
 from torch import Tensor
 
 from evert.trainers.engine.common.errors import LossInputError
 from evert.trainers.engine.training.losses import LOSSES, check_inputs, get_loss, resolve_settings
 
-LOGPROBS = [-0.5, -1.0, -2.0, -0.1, -3.0]
-SAMPLED = [-0.7, -0.2, -2.0, -1.5, -2.9]
-ADVANTAGES = [1.0, -2.0, 0.0, 0.5, -1.5]
-WEIGHTS = [1.0, 0.0, 0.5, 2.0, 1.0]
-MASK = [0.0, 1.0, 1.0, 0.0, 1.0]
-"""Which tokens a sequence's ratio is of, and which were sampled."""
-
-Token = Callable[[float, float, float, float], float]
-"""(log p, log q, A, w) -> the token's loss"""
-
-
-def _clip(x: float, low: float = 0.8, high: float = 1.2) -> float:
-    return max(low, min(high, x))
-
-
-SAMPLED_PAIRS = [(p, q) for p, q, mask in zip(LOGPROBS, SAMPLED, MASK, strict=True) if mask]
-SEQUENCE = math.prod(math.exp(p - q) for p, q in SAMPLED_PAIRS) ** (1 / len(SAMPLED_PAIRS))
-"""The geometric mean of the ratios of the tokens that MASK marks."""
-
-VALUES: dict[str, Token] = {
-    "cross_entropy": lambda p, q, a, w: -w * p,
-    "importance_sampling": lambda p, q, a, w: -math.exp(p - q) * a,
-    "ppo": lambda p, q, a, w: -min(math.exp(p - q) * a, _clip(math.exp(p - q)) * a),
-    "cispo": lambda p, q, a, w: -_clip(math.exp(p - q)) * a * p,
-    "dro": lambda p, q, a, w: -(p * a - 0.5 * 0.05 * (p - q) ** 2),
-    "gspo": lambda p, q, a, w: -min(SEQUENCE * a, _clip(SEQUENCE) * a),
-    "stable_reinforce": lambda p, q, a, w: -p * a if (p, q) in SAMPLED_PAIRS else 0.0,
+GIVEN = {
+    "logprobs": torch.tensor([-0.7, -0.2, -2.0, -1.5, -2.9]),
+    "advantages": torch.tensor([1.0, -2.0, 0.0, 0.5, -1.5]),
+    "weights": torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0]),
+    "sequence_ratio_mask": torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
+    "sampled": torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
 }
 
 
-def _ppo_gradient(p: float, q: float, a: float, w: float) -> float:
-    ratio = math.exp(p - q)
-    return -ratio * a if ratio * a <= _clip(ratio) * a else 0.0
-
-
-GRADIENTS: dict[str, Token] = {
-    "cross_entropy": lambda p, q, a, w: -w,
-    "importance_sampling": lambda p, q, a, w: -math.exp(p - q) * a,
-    "ppo": _ppo_gradient,
-    "cispo": lambda p, q, a, w: -_clip(math.exp(p - q)) * a,
-    "dro": lambda p, q, a, w: -(a - 0.05 * (p - q)),
-    "gspo": lambda p, q, a, w: -SEQUENCE * a if SEQUENCE * a <= _clip(SEQUENCE) * a else 0.0,
-    "stable_reinforce": lambda p, q, a, w: -a if (p, q) in SAMPLED_PAIRS else 0.0,
-}
-
-
-def _inputs(name: str) -> dict[str, Tensor]:
-    if name == "cross_entropy":
-        return {"weights": torch.tensor(WEIGHTS)}
-    inputs = {"logprobs": torch.tensor(SAMPLED), "advantages": torch.tensor(ADVANTAGES)}
-    return inputs | {"sequence_ratio_mask": torch.tensor(MASK), "sampled": torch.tensor(MASK)}
-
-
+@pytest.mark.parametrize("is_set", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_the_sum_of_its_formula_and_its_gradient_the_derivative(name: str) -> None:
-    rows = [*zip(LOGPROBS, SAMPLED, ADVANTAGES, WEIGHTS, strict=True)]
-    logprobs = torch.tensor(LOGPROBS, requires_grad=True)
-    loss = get_loss(name).formula(logprobs, _inputs(name), resolve_settings(name, None))
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert float(loss.detach()) == pytest.approx(sum(VALUES[name](*row) for row in rows), rel=1e-5)
-    assert logprobs.grad is not None
-    expected = [GRADIENTS[name](*row) for row in rows]
-    assert logprobs.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+def test_a_loss_and_its_gradient_are_those_of_its_formula(name: str, is_set: bool) -> None:
+    ours, theirs = (torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0]).requires_grad_() for _ in "ab")
+    config = OTHERS.get(name) if is_set else None
+    loss = get_loss(name).formula(ours, GIVEN, resolve_settings(name, config))
+    expected = FORMULAS[name](theirs, GIVEN, DEFAULTS | (config or {}))
+    torch.autograd.backward([loss, expected])
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert ours.grad.tolist() == pytest.approx(theirs.grad.tolist(), rel=1e-5, abs=1e-7)
 
 
 # (log p of each token at log q = 0, advantages, settings and thresholds a token, loss, gradient)
@@ -102,9 +57,11 @@ def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bin
 
 
 def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
-    inputs = {**_inputs("gspo"), "sequence_ratio_mask": torch.zeros(len(MASK))}
-    loss = get_loss("gspo").formula(torch.tensor(LOGPROBS), inputs, resolve_settings("gspo", None))
-    assert float(loss) == pytest.approx(-sum(ADVANTAGES))
+    inputs = {"logprobs": torch.tensor([-0.7, -2.9]), "advantages": torch.tensor([1.0, 2.0])}
+    inputs["sequence_ratio_mask"] = torch.zeros(2)
+    settings = resolve_settings("gspo", None)
+    loss = get_loss("gspo").formula(torch.tensor([-0.5, -3.0]), inputs, settings)
+    assert float(loss) == pytest.approx(-3.0)
 
 
 TARGETS = ["target_tokens", "logprobs", "advantages"]

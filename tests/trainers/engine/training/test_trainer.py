@@ -111,12 +111,22 @@ def same(first: list[Tensor], second: list[Tensor], tolerance: float = 0.0) -> b
     return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in pairs)
 
 
-Formula = Callable[[Tensor, dict[str, Tensor]], Tensor]
-CLIP = {"clip_low_threshold": 0.7, "clip_high_threshold": 1.1}
+Formula = Callable[[Tensor, dict[str, Tensor], dict[str, float]], Tensor]
+LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
+DEFAULTS = {LOW: 0.8, HIGH: 1.2, "beta": 0.05, "kl_coeff": 0.0}
+"""What the losses that have a setting have it at, where nothing is set."""
+OTHERS = {
+    "ppo": {LOW: 0.7, HIGH: 1.1}, "cispo": {LOW: 0.9}, "dro": {"beta": 0.3}, "gspo": {HIGH: 1.1},
+    "stable_reinforce": {"kl_coeff": 0.2},
+}  # fmt: skip
 
 
-def clipped(ratio: Tensor, d: dict[str, Tensor]) -> Tensor:
-    return -torch.min(ratio * d["advantages"], ratio.clip(0.7, 1.1) * d["advantages"]).sum()
+def clip(ratio: Tensor, s: dict[str, float]) -> Tensor:
+    return ratio.clip(s[LOW], s[HIGH])
+
+
+def clipped(ratio: Tensor, d: dict[str, Tensor], s: dict[str, float]) -> Tensor:
+    return -torch.min(ratio * d["advantages"], clip(ratio, s) * d["advantages"]).sum()
 
 
 def token_ratio(p: Tensor, d: dict[str, Tensor]) -> Tensor:
@@ -133,20 +143,16 @@ def drawn_to(p: Tensor, d: dict[str, Tensor], strength: float) -> Tensor:
     return p * d["advantages"] - strength / 2 * (p - d["logprobs"]) ** 2
 
 
-FORMULAS: dict[str, tuple[Formula, dict[str, float]]] = {
-    "cross_entropy": (lambda p, d: -(p * d["weights"]).sum(), {}),
-    "importance_sampling": (lambda p, d: -(token_ratio(p, d) * d["advantages"]).sum(), {}),
-    "ppo": (lambda p, d: clipped(token_ratio(p, d), d), CLIP),
-    "cispo": (
-        lambda p, d: -(token_ratio(p, d).clip(0.8, 1.2).detach() * p * d["advantages"]).sum(), {}
-    ),
-    "dro": (lambda p, d: -drawn_to(p, d, 0.3).sum(), {"beta": 0.3}),
-    "gspo": (lambda p, d: clipped(sequence_ratio(p, d), d), CLIP),
-    "stable_reinforce": (
-        lambda p, d: -(drawn_to(p, d, 0.2) * d["sampled"]).sum(), {"kl_coeff": 0.2}
-    ),
-}  # fmt: skip
-"""Of a datum's log-probabilities and its other inputs; and the settings that it is with."""
+FORMULAS: dict[str, Formula] = {
+    "cross_entropy": lambda p, d, s: -(p * d["weights"]).sum(),
+    "importance_sampling": lambda p, d, s: -(token_ratio(p, d) * d["advantages"]).sum(),
+    "ppo": lambda p, d, s: clipped(token_ratio(p, d), d, s),
+    "cispo": lambda p, d, s: -(clip(token_ratio(p, d), s).detach() * p * d["advantages"]).sum(),
+    "dro": lambda p, d, s: -drawn_to(p, d, s["beta"]).sum(),
+    "gspo": lambda p, d, s: clipped(sequence_ratio(p, d), d, s),
+    "stable_reinforce": lambda p, d, s: -(drawn_to(p, d, s["kl_coeff"]) * d["sampled"]).sum(),
+}
+"""Of a datum's log-probabilities, its other inputs, and settings."""
 
 BEGINNINGS = [some(45, 1), some(45, 2)]
 
@@ -207,6 +213,7 @@ ways = st.fixed_dictionaries(
         "chunk": st.sampled_from([1, 64, 4096]),
         "stretch": st.sampled_from([2**27, 4 * VOCABULARY * 7]),
         "checkpointing": st.booleans(),
+        "set": st.booleans(),  # the loss's settings
         "cores": st.sampled_from([1, 3]),
     }
 )
@@ -218,14 +225,15 @@ wide = st.lists(st.sampled_from([0, 0, 1, 3]), min_size=9, max_size=9)
 def test_losses_and_gradients_are_those_of_plain_pytorch(
     kind: Trainer, rows: list[list[int]], loss: str, targets: list[int], way: dict[str, Any]
 ) -> None:
-    model, (formula, config) = kind.model, FORMULAS[loss]
+    config = OTHERS.get(loss) if way["set"] else None
+    formula, model = FORMULAS[loss], kind.model
     data = data_of(rows, loss, model, targets if loss == "cross_entropy" else ())
     total, alone = torch.zeros(()), []
     for tokens, one in zip(rows, data, strict=True):
         inputs = {name: tensor.to_torch() for name, tensor in one.loss_fn_inputs.items()}
         inputs["sampled"] = (torch.arange(len(tokens)) >= len(tokens) // 3).float()
         alone.append(reference_logprobs(model, one))
-        total = total + formula(alone[-1], inputs)
+        total = total + formula(alone[-1], inputs, DEFAULTS | (config or {}))
     model.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
     expected = gradients(model)
