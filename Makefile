@@ -20,7 +20,7 @@
 #   make wheel   what a user installs: the wheel in an empty environment, an episode, a command
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
-#   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: a few)
+#   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
 #   make gpu     what the engine does on a GPU, in gpu.json and gpu.md (without one: on a stand-in)
 #   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
 #   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
@@ -200,9 +200,6 @@ smoke: startup
 	$(BIN)/python benchmarks/processes.py --quick
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
-	$(BIN)/python benchmarks/learning.py --quick --games identity --seeds 1 --out $$(mktemp -d)
-	$(BIN)/python benchmarks/trainers.py --quick --only cookbook own --out $$(mktemp -d)
-	$(BIN)/python benchmarks/gpu.py --quick --out $$(mktemp -d)/gpu.json
 
 startup: .venv/developing
 	$(BIN)/python benchmarks/startup.py --quick

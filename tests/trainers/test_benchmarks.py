@@ -1,4 +1,4 @@
-"""What makes ``benchmarks/learning.py`` and ``trainers.py`` fail; ``make smoke`` has them run."""
+"""``benchmarks/learning.py``, the same in its shortest form, and ``benchmarks/trainers.py``."""
 
 import json
 import sys
@@ -37,6 +37,25 @@ def result(seed: int, before: float, after: float) -> dict[str, Any]:
     }
     seconds = {"total": 10.0}
     return {"seed": seed, "steps": 3, "held_out": held_out, "seconds": seconds, "folder": ""}
+
+
+@pytest.mark.nightly
+def test_quick_benchmarks_save_their_figures(tmp_path: Path, capsys: Shown) -> None:
+    out = ["--out", str(tmp_path)]
+    assert learning.main(["--quick", "--games", "identity", "--seeds", "1", *out]) == 0
+    assert "at T = 1" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "learning.json").read_text())
+    assert saved["machine"]["cpus"]
+    assert [run["steps"] for run in saved["runs"]["identity"]] == [learning.QUICK_STEPS]
+    figure = tmp_path / "docs.png"
+    quick = ["--quick", "--only", "cookbook", "own", "--figure", str(figure), *out]
+    assert trainers.main(quick) == 0
+    saved = json.loads((tmp_path / "trainers.json").read_text())
+    assert saved["machine"]["cpus"]
+    lengths = [len(run["scores"]) for of in saved["runs"].values() for run in of]
+    assert lengths == [trainers.QUICK_STEPS] * 2
+    for each in (figure, tmp_path / "learning.png"):
+        assert each.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_log_becomes_a_curve() -> None:

@@ -4,6 +4,7 @@ It runs under the rules of CUDA, as the engine sets itself up there, and compute
 on a CPU.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 import tinker
 import torch
 import transformers
+from benchmarks import gpu
 from tests.nightly import each
 from tests.trainers.conftest import make_tokenizer
 from tests.trainers.engine.standin import CUDA, Wait, stand_in
@@ -325,3 +327,19 @@ def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
             steps = 4
             more = waits(rows, 3 + steps) - waits(rows, 3)
             assert sum(more.values()) <= steps, more  # for the tokens and their log-probabilities
+
+
+def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert gpu.main(["--quick", f"--out={tmp_path}/gpu.json"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert "a stand-in that computes on the CPU" in found["machine"]["device"]
+    rows = {row["what"]: row for row in found["rows"]}
+    assert rows["small: the host waits"]["engine"] == "1.0 times a token"
+    assert rows["a run of the game identity"]["engine"] == "left out: no GPU"
+    assert "| gradient of gspo, bfloat16 |" in (tmp_path / "gpu.md").read_text()
