@@ -30,6 +30,10 @@ class GameError(EvertError, ValueError):
     """A module that should be a game has no ``GAME``, a wrong one, or cannot be imported."""
 
 
+class EnvArgumentError(EvertError, ValueError):
+    """An argument of an environment, or of its ``reset``, has no such value or name."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number that a game's agent notes of an episode (``client.metric``), and how it is shown.

@@ -288,7 +288,7 @@ def test_the_docstrings_agree_with_the_signatures(caplog: pytest.LogCaptureFixtu
 
 # -- errors --------------------------------------------------------------------------------------
 
-ELSEWHERE = ("bfcl_eval", "harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
+PACKAGES_ELSEWHERE = ("bfcl_eval", "harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
 """Packages of other trainers, of Harbor and of BFCL, in an environment of their own."""
 
 
@@ -299,7 +299,7 @@ def all_errors() -> set[type[EvertError]]:
             try:
                 importlib.import_module(module.name)
             except ImportError as absent:
-                if str(absent.name).partition(".")[0] not in ELSEWHERE:
+                if str(absent.name).partition(".")[0] not in PACKAGES_ELSEWHERE:
                     raise
     found = [EvertError]
     for error in found:
@@ -337,7 +337,7 @@ def test_what_evert_has_exists_and_what_it_lacks_does_not() -> None:
 
     assert len(there) > 15
     for name in there:
-        if name.rpartition(".")[2] not in ELSEWHERE:
+        if name.rpartition(".")[2] not in PACKAGES_ELSEWHERE:
             pkgutil.resolve_name(name)
         else:
             assert importlib.util.find_spec(name) is not None

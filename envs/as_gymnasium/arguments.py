@@ -13,14 +13,10 @@ import numpy as np
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.env.options import EnvOptions
-from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.kept import unwrap
 from evert.envs.as_gymnasium.registration import check_tasks
-
-
-class EnvArgumentError(EvertError, ValueError):
-    """An argument of an environment, or of its ``reset``, has no such value or name."""
+from evert.envs.games import EnvArgumentError
 
 
 def require_one_of(name: str, value: object, values: Sequence[object]) -> None:

@@ -24,7 +24,6 @@ from evert.bridge.groups.group import load_agent
 from evert.bridge.groups.kept import unwrap
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.as_gymnasium.arguments import (
-    EnvArgumentError,
     is_same_task,
     read_options,
     read_tasks,
@@ -43,6 +42,7 @@ from evert.envs.as_gymnasium.spaces import (
     token_space,
 )
 from evert.envs.as_gymnasium.transcript import Screen, transcript
+from evert.envs.games import EnvArgumentError
 
 Level = Literal["messages", "tokens"]
 LEVELS: tuple[Level, ...] = ("messages", "tokens")

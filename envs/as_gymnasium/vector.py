@@ -19,11 +19,12 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from evert.bridge.errors import EvertError
-from evert.envs.as_gymnasium.arguments import EnvArgumentError, require_one_of
+from evert.envs.as_gymnasium.arguments import require_one_of
 from evert.envs.as_gymnasium.env import AgentGymEnv, Observation, Work
 from evert.envs.as_gymnasium.episode import Moment
 from evert.envs.as_gymnasium.loop import Loop
 from evert.envs.as_gymnasium.registration import kept
+from evert.envs.games import EnvArgumentError
 
 logger = logging.getLogger(__name__)
 

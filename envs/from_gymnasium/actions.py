@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from evert.envs.as_gymnasium.arguments import EnvArgumentError
+from evert.envs.games import EnvArgumentError
 
 Env = gymnasium.Env[Any, Any]
 

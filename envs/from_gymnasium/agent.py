@@ -18,10 +18,10 @@ import gymnasium
 
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.import_paths import resolve
-from evert.envs.as_gymnasium.arguments import EnvArgumentError
 from evert.envs.from_gymnasium.actions import Actions, actions_of, legal_in
 from evert.envs.from_gymnasium.observations import in_words
 from evert.envs.from_gymnasium.prompt import prompt_of
+from evert.envs.games import EnvArgumentError
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient

@@ -53,9 +53,9 @@ from evert.bridge.records.replay import replay as replay
 from evert.bridge.records.sequences import TokenSequence as TokenSequence
 from evert.bridge.records.sequences import sequences as sequences
 from evert.bridge.tokens.logprobs import SampledTokens as SampledTokens
-from evert.envs.as_gymnasium.arguments import EnvArgumentError as EnvArgumentError
 from evert.envs.as_gymnasium.registration import register_agent as register_agent
 from evert.envs.from_gymnasium.agent import GymAgent as GymAgent
+from evert.envs.games import EnvArgumentError as EnvArgumentError
 from evert.envs.games import Game as Game
 from evert.envs.games import GameError as GameError
 from evert.trainers.commands.train import train as train

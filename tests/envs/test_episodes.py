@@ -23,9 +23,9 @@ from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError
 from evert.envs.as_gymnasium import loop
-from evert.envs.as_gymnasium.arguments import EnvArgumentError
 from evert.envs.as_gymnasium.env import AgentGymEnv
 from evert.envs.as_gymnasium.vector import AgentVectorEnv
+from evert.envs.games import EnvArgumentError
 
 Leftovers = Callable[[], dict[str, list[Any]]]
 EITHER: list[tuple[Any, Any]] = [(AgentGymEnv, "x"), (partial(AgentVectorEnv, 3), ["x"] * 3)]

@@ -18,9 +18,9 @@ from tests.kit import ask, ask_blocking, assistant, user
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError
-from evert.envs.as_gymnasium.arguments import EnvArgumentError
 from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv
 from evert.envs.as_gymnasium.vector import AgentVectorEnv
+from evert.envs.games import EnvArgumentError
 
 WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "日本語\n"]
 
