@@ -11,7 +11,8 @@ which a package offers in its ``pyproject.toml``:
 
     common.py          what tasksets share: packages, held-out tasks, answers to a wrong name
     agentdojo.py       AgentDojo's workspaces, with and without prompt injections
-    bfcl.py            BFCL's multi-turn rows; bfcl_apis.py: their APIs, in a process of their own
+    bfcl.py            BFCL's multi-turn rows
+    bfcl_apis.py       their simulated APIs, in a process of their own
     miniwob.py         MiniWoB++'s pages in a headless Chromium
     openenv.py         what an OpenEnv server has
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
