@@ -5,6 +5,7 @@ either calls them itself.
 """
 
 import os
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -102,6 +103,12 @@ def rewards(trajectory: Trajectory) -> list[float]:
 def reward(trajectory: Trajectory) -> float:
     """Of the whole episode."""
     return sum(rewards(trajectory))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("", 0)) as its:
+        return int(its.getsockname()[1])
 
 
 def needs_sandbox() -> None:

@@ -1,5 +1,8 @@
-"""Agents of Harbor's form for these tests: one that runs lines, and two that are programs."""
+"""Agents of Harbor's form for these tests: one that runs lines, and some that are programs."""
 
+import asyncio
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 from harbor.agents.base import BaseAgent
@@ -40,6 +43,31 @@ class Typist(BaseAgent):
     async def run(self, instruction: str, environment: Any, context: Any) -> None:
         for line in self._lines:
             self.seen.append(await environment.exec(line))
+
+
+class Elsewhere(BaseAgent):
+    """A program outside of the environment that asks the model at the address that it was given."""
+
+    asked: ClassVar[list[str]] = []
+
+    @staticmethod
+    def name() -> str:
+        return "elsewhere"
+
+    def version(self) -> str:
+        return "1"
+
+    async def setup(self, environment: Any) -> None:
+        self.asked.clear()
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        env = self.extra_env
+        self.asked.append(env["OPENAI_BASE_URL"])
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ASK, instruction, env=env, stdout=subprocess.PIPE
+        )
+        line, _ = await program.communicate()
+        await environment.exec(line.decode())
 
 
 class Program(BaseInstalledAgent):

@@ -80,6 +80,7 @@ def test_the_lines_of_the_page_are_read() -> None:
         ({"environment": {"type": "dokcer"}}, "no environment 'dokcer'"),
         ({"timeout": 3}, "no field of TrialConfig 'timeout'. Did you mean 'timeout_multiplier'"),
         ({"trial_name": "mine"}, "no field of TrialConfig 'trial_name'"),
+        ({"serve_address": "trainer:8443"}, "is to be the URL under which an agent reaches this"),
         ({"timeout_multiplier": "often"}, "timeout_multiplier: Input should be a valid number"),
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
@@ -137,7 +138,7 @@ def test_each_agent_of_harbors_is_led_to_the_episode(name: str, tmp_path: Path) 
 
     address = Address("http://127.0.0.1:9", "http://127.0.0.1:9/v1", "the key")
     agent_class = AgentFactory.get_agent_class(AgentName(name))
-    fields = _connection(agent_class, address, "policy", "127.0.0.1")
+    fields = _connection(agent_class, address, "policy")
     config = AgentConfig(name=name, **fields)
     connection = AgentFactory.create_agent_from_config(config, tmp_path).model_connection
 

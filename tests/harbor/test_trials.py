@@ -20,8 +20,9 @@ import psutil
 import pytest
 from harbor.job import Job
 from harbor.models.job.config import JobConfig
+from tests.harbor.agents import Elsewhere
 from tests.harbor.conftest import SCRIPTS, TASKS, idler, instruction, solution, solver, turn
-from tests.kit import play, reward, rewards
+from tests.kit import free_port, play, reward, rewards
 from tests.more_trainers.conftest import served_chat
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -97,6 +98,18 @@ async def test_each_call_is_a_transition_with_the_sampled_tokens() -> None:
     for step, after in pairwise(played.transitions):
         before = [*step.ob.to_ints(), *step.ac.tokens]
         assert after.ob.to_ints()[: len(before)] == before
+
+
+async def test_an_agent_elsewhere_asks_at_the_address_that_leads_here() -> None:
+    port = free_port()
+    public = f"http://127.0.0.2:{port}"
+    agent = HarborAgent(
+        "tests.harbor.agents:Elsewhere", "bubblewrap",
+        host=f"0.0.0.0:{port}", serve_address=f"{public}/",
+    )  # fmt: skip
+    for _ in range(2):  # the port is the next episode's, too
+        played = await play(agent, solution(TASKS / "sum-csv"), task=str(TASKS / "sum-csv"))
+        assert (reward(played), Elsewhere.asked) == (1.0, [f"{public}/v1"])
 
 
 async def test_a_part_of_the_reward_may_be_the_episodes() -> None:
