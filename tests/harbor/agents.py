@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.installed.base import BaseInstalledAgent
-from harbor.agents.installed.mini_swe_agent import MiniSweAgent
 from harbor.environments.base import ExecResult
 
 ASK = r"""
@@ -84,10 +83,3 @@ class Program(BaseInstalledAgent):
         asked = {"PROGRAM": ASK, "TASK": instruction}
         line = 'python3 -c "$PROGRAM" "$TASK" > /tmp/line && bash /tmp/line'
         await self.exec_as_agent(environment, line, env=asked)
-
-
-class Mini(MiniSweAgent):
-    """The program itself, which lies in this environment and is shown to the sandbox."""
-
-    async def install(self, environment: Any) -> None:
-        """It is there."""

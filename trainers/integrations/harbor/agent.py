@@ -124,7 +124,11 @@ class HarborAgent:
         self._trials_dir = str(trials_dir) if trials_dir else None
         self._trial = TrialOptions(agent, environment, installed, lean, **options)
         # Harbor's phases have limits of their own, and containers take time to stop.
-        self.env_options = EnvOptions(agent_timeout=None, close_timeout=30.0)
+        self.env_options = EnvOptions(
+            agent_timeout=None,
+            close_timeout=30.0,
+            keep_completed_arguments=self._trial.completes_arguments,
+        )
 
     async def __call__(self, client: AgentClient, task: str) -> Outcome:
         """Play one trial."""

@@ -17,9 +17,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TrialConfig
 from pydantic import ValidationError
 
-from evert.agents.installed import needed
 from evert.bridge.errors import InvalidAgentError
-from evert.trainers.integrations.harbor.profiles import LEAN, profile
 
 SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
 """The environment that is evert's own, and where Harbor finds it."""
@@ -67,12 +65,8 @@ class TrialOptions:
         is_elsewhere = ":" in name or is_acp_registry_shorthand(name)
         if not is_elsewhere and not self._agent.get("import_path"):
             _check_names([name], AgentFactory.registered_names(), "agent")
-        if lean and name not in LEAN:
-            raise InvalidAgentError(
-                f"lean={lean!r} with the agent {name!r}, of which there is no shorter form. Leave "
-                f"it out; it is for {', '.join(LEAN)}."
-            )
-        self._profile = profile(name, lean)
+        self._profile = _profile(name, lean)
+        self.completes_arguments = bool(self._profile.pop("completes_arguments", False))
         self.files: Mapping[str, str] = self._profile.pop("files", {})
         self.programs = [installed] if isinstance(installed, str) else [*installed]
         self._show_programs()
@@ -87,6 +81,8 @@ class TrialOptions:
                 f"installed={self.programs} shows programs of this machine to a sandbox: it needs "
                 "environment=bubblewrap. Elsewhere Harbor installs its agents itself."
             )
+        from evert.agents.installed import needed  # what it imports takes a second
+
         folders = [str(Path(folder).absolute()) for folder in self.programs]
         if gone := [folder for folder in folders if not Path(folder).is_dir()]:
             raise InvalidAgentError(f"installed= names {gone[0]!r}, and there is no such folder.")
@@ -137,6 +133,18 @@ def _environment(given: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"import_path": given}
     _check_names([given], [SANDBOX, *(each.value for each in EnvironmentType)], "environment")
     return {"type": given}
+
+
+def _profile(name: str, lean: bool) -> dict[str, Any]:
+    """What is set for an agent."""
+    from evert.trainers.integrations.harbor.profiles import LEAN, profile  # so, too
+
+    if lean and name not in LEAN:
+        raise InvalidAgentError(
+            f"lean={lean!r} with the agent {name!r}, of which there is no shorter form. Leave it "
+            f"out; it is for {', '.join(LEAN)}."
+        )
+    return profile(name, lean)
 
 
 def checked_url(given: str) -> str:

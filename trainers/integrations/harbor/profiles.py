@@ -4,8 +4,9 @@
 memories), from asking the same twice, and from giving up while a trainer samples. ``LEAN`` is for
 ``lean=True``: it leaves out most of what stands in the first prompt beside the task.
 
-Each has fields of Harbor's ``AgentConfig``, and "files" to lay in the environment. What is known of
-a program stands in ``evert.agents``; here is how it is told through Harbor.
+Each has fields of Harbor's ``AgentConfig``; "files" to lay in the environment; and whether the
+agent "completes_arguments" of tool calls that it sends back. What is known of a program stands in
+``evert.agents``; here is how it is told through Harbor.
 """
 
 import json
@@ -42,7 +43,7 @@ NEVER = 86_400_000
 
 QUIET: dict[str, Profile] = {
     "aider": {"env": {**AIDER, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}},
-    "claude-code": {"env": CLAUDE},
+    "claude-code": {"env": CLAUDE, "completes_arguments": True},
     "codex": {"kwargs": {"config": tomllib.loads(CODEX)}},  # Harbor fills in the address
     "gemini-cli": {
         "env": {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_SYSTEM_SETTINGS_PATH": SETTINGS},
@@ -112,10 +113,9 @@ LEAN: dict[str, Profile] = {
 }
 
 
-def profile(name: str | None, lean: bool) -> Profile:
-    """The profile of an agent; an empty one where there is none."""
-    parts = [QUIET.get(str(name), {}), LEAN.get(str(name), {}) if lean else {}]
-    return _merged(*parts)
+def profile(name: str, lean: bool) -> Profile:
+    """The profile of an agent, a dict of one's own; an empty one where there is none."""
+    return {**_merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})}
 
 
 def _merged(one: Any, other: Any) -> Any:
