@@ -115,7 +115,8 @@ LEAN: dict[str, Profile] = {
 
 def profile(name: str, lean: bool) -> Profile:
     """The profile of an agent, a dict of one's own; an empty one where there is none."""
-    return {**_merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})}
+    own: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
+    return {**own}
 
 
 def _merged(one: Any, other: Any) -> Any:
