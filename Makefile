@@ -102,8 +102,11 @@ trainers-verifiers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py verifiers
 	.frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
-# Harbor plays trials with a script for the model, in a sandbox: no container, no network.
+# Harbor plays trials with a script for the model, in a sandbox: no container, no network. Two of its
+# agents are played with their programs, each night all.
 harbor: .venv/developing
+	$(BIN)/python frameworks/make_programs.py
+	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py harbor
 	.frameworks/harbor/bin/python -m pytest -n 2 --dist worksteal tests/harbor --environment harbor
 

@@ -6,6 +6,7 @@ either calls them itself.
 
 import json
 import os
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -146,6 +147,12 @@ def rewards(trajectory: Trajectory) -> list[float]:
 def reward(trajectory: Trajectory) -> float:
     """Of the whole episode."""
     return sum(rewards(trajectory))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("", 0)) as its:
+        return int(its.getsockname()[1])
 
 
 def needs_sandbox() -> None:

@@ -113,9 +113,10 @@ class _Handle:
         """An HTTP address of this rollout, for agents in other processes; once a host.
 
         Args:
-            host: Interface to listen on. Another than loopback lets other machines in, over plain
-                HTTP. An absolute path is that of a Unix socket to make, whose clients reach it by
-                a relay on port 47113 of a loopback of their own.
+            host: Interface to listen on, on a free port or, as "0.0.0.0:8443", on that one.
+                Another than loopback lets other machines in, over plain HTTP. An absolute path is
+                that of a Unix socket to make, whose clients reach it by a relay on port 47113 of a
+                loopback of their own.
 
         Raises:
             OSError: The interface cannot be listened on.

@@ -1,10 +1,12 @@
-"""Agents of Harbor's form for these tests: one that runs lines, and two that are programs."""
+"""Agents of Harbor's form for these tests: one that runs lines, and some that are programs."""
 
+import asyncio
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.installed.base import BaseInstalledAgent
-from harbor.agents.installed.mini_swe_agent import MiniSweAgent
 from harbor.environments.base import ExecResult
 
 ASK = r"""
@@ -42,6 +44,31 @@ class Typist(BaseAgent):
             self.seen.append(await environment.exec(line))
 
 
+class Elsewhere(BaseAgent):
+    """A program outside of the environment that asks the model at the address that it was given."""
+
+    asked: ClassVar[list[str]] = []
+
+    @staticmethod
+    def name() -> str:
+        return "elsewhere"
+
+    def version(self) -> str:
+        return "1"
+
+    async def setup(self, environment: Any) -> None:
+        self.asked.clear()
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        env = self.extra_env
+        self.asked.append(env["OPENAI_BASE_URL"])
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ASK, instruction, env=env, stdout=subprocess.PIPE
+        )
+        line, _ = await program.communicate()
+        await environment.exec(line.decode())
+
+
 class Program(BaseInstalledAgent):
     """A program in the environment that asks the model for a line and runs it."""
 
@@ -56,10 +83,3 @@ class Program(BaseInstalledAgent):
         asked = {"PROGRAM": ASK, "TASK": instruction}
         line = 'python3 -c "$PROGRAM" "$TASK" > /tmp/line && bash /tmp/line'
         await self.exec_as_agent(environment, line, env=asked)
-
-
-class Mini(MiniSweAgent):
-    """The program itself, which lies in this environment and is shown to the sandbox."""
-
-    async def install(self, environment: Any) -> None:
-        """It is there."""

@@ -8,6 +8,8 @@ here is collected: Harbor is not in .venv.
 
 import json
 import os
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,10 +35,28 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     return None if config.getoption("environment") == HERE else True
 
 
+TYPED = "I have typed it."
+
+HALF = {
+    "count-lines": "grep -c sea poem.txt > count.txt",
+    "mend-settings": "sed -i 's/^prot/port/' settings.conf",
+    "merge-lists": "cat lists/* | sort -u > merged.txt",
+    "rank-scores": "printf 'Fay\\nCleo\\nDan\\n' > top.txt",
+    "rename-files": "mv photos/Lake.JPG photos/lake.jpg",
+    "replace-address": "sed -i s,http://old.example,https://new.example, site/*",
+    "search-log": "echo dog 7 > answer.txt",
+    "sum-csv": "grep lamp sales.csv > total.txt",
+    "tidy-folder": "find work -empty -delete",
+    "unpack-notes": "zcat -f notes/* > found.txt",
+}
+"""Task -> a line that does it in part."""
+
+
 def turn(*keys: str, done: bool = False) -> str:
     """What terminus-2 is told: lines to type, or that the task is done."""
     commands = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in keys]
-    return json.dumps({"analysis": "", "plan": "", "commands": commands, "task_complete": done})
+    said = {"analysis": TYPED if keys else "", "plan": "", "commands": commands}
+    return json.dumps({**said, "task_complete": done})
 
 
 def solution(task: Path) -> str:
@@ -44,18 +64,40 @@ def solution(task: Path) -> str:
     return (task / "solution" / "solve.sh").read_text().partition("\n")[2]
 
 
+def wrong(task: Path) -> str:
+    """A line that leaves something else where the result is to be."""
+    [artifact] = tomllib.loads((task / "task.toml").read_text())["artifacts"]
+    return f"rm -rf {artifact}; echo wrong > {artifact}"
+
+
 def instruction(task: Path) -> str:
     """What a task's agent is told."""
     return (task / "instruction.md").read_text()
 
 
-def solver(prompt: str) -> str:
-    """Types the task's solution, says that it is done, and says so again when asked."""
-    [task] = [task for task in TASKS.iterdir() if instruction(task) in prompt]
-    lines = solution(task).splitlines()
-    return turn(done=True) if lines[0] in prompt else turn(*lines)
+def typing(lines: Callable[[Path], str]) -> Callable[[str], str]:
+    """Types some lines for the task, says that it is done, and says so again when asked."""
+
+    def say(prompt: str) -> str:
+        if TYPED in prompt:
+            return turn(done=True)
+        [task] = [task for task in TASKS.iterdir() if instruction(task) in prompt]
+        return turn(*lines(task).splitlines())
+
+    return say
 
 
 def idler(prompt: str) -> str:
     """Is done at once."""
     return turn(done=True)
+
+
+solver = typing(solution)
+
+SCRIPTS = {
+    "right": solver,
+    "half right": typing(lambda task: HALF[task.name]),
+    "wrong": typing(wrong),
+    "giving up": idler,
+}
+"""What the model says in trials of terminus-2."""

@@ -29,10 +29,10 @@ GIVEN = {"id": f"harbor:{TASKS}", "environment": "bubblewrap", "held_out": 2}
 def test_some_tasks_are_held_out_the_same_ones_each_time() -> None:
     folders = TaskFolders(str(TASKS), held_out=2)
     assert folders.all == sorted(map(str, TASKS.iterdir())) == HarborAgent.tasks(TASKS)
-    assert [len(folders.train), len(folders.test)] == [4, 2]
+    assert [len(folders.train), len(folders.test)] == [8, 2]
     assert sorted([*folders.train, *folders.test]) == folders.all
     assert {*folders.test} < {*TaskFolders(str(TASKS), held_out=3).test}
-    assert len(TaskFolders(str(TASKS)).test) == 1
+    assert len(TaskFolders(str(TASKS)).test) == 2
     assert HarborAgent.tasks(TASKS / "sum-csv") == [str(TASKS / "sum-csv")]
 
 
@@ -41,7 +41,7 @@ def test_a_run_names_agent_and_tasks_by_paths_and_goes_on_with_them() -> None:
     more: dict[str, Any] = {"agent": agent, "timeout_multiplier": 2.0}
     settings = read_train_settings({"tasks": {**GIVEN, **more}}, {})
     assert isinstance(resolve(settings.agent, "agent", GameError), HarborAgent)
-    for path, count in ((settings.train_tasks, 4), (settings.test_tasks, 2)):
+    for path, count in ((settings.train_tasks, 8), (settings.test_tasks, 2)):
         assert len(resolve(str(path), "tasks", GameError)) == count
     typed = {f"tasks.{key}": str(value) for key, value in {**GIVEN, **more}.items() if key != "id"}
     assert read_train_settings({"tasks": GIVEN["id"], **typed}, {}).agent == settings.agent
@@ -80,6 +80,7 @@ def test_the_lines_of_the_page_are_read() -> None:
         ({"environment": {"type": "dokcer"}}, "no environment 'dokcer'"),
         ({"timeout": 3}, "no field of TrialConfig 'timeout'. Did you mean 'timeout_multiplier'"),
         ({"trial_name": "mine"}, "no field of TrialConfig 'trial_name'"),
+        ({"serve_address": "trainer:8443"}, "is to be the URL under which an agent reaches this"),
         ({"timeout_multiplier": "often"}, "timeout_multiplier: Input should be a valid number"),
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
@@ -94,7 +95,7 @@ def test_what_harbor_has_not_is_said(given: dict[str, Any], message: str) -> Non
     [
         ("nowhere", None, "There is no folder 'nowhere' with tasks of Harbor's"),
         ("docs", None, r"docs has no tasks of Harbor's; expected folders with a task\.toml"),
-        (TASKS, 6, "held_out=6: .* has 6 tasks; expected a number of them, smaller than that"),
+        (TASKS, 10, "held_out=10: .* has 10 tasks; expected a number of them, smaller than that"),
         (TASKS, "two", "held_out='two'"),
     ],
 )
@@ -137,7 +138,7 @@ def test_each_agent_of_harbors_is_led_to_the_episode(name: str, tmp_path: Path) 
 
     address = Address("http://127.0.0.1:9", "http://127.0.0.1:9/v1", "the key")
     agent_class = AgentFactory.get_agent_class(AgentName(name))
-    fields = _connection(agent_class, address, "policy", "127.0.0.1")
+    fields = _connection(agent_class, address, "policy")
     config = AgentConfig(name=name, **fields)
     connection = AgentFactory.create_agent_from_config(config, tmp_path).model_connection
 

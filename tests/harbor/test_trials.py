@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,24 @@ import psutil
 import pytest
 from harbor.job import Job
 from harbor.models.job.config import JobConfig
-from tests.harbor.conftest import TASKS, idler, instruction, solution, solver, turn
-from tests.kit import play, reward, rewards
+from tests.harbor.agents import Elsewhere
+from tests.harbor.conftest import SCRIPTS, TASKS, idler, instruction, solution, solver, turn
+from tests.kit import free_port, play, reward, rewards
 from tests.more_trainers.conftest import served_chat
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentError, ChatAgentEnv, InvalidDatasetError, ScriptedPolicy
 from evert.harbor import HarborAgent
 
 ALL = sorted(path.name for path in TASKS.iterdir())
 TERMINUS = HarborAgent("terminus-2", environment="bubblewrap")
+
+IN_PART = {"rank-scores": 0.5, "replace-address": 0.67, "search-log": 0.5}
+"""What half a solution earns, where it earns anything."""
+
+PARTS = ("target_tokens", "mask")
 
 
 async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
@@ -42,7 +49,7 @@ async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
         }  # fmt: skip
         job = await Job.create(
             JobConfig(
-                jobs_dir=folder, quiet=True, n_concurrent_trials=2, agents=[agent],
+                jobs_dir=folder, quiet=True, n_concurrent_trials=len(ALL), agents=[agent],
                 tasks=[{"path": TASKS / name} for name in ALL],
                 environment={"import_path": "evert.harbor:Bubblewrap"},
             )
@@ -54,44 +61,55 @@ async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
     }
 
 
-@pytest.mark.parametrize("say", [solver, idler])
-async def test_rewards_are_those_of_harbors_own_runner(say: Any, tmp_path: Path) -> None:
-    theirs = await by_harbor(say, tmp_path)
-    ours = {name: await play(TERMINUS, say, task=str(TASKS / name)) for name in ALL}
+async def by_evert(say: Any, name: str) -> tuple[Trajectory, ScriptedPolicy]:
+    """A trial of ours, and who played it."""
+    policy = ScriptedPolicy(say)
+    return await do_single_rollout(policy, ChatAgentEnv(TERMINUS, str(TASKS / name))), policy
 
-    assert {name: reward(played) for name, played in ours.items()} == {
-        name: theirs[name]["reward"] for name in ALL
-    }
-    assert {reward(played) for played in ours.values()} == {float(say is solver)}
-    for name, played in ours.items():
+
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_rewards_are_those_of_harbors_own_runner_and_tokens_those_sampled(
+    script: str, tmp_path: Path
+) -> None:
+    theirs = await by_harbor(SCRIPTS[script], tmp_path)
+    ours = await asyncio.gather(*(by_evert(SCRIPTS[script], name) for name in ALL))
+
+    earned = {name: reward(played) for name, (played, _) in zip(ALL, ours, strict=True)}
+    assert earned == {name: theirs[name]["reward"] for name in ALL}
+    expected = IN_PART if script == "half right" else {}
+    assert earned == {name: expected.get(name, float(script == "right")) for name in ALL}
+    for name, (played, policy) in zip(ALL, ours, strict=True):
         last = played.transitions[-1].metrics
-        assert (last["lineages"], last["drift"]) == (1, 0)
-        assert last["solved"] == float(say is solver)
+        assert (last["lineages"], last["drift"], last["solved"]) == (1, 0, earned[name] == 1)
         several = {f"reward/{part}": value for part, value in theirs[name].items()}
         noted = {key: value for key, value in last.items() if key.startswith("reward/")}
         assert noted == (several if len(several) > 1 else {})
-
-
-class Noting(ScriptedPolicy):
-    """Keeps the tokens that it sampled."""
-
-    async def __call__(self, *arguments: Any, **options: Any) -> Any:
-        sampled = await super().__call__(*arguments, **options)
-        self.sampled = [*getattr(self, "sampled", []), sampled.tokens]
-        return sampled
+        [datum] = trajectory_to_data(played, 1.0)
+        tokens = zip(*(datum.loss_fn_inputs[key].tolist() for key in PARTS), strict=True)
+        assert [token for token, mask in tokens if mask] == [*chain(*policy.actions)]
 
 
 async def test_each_call_is_a_transition_with_the_sampled_tokens() -> None:
-    task, policy = TASKS / "sum-csv", Noting(solver)
-    played = await do_single_rollout(policy, ChatAgentEnv(TERMINUS, str(task)))
+    played, policy = await by_evert(solver, "sum-csv")
 
-    assert [step.ac.tokens for step in played.transitions] == policy.sampled
+    assert [step.ac.tokens for step in played.transitions] == policy.actions
     assert rewards(played) == [0.0, 0.0, 1.0]
-    assert instruction(task) in policy.prompts[0]
+    assert instruction(TASKS / "sum-csv") in policy.prompts[0]
     for step, after in pairwise(played.transitions):
         before = [*step.ob.to_ints(), *step.ac.tokens]
         assert after.ob.to_ints()[: len(before)] == before
-    assert len(trajectory_to_data(played, 1.0)) == 1
+
+
+async def test_an_agent_elsewhere_asks_at_the_address_that_leads_here() -> None:
+    port = free_port()
+    public = f"http://127.0.0.2:{port}"
+    agent = HarborAgent(
+        "tests.harbor.agents:Elsewhere", "bubblewrap",
+        host=f"0.0.0.0:{port}", serve_address=f"{public}/",
+    )  # fmt: skip
+    for _ in range(2):  # the port is the next episode's, too
+        played = await play(agent, solution(TASKS / "sum-csv"), task=str(TASKS / "sum-csv"))
+        assert (reward(played), Elsewhere.asked) == (1.0, [f"{public}/v1"])
 
 
 async def test_a_part_of_the_reward_may_be_the_episodes() -> None:

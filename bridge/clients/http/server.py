@@ -5,8 +5,9 @@ key, which its process sends as the API key. (It is looked up in a dict: to lear
 random bits from how long that takes, one would have to guess its hash.)
 
 A server listens from the moment that it hands out an address, and stops with the last rollout that
-is released. What holds it lies on its loop, so that it is gone when the loop is closed, in whatever
-way, or dropped. A fork of the process serves nothing.
+is released; one on a port that was named, which others know, stops with its loop. What holds it
+lies on its loop, so that it is gone when the loop is closed, in whatever way, or dropped. A fork of
+the process serves nothing.
 """
 
 import asyncio
@@ -71,6 +72,7 @@ class Server:
         self._over: deque[str] = deque(maxlen=KEYS_REMEMBERED)
         self._socket, self._root = _listening(host)
         self._interface = host
+        self._name, self._port = interface_and_port(host)
         self._connections = Connections(self._handle, loop)
         self._listener: asyncio.Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -132,17 +134,18 @@ class Server:
         with _lock:  # a thread may be asking for an address meanwhile
             calls = self._rollouts.pop(key)
             self._over.append(key)
-            if not self._rollouts:
+            is_over = not self._rollouts and not self._port
+            if is_over:
                 self._forget()
         calls.end()
-        if not self._rollouts:
+        if is_over:
             self._task = self._loop.create_task(self._stop(), name="evert server")
             await asyncio.wait({self._task})
 
     # -- requests --------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not is_named(request, self._interface):
+        if not is_named(request, self._name):
             return await send(request, whole(self._misnamed(), last=True))
         key = _key_of(request)
         calls = self._rollouts.get(key)
@@ -176,8 +179,9 @@ class Server:
 def _listening(host: str) -> tuple[socket.socket, str]:
     """A socket that clients can connect to, and the root of the URLs that lead there."""
     if not _is_path(host):
+        host, port = interface_and_port(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        its = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        its = socket.create_server((host, port), family=family, backlog=BACKLOG)
         name = f"[{host}]" if ":" in host else host
         return its, f"http://{name}:{its.getsockname()[1]}"
     its = socket.socket(socket.AF_UNIX)
@@ -191,6 +195,13 @@ def _listening(host: str) -> tuple[socket.socket, str]:
     finally:
         os.close(folder)
     return its, f"http://{LOOPBACK[0]}:{RELAYED_PORT}"
+
+
+def interface_and_port(host: str) -> tuple[str, int]:
+    """What "0.0.0.0:8443" and "[::]:8443" name; port 0: any that is free."""
+    name, _, port = host.rpartition(":")
+    is_both = port.isdecimal() and name and (":" not in name or name.endswith("]"))
+    return (name.strip("[]"), int(port)) if is_both else (host, 0)
 
 
 def _is_path(host: str) -> bool:
@@ -224,7 +235,7 @@ def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
 
 def _serve(endpoint: Endpoint, host: str) -> Address:
     loop = endpoint.episode.loop
-    if host not in LOOPBACK and not _is_path(host):
+    if interface_and_port(host)[0] not in LOOPBACK and not _is_path(host):
         logger.warning(
             "Model calls are served on %s over plain HTTP: whoever can read the traffic can read "
             "the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",

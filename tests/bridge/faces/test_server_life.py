@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,39 @@ def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_run_after_run_has_servers_of_its_own() -> None:
     assert [asyncio.run(play()) for _ in range(5)] == [1.0] * 5
+
+
+def test_a_port_that_was_named_is_every_episodes_until_its_loop_ends() -> None:
+    port, addresses = kit.free_port(), list[Address]()
+
+    async def agent(client: AgentClient) -> float:
+        addresses.append(client.serve(f"0.0.0.0:{port}"))
+        elsewhere = replace(addresses[-1], base_url=f"http://127.0.0.2:{port}/v1")
+        return float(await asyncio.to_thread(ask, elsewhere) == "yes")
+
+    async def plays() -> None:
+        assert [await play(agent), await play(agent)] == [1.0, 1.0]
+        first, second = addresses
+        assert first.root_url == second.root_url == f"http://0.0.0.0:{port}"
+        with pytest.raises(urllib.error.HTTPError, match="400"):  # its episode is over
+            await asyncio.to_thread(ask, first)
+
+    asyncio.run(plays())
+    assert is_refused(replace(addresses[0], base_url=f"http://127.0.0.1:{port}/v1"))
+
+
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ("0.0.0.0:8443", ("0.0.0.0", 8443)),
+        ("[::1]:8443", ("::1", 8443)),
+        ("::1", ("::1", 0)),
+        ("127.0.0.1", ("127.0.0.1", 0)),
+        ("trainer:80", ("trainer", 80)),
+    ],
+)
+def test_an_interface_is_named_with_its_port_or_without(host: str, named: tuple[str, int]) -> None:
+    assert server.interface_and_port(host) == named
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])

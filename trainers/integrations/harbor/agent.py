@@ -14,10 +14,12 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from harbor.agents.factory import AgentFactory
 from harbor.agents.installed.base import BaseInstalledAgent
@@ -35,7 +37,7 @@ from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import EvertError, InvalidAgentError, RewardError
 from evert.bridge.redaction import redacted_end
 from evert.trainers.integrations.harbor.folders import read_task, task_folders
-from evert.trainers.integrations.harbor.options import TrialOptions
+from evert.trainers.integrations.harbor.options import TrialOptions, checked_url
 
 LOOPBACK = "127.0.0.1"
 
@@ -46,6 +48,12 @@ PROTOCOLS = {
     ModelApiFormat.GOOGLE_GENERATE_CONTENT: ("gemini", "root_url"),
 }
 """What an agent may speak, the best first -> such a provider's name, and where it is served."""
+
+PROVIDERS = {"opencode": "evert"}
+"""Agents that would take "openai" for another protocol -> the provider's name for them."""
+
+LAY = 'mkdir -p "$(dirname "$FILE")" && printf %s "$TEXT" > "$FILE"'
+"""A line that lays a file into an environment."""
 
 WITHOUT_MODEL = {"oracle", "nop"}
 """Agents of Harbor's that ask no model."""
@@ -70,8 +78,15 @@ class HarborAgent:
         environment: Where the task is: Harbor's name of it ("docker", "modal"), "bubblewrap" for
             evert's sandbox, or an import path; or the fields of Harbor's ``EnvironmentConfig``.
         reward: Which of the verifier's rewards is the episode's; where there is one, that one.
-        host: Interface on which the model is served. An agent that runs in a container needs
-            another than loopback; Harbor's that run outside of it (terminus-2) do not.
+        installed: A folder of this machine with the agent's program, or several, for a sandbox: it
+            shows them and what they need, the agent finds them, and Harbor installs nothing.
+        lean: Whether to leave out most of what makes the agent's first prompt long, where there
+            are switches for it (``docs/harbor.md`` has the lengths).
+        host: Interface on which the model is served, "0.0.0.0:8443" with its port. An agent that
+            runs in a container needs another than loopback; Harbor's that run outside of it
+            (terminus-2) do not.
+        serve_address: The URL under which the agent reaches ``host``, where that is another: of a
+            tunnel's end, or of a proxy with TLS. None: the interface and its port.
         trials_dir: Where Harbor's folders of trials stay. None: they are removed.
         **options: Further fields of Harbor's ``TrialConfig``: ``timeout_multiplier=2.0``,
             ``verifier={"max_timeout_sec": 60}``.
@@ -96,37 +111,60 @@ class HarborAgent:
         environment: str | Mapping[str, Any] = "docker",
         *,
         reward: str = REWARD,
+        installed: str | Sequence[str] = (),
+        lean: bool = False,
         host: str = LOOPBACK,
+        serve_address: str | None = None,
         trials_dir: str | Path | None = None,
         **options: Any,
     ) -> None:
         self._reward = reward
         self._host = host
+        self._url = serve_address and checked_url(serve_address)
         self._trials_dir = str(trials_dir) if trials_dir else None
-        self._trial = TrialOptions(agent, environment, **options)
+        self._trial = TrialOptions(agent, environment, installed, lean, **options)
         # Harbor's phases have limits of their own, and containers take time to stop.
-        self.env_options = EnvOptions(agent_timeout=None, close_timeout=30.0)
+        self.env_options = EnvOptions(
+            agent_timeout=None,
+            close_timeout=30.0,
+            keep_completed_arguments=self._trial.completes_arguments,
+        )
 
     async def __call__(self, client: AgentClient, task: str) -> Outcome:
         """Play one trial."""
         await asyncio.to_thread(read_task, task)
         own = self._trial.config(task, "trials")
-        agent_class, trial_class = await asyncio.to_thread(_classes, own, self._host)
+        agent_class, trial_class = await asyncio.to_thread(_classes, own, self._url or self._host)
         is_inside = self._trial.is_sandbox and issubclass(agent_class, BaseInstalledAgent)
         folder = tempfile.mkdtemp(prefix="evert-trial-")
         try:
             address = client.serve(f"{folder}/model" if is_inside else self._host)
-            connection = _connection(agent_class, address, client.model, self._host)
+            if self._url and not is_inside:
+                address = replace(address, root_url=self._url, base_url=f"{self._url}/v1")
+            connection = _connection(agent_class, address, client.model)
             config = self._trial.config(task, self._trials_dir or f"{folder}/trials", **connection)
             if is_inside:
                 config.environment.kwargs["model"] = address.socket
             trial = await trial_class.create(config)
+            if issubclass(agent_class, BaseInstalledAgent):
+                trial.agent.install = self._installer(trial.agent.install)
             result = await trial.run()
             said = _output(trial.paths.test_stdout_path)
         finally:
             await asyncio.to_thread(remove, folder)
         _check_end(result, client)
         return self._outcome(result, said)
+
+    def _installer(self, harbors: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:
+        """What Harbor calls before an agent's first run, to install it in the environment."""
+
+        async def install(environment: Any) -> None:
+            if not self._trial.programs:
+                await harbors(environment)
+            for path, text in self._trial.files.items():
+                await environment.exec(LAY, env={"FILE": path, "TEXT": text})
+
+        return install
 
     def _outcome(self, result: Any, said: str) -> Outcome:
         rewards = result.verifier_result.rewards
@@ -149,8 +187,13 @@ class HarborAgent:
         return Outcome(reward, metrics, logs, truncated=exhausted)
 
 
-def _classes(config: Any, host: str) -> tuple[Any, Any]:
-    """The agent's class, and that of trials. Their modules take seconds to load."""
+def _classes(config: Any, reached: str) -> tuple[Any, Any]:
+    """The agent's class, and that of trials. Their modules take seconds to load.
+
+    Args:
+        config: The trial's.
+        reached: The interface or the address that is to lead to the episode.
+    """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
     from harbor.trial.trial import Trial
 
@@ -165,7 +208,7 @@ def _classes(config: Any, host: str) -> tuple[Any, Any]:
             "nothing to train. Take another, like terminus-2 or mini-swe-agent."
         )
     is_apart = config.environment.type not in (None, EnvironmentType.SINGULARITY)
-    if issubclass(agent_class, BaseInstalledAgent) and is_apart and host == LOOPBACK:
+    if issubclass(agent_class, BaseInstalledAgent) and is_apart and reached == LOOPBACK:
         raise InvalidAgentError(
             f"Harbor runs the agent {name!r} in the environment, from where {LOOPBACK} does not "
             "lead here. Name an address of this machine that does: host='172.17.0.1' for Docker. "
@@ -174,16 +217,17 @@ def _classes(config: Any, host: str) -> tuple[Any, Any]:
     return agent_class, Trial
 
 
-def _connection(agent_class: Any, address: Address, model: str, host: str) -> dict[str, Any]:
+def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any]:
     """An agent's fields that lead it to the episode."""
     spec = agent_class.MODEL_CONNECTION
     spoken = [each for each in PROTOCOLS if spec and each in spec.supported_api_formats]
     provider, where = PROTOCOLS[(spoken or [*PROTOCOLS])[0]]
+    provider = PROVIDERS.get(agent_class.name(), provider)
     fields: dict[str, Any] = {"model_name": f"{provider}/{model}"}
     if spec is not None and agent_class.capabilities.base_url:
         fields |= {"base_url": getattr(address, where), "model_api_key_name": "OPENAI_API_KEY"}
         fields["model_api_format"] = spoken[0] if spoken else None
-    return {**fields, "env": addresses(address, model, host)}
+    return {**fields, "env": addresses(address, model, str(urlsplit(address.root_url).hostname))}
 
 
 def _output(file: Path) -> str:

@@ -35,13 +35,14 @@ from evert.agents.sandbox import Sandbox, sandbox_problem, system_folders
 from evert.agents.supervisor import remove
 from evert.bridge.clients.http.server import RELAYED_PORT
 from evert.trainers.integrations.harbor import inside
+from evert.trainers.integrations.harbor.options import SYSTEM_PATH
 from evert.trainers.integrations.harbor.plan import Plan
 
 INSIDE = "/run/evert/inside.py"
 PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
 
 VARIABLES = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": SYSTEM_PATH,
     "HOME": "/root",
     "LANG": "C.UTF-8",
     "TERM": "xterm-256color",

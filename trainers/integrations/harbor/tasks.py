@@ -60,8 +60,10 @@ def harbor(
 
 def _check(tasks: Sequence[str], **options: Any) -> None:
     """Look at all that is told of a trial, without loading what plays it."""
-    from evert.trainers.integrations.harbor.options import OWN, TrialOptions
+    from evert.trainers.integrations.harbor.options import OWN, TrialOptions, checked_url
 
+    if options.get("serve_address"):
+        checked_url(options["serve_address"])
     trial = TrialOptions(**{name: value for name, value in options.items() if name not in OWN})
     if trial.is_sandbox:
         from evert.trainers.integrations.harbor.plan import check

@@ -1,0 +1,125 @@
+"""Trials of Harbor's at once, with a script for the model, and what they leave behind.
+
+    .frameworks/harbor/bin/python benchmarks/harbor_trials.py [--quick] [--trials 64]
+
+terminus-2 types the solutions of the tasks of ``examples/harbor`` in sandboxes, two for each trial,
+since the verifier has its own. A trial that earns less than 1 fails the benchmark, and so does
+anything that is left: processes, folders, sockets. The peak of memory is of this process, and of
+all that it started: pages that several share are counted once each, by their share (PSS).
+"""
+
+import argparse
+import asyncio
+import glob
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+import psutil
+from rich.console import Console
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+os.environ |= {"HARBOR_TELEMETRY": "0", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+from evert import ChatAgentEnv, ScriptedPolicy
+from evert.harbor import HarborAgent
+
+TASKS = sorted((Path(__file__).parent.parent / "examples" / "harbor").iterdir())
+AGENT = HarborAgent("terminus-2", "bubblewrap", timeout_multiplier=10)
+PAUSE = 0.25
+"""Seconds between two looks at the memory."""
+
+
+def typing(task: Path) -> ScriptedPolicy:
+    """Types the task's solution, says that it is done, and says so again when asked."""
+    lines = (task / "solution/solve.sh").read_text().splitlines()[1:]
+    typed = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in lines]
+    said = [
+        {"commands": typed, "task_complete": False},
+        *2 * [{"commands": [], "task_complete": 1}],
+    ]
+    return ScriptedPolicy([json.dumps({"analysis": "", "plan": "", **one}) for one in said])
+
+
+async def earned(number: int) -> float:
+    """The reward of one trial."""
+    task = TASKS[number % len(TASKS)]
+    played = await do_single_rollout(typing(task), ChatAgentEnv(AGENT, str(task)))
+    return sum(step.reward for step in played.transitions)
+
+
+def left() -> dict[str, int]:
+    """What this process has open, started and laid down."""
+    process = psutil.Process()
+    return {
+        "processes": len(process.children(recursive=True)),
+        "folders": len(glob.glob(f"{tempfile.gettempdir()}/evert-*")),
+        "sockets": len(process.net_connections("all")),
+    }
+
+
+def held() -> int:
+    """Bytes that this process and all that it started hold, shared pages by their share."""
+    total = 0
+    for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error, OSError):  # it has ended
+            total += one.memory_full_info().pss
+    return total
+
+
+@contextmanager
+def watched() -> Iterator[list[int]]:
+    """The bytes held, and how many processes, at their peaks meanwhile."""
+    peaks, over = [0, 0], Event()
+
+    def look() -> None:
+        while not over.wait(PAUSE):
+            peaks[:] = max(peaks[0], held()), max(peaks[1], left()["processes"])
+
+    watcher = Thread(target=look)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        watcher.join()
+
+
+async def count(trials: int) -> bool:
+    """Play them all at once, and print the row; whether all went well."""
+    await earned(0)  # what is loaded once
+    await asyncio.sleep(1)
+    before, start = left(), time.perf_counter()
+    with watched() as peaks:
+        rewards = await asyncio.gather(*map(earned, range(trials)))
+        seconds = time.perf_counter() - start
+    await asyncio.sleep(1)
+    rest = {name: number - before[name] for name, number in left().items()}
+    Console().print(
+        f"{trials} trials at once: {seconds:.0f} s, {peaks[0] / 1e9:.2f} GB and {peaks[1]} "
+        f"processes at the peak, {sum(reward == 1 for reward in rewards)} with reward 1; left: "
+        + ", ".join(f"{number} {name}" for name, number in rest.items())
+    )
+    return all(reward == 1 for reward in rewards) and not any(more > 0 for more in rest.values())
+
+
+def main() -> None:
+    """Play, count, and fail if anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="8 trials")
+    parser.add_argument("--trials", type=int, default=64)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as own:
+        tempfile.tempdir = own  # other processes make folders too, where all make theirs
+        if not asyncio.run(count(8 if options.quick else options.trials)):
+            sys.exit("a trial failed, or something was left")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2 @@
+#!/bin/sh
+grep -ciw sea poem.txt > count.txt

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i 's,http://old\.example,https://new.example,g' site/*

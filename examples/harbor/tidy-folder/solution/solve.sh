@@ -1,0 +1,2 @@
+#!/bin/sh
+find work -type f \( -empty -o -name '*.tmp' \) -delete
