@@ -92,7 +92,7 @@ def test_what_there_is_not_is_said(names: str, given: dict[str, str], message: s
 
 def test_it_is_said_that_there_is_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [scienceworld(name).id for name in OFFLINE] == [f"scienceworld/{n}" for n in OFFLINE]
-    assert "ScienceWorld('boil,melt'" in scienceworld("1-1,melt").agent
+    assert "ScienceWorld(names='boil,melt'" in scienceworld("1-1,melt").agent
     monkeypatch.setenv("PATH", "")
     with pytest.raises(GameError, match="needs Java, 8 or newer"):
         scienceworld("boil")
