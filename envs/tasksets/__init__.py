@@ -15,6 +15,7 @@ which a package offers in its ``pyproject.toml``:
     bfcl_apis.py       their simulated APIs, in a process of their own
     miniwob.py         MiniWoB++'s pages in a headless Chromium
     openenv.py         what an OpenEnv server has
+    answers.py         which answers reasoning-gym's scorers may read: some evaluate them as Python
     reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
     scienceworld.py    ScienceWorld's experiments, in a simulator of Java's
     textarena.py       TextArena's games, with a seat for each player

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
 from evert.envs.games import Game, GameError, Metric
+from evert.envs.tasksets.answers import may_be_read
 from evert.envs.tasksets.common import ONE_IN, needed, no_such
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class Reasoning:
     """An agent that asks a question of reasoning-gym's and scores the answer.
 
     The task is an item's number. The reward is the generator's own score of the answer, 0 to 1; 0
-    where its scorer raises. The answer is what the reply has between ``<answer>`` and
-    ``</answer>``, or else the whole reply.
+    where its scorer raises, or would evaluate more than an answer (``answers.py``). The answer is
+    what the reply has between ``<answer>`` and ``</answer>``, or else the whole reply.
 
     Args:
         *names: Of reasoning-gym's generators: "chain_sum". Tasks are of each in turn.
@@ -171,18 +172,24 @@ class Reasoning:
         """Ask a question, and score the answer."""
         from reasoning_gym.utils import extract_answer
 
-        dataset, item = self.item(task)
+        _, item = self.item(task)
         completion = await client.chat.completions.create(messages=self._asked(item))
         reply = completion.choices[0].message.content or ""
         answer = extract_answer(reply)
-        try:
-            score = float(dataset.score_answer(reply.strip() if answer is None else answer, item))
-        except Exception:  # some scorers raise where they cannot read an answer
-            score = 0.0
+        score = self._scored(task, reply.strip() if answer is None else answer)
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
             client.metric(_metric(self.kinds[task % len(self.kinds)]), score)
         return score
+
+    def _scored(self, task: int, answer: str) -> float:
+        dataset, item = self.item(task)
+        if not may_be_read(self.kinds[task % len(self.kinds)].partition("_level")[0], answer):
+            return 0.0
+        try:
+            return float(dataset.score_answer(answer, item))
+        except Exception:  # some scorers raise where they cannot read an answer
+            return 0.0
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
         """Questions with the generator's own answers, for a warm-up: without end, by a seed.

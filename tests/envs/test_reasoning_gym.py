@@ -1,9 +1,12 @@
 """Every generator of reasoning-gym's, and the levels of its curricula."""
 
+from pathlib import Path
+
 import pytest
 from tests.kit import play, reward
 
 from evert import Curriculum, GameError
+from evert.envs.tasksets.answers import LITERALS, SUMS, TERMS
 from evert.envs.tasksets.common import needed
 from evert.envs.tasksets.reasoning_gym import OF_A_LEVEL, Reasoning, reasoning_gym
 from evert.trainers.config.train import read_train_settings
@@ -30,6 +33,22 @@ async def test_a_reply_scores_what_the_generator_itself_gives(name: str) -> None
             except TypeError:  # of boxnet, which wants a list
                 expected = 0
             assert reward(await play(agent, reply, task=number)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", sorted(LITERALS | SUMS | TERMS))
+async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
+    """The way in stands open: without a look at the answer the file is made."""
+    agent, mark = Reasoning(name, size=50), tmp_path / "made"
+    for code in (
+        f"__import__('pathlib').Path({str(mark)!r}).touch()",
+        f"open({'+'.join(f'chr({ord(sign)})' for sign in str(mark))}, chr(119))",
+        "[open(1) for x in 'x']",
+        "9**9**9**9",
+        "9^9^9^9",
+        "((((9**99)**99)**99)**99)",
+    ):
+        assert reward(await play(agent, code, task=0)) < 0.1
+    assert not mark.exists()
 
 
 def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() -> None:
