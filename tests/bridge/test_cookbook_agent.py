@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import textarena  # type: ignore[import-untyped]
+import textarena
 import tinker
 from tests.kit import play, rewards
 from tinker_cookbook.completers import MessageCompleter
