@@ -54,8 +54,8 @@ async def test_a_task_scores_what_it_scores_in_scienceworlds_own_loop(
         assert len(trajectory.transitions) == len(taken)
         assert reward(trajectory) == pytest.approx(theirs)
         scores.append(theirs)
-    assert scores[0] > scores[1]
-    assert len(gold) >= STEPS or scores[0] == 1
+    if len(gold) < STEPS:
+        assert scores[0] == 1 > scores[1]
 
 
 def test_the_variations_are_split_as_the_benchmark_splits_them(simulator: Any) -> None:
