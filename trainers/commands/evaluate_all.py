@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -66,8 +66,11 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
     folder = RunFolder(path, resumed=True)
     folder.write_json(EVALUATION, {"settings": {**typed, "tasks": ALL}, **origin()})
-    found, rows, failed = list(listed()), list[dict[str, str]](), False
+    found, silent = listed()
+    rows, failed = list[dict[str, str]](), False
     console.print(f"evaluations: {path}", soft_wrap=True)
+    if silent:
+        console.print(f"left out, since they list nothing to play: {', '.join(silent)}")
     try:
         for number, (name, own) in enumerate(found, 1):
             mine = {**USUAL, **own, **typed, "tasks": name, "out": str(path / slug(name))}
@@ -89,15 +92,21 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     return int(failed)
 
 
-def listed() -> Iterator[tuple[str, Mapping[str, str]]]:
-    """What each taskset lists: "taskset:name", and settings of its evaluation."""
+def listed() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
+    """What tasksets list, "taskset:name" with settings of its evaluation; those that list none."""
+    found, silent = list[tuple[str, Mapping[str, str]]](), list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        with suppress(ImportError):  # of a package that is installed in part
-            names: Mapping[str, Mapping[str, Any]] = getattr(
-                sys.modules[entry.load().__module__], "OFFLINE", {}
-            )
-            for name, own in names.items():
-                yield f"{entry.name}:{name}", {key: str(value) for key, value in own.items()}
+        try:
+            module = sys.modules[entry.load().__module__]
+        except ImportError:  # of a package that is installed in part
+            module = None
+        names: Mapping[str, Mapping[str, Any]] = getattr(module, "OFFLINE", {})
+        for name, own in names.items():
+            settings = {key: str(value) for key, value in own.items()}
+            found.append((f"{entry.name}:{name}", settings))
+        if not names:
+            silent.append(entry.name)
+    return found, silent
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
