@@ -29,7 +29,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     except (Exception, SystemExit) as cause:  # whatever a user's module does when it is imported
         raise error(
             f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
-            f"{text_of(cause)}{_place(cause)}. A module named here is imported as it is: what it "
+            f"{text_of(cause)}{place_of(cause)}. A module named here is imported as it is: what it "
             "needs (a key in the environment, say) has to be there, and a script's own work "
             "belongs under `if __name__ == '__main__':`."
         ) from cause
@@ -47,7 +47,10 @@ def _made(module: str, expression: str) -> Any:
             case ast.Call(called, arguments, options):
                 found = value_of(called)
                 if not (isinstance(found, type) and getattr(found, "from_path", False)):
-                    raise ValueError(f"{ast.unparse(called)} cannot be called in a path")
+                    raise ValueError(
+                        f"{ast.unparse(called)} cannot be called in a path: it is no class with "
+                        "from_path = True in it"
+                    )
                 named = {each.arg or "**": ast.literal_eval(each.value) for each in options}
                 return found(*map(ast.literal_eval, arguments), **named)
         raise ValueError(f"{ast.unparse(node)} is neither a name nor a call with literals")
@@ -55,10 +58,13 @@ def _made(module: str, expression: str) -> Any:
     try:
         return value_of(ast.parse(expression, mode="eval").body)
     except SyntaxError as error:
-        raise ValueError(f"{expression!r} is no expression") from error
+        raise ValueError(
+            f"{expression!r} is no expression; what stands in a path is the call that makes an "
+            "object, as a dataclass's repr is"
+        ) from error
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Where an exception passed through the user's code; "" if it did not."""
     own = own_frames(error)
     return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""

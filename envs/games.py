@@ -24,6 +24,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
 from evert.bridge.errors import EvertError
+from evert.bridge.import_paths import place_of
 
 
 class GameError(EvertError, ValueError):
@@ -158,6 +159,8 @@ def game_of(module: ModuleType) -> Game:
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         given = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
+        if hasattr(module, "taskset"):
+            given += f", but a function taskset: tasks={module.__name__}:NAME"
         raise GameError(
             f"The module {module.__name__} ({getattr(module, '__file__', None)}) is no game: "
             f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
@@ -178,4 +181,5 @@ def _literal(value: Any) -> Any:
 
 
 def _unimportable(name: str, error: Exception) -> str:
-    return f"The module {name} cannot be imported: {type(error).__name__}: {error}. Fix the module."
+    said = f"{type(error).__name__}: {error}{place_of(error)}"
+    return f"The module {name} cannot be imported: {said}. Fix the module."

@@ -21,10 +21,14 @@ which a package offers in its ``pyproject.toml``:
     textarena.py       TextArena's games, with a seat for each player
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from evert.bridge.import_paths import place_of
 from evert.envs.games import Game, GameError, imported, literals
 
 GROUP = "evert.tasksets"
@@ -42,28 +46,63 @@ def task_game(given: Mapping[str, Any]) -> Game:
     """
     id, arguments = str(given.get("id") or ""), literals(given)
     taskset, _, name = id.partition(":")
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    module = imported(taskset) if name and taskset not in found else None
-    if not name or (taskset not in found and module is None):
-        raise GameError(
-            f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
-            f"reasoning_gym:chain_sum. There are {', '.join(sorted(found))}, and modules of yours "
-            "with a function taskset(name). Tasks alone go with an agent: "
-            "agent=package.module:function train_tasks=package.module:TASKS."
-        )
+    make = _maker(taskset, id)
+    if not name:
+        raise GameError(f"tasks={id} has no name; expected tasks={taskset}:NAME.")
+    _check_arguments(make, id, name, arguments)
     try:
-        make = found[taskset].load() if module is None else module.taskset
         game = make(name, **arguments)
     except GameError:
         raise
     except Exception as error:  # a package of a user's
         raise GameError(
-            f"tasks={id} could not be made with {arguments}: {type(error).__name__}: {error}. "
-            "Check the name and the arguments: tasks.KEY=VALUE."
+            f"tasks={id} could not be made with {arguments}: {type(error).__name__}: {error}"
+            f"{place_of(error)}. Check the name and the arguments (tasks.KEY=VALUE), or the code."
         ) from error
     if not isinstance(game, Game):
         raise GameError(
             f"The taskset {taskset} made a {type(game).__name__} of {name!r}; expected an "
-            "evert.Game."
+            "evert.Game" + (": does it return one?" if game is None else ".")
         )
     return game
+
+
+def _check_arguments(
+    make: Callable[..., Any], id: str, name: str, arguments: Mapping[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # of C
+        return
+    try:
+        signature.bind(name, **arguments)
+    except TypeError as error:
+        raise GameError(
+            f"tasks={id}: {error}. It takes {signature}; the first is what stands behind the "
+            "colon, the others are tasks.KEY=VALUE."
+        ) from error
+
+
+def _maker(taskset: str, id: str) -> Callable[..., Any]:
+    """What makes a taskset's games: an entry point, or ``taskset`` of a user's module."""
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if taskset in found:
+        loaded: Callable[..., Any] = found[taskset].load()
+        return loaded
+    if module := imported(taskset):
+        if callable(make := getattr(module, "taskset", None)):
+            made: Callable[..., Any] = make
+            return made
+        raise GameError(
+            f"tasks={id}: {module.__file__} has no function taskset(name) that returns an "
+            "evert.Game. Write one; a game without a name or arguments goes with env=."
+        )
+    local = [path.stem for path in Path().glob("*.py")]
+    near = get_close_matches(taskset.removesuffix(".py"), [*found, *local], n=1)
+    hint = f" Did you mean tasks={near[0]}:NAME?" if near else ""
+    raise GameError(
+        f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
+        f"reasoning_gym:chain_sum.{hint} There are {', '.join(sorted(found))}, and modules of "
+        "yours with a function taskset(name): my_tasks for my_tasks.py in this folder. Tasks alone "
+        "go with an agent: agent=package.module:function train_tasks=package.module:TASKS."
+    )

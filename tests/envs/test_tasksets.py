@@ -9,7 +9,7 @@ import pytest
 from tests.kit import play, reward
 
 from evert.bridge.import_paths import resolve
-from evert.envs.games import GameError
+from evert.envs.games import GameError, find_game
 from evert.envs.tasksets import GROUP, task_game
 from evert.envs.tasksets.common import needed, split
 from evert.trainers import cli
@@ -28,8 +28,12 @@ async def test_the_taskset_of_the_page_is_a_file(tmp_path: Path, monkeypatch: Pa
     assert not {*agent.train_tasks} & {*agent.test_tasks}
     for reply, earned in (("d-c-b-a", 1.0), ("a-b-c-d", 0.0)):
         assert reward(await play(agent, reply, task="abcd")) == earned
-    with pytest.raises(GameError, match=r"tasks=spelling:backward .*'words': 2.*TypeError"):
+    with pytest.raises(GameError, match=r"unexpected .*'words'\. It takes \(way, letters=3\)"):
         task_game({"id": "spelling:backward", "words": "2"})
+    with pytest.raises(GameError, match=r"expected forward or backward \(at .*spelling\.py:\d+\)"):
+        task_game({"id": "spelling:bakward"})
+    with pytest.raises(GameError, match="no GAME, but a function taskset: tasks=spelling:NAME"):
+        find_game("spelling")
 
 
 def test_held_out_tasks_are_a_fifth_and_always_the_same() -> None:

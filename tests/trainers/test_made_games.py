@@ -134,12 +134,14 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"id": "sums"}, r"tasks=sums names no taskset; expected .* There are broken, "),
+        ({"id": "sums"}, "tasks=sums names no taskset; expected .* There are broken, "),
         (
             {"id": "sums:x"},
             "tasks=sums:x names no taskset; expected .* modules of yours with a fun",
         ),
-        ({"id": "json:x"}, "tasks=json:x could not be made .* 'json' has no attribute 'taskset'"),
+        ({"id": "json:x"}, r"json/__init__\.py has no function taskset\(name\) that returns an"),
+        ({"id": "reasoning_gym"}, "tasks=reasoning_gym has no name; expected tasks=reasoning_gym:"),
+        ({"id": "reasoning_gymn:x"}, "Did you mean tasks=reasoning_gym:NAME"),
         ({"id": "reasoning_gym:chain_sun"}, r"no generator 'chain_sun'\. Did you mean chain_sum\?"),
         ({**PYTHON, "max_terms": 0}, "chain_sum cannot be made with .*max_terms must be"),
         ({"id": "broken:x"}, "tasks=broken:x could not be made with {}: ValueError: inv"),
