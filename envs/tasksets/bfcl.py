@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 
 CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param", "long_context")]
 
-OFFLINE: Mapping[str, Mapping[str, Any]] = {
-    "multi_turn_base": {
-        "renderer_name": "template_hermes", "max_tokens": 64, "limits.max_turns": 6, "max_tasks": 5
-    },
-}  # fmt: skip
-"""Few rows: prompts have four to eight thousand tokens."""
+OFFLINE: Mapping[str, Mapping[str, Any]] = {}
+"""None: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
