@@ -87,7 +87,12 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
     """What makes a taskset's games: an entry point, or ``taskset`` of a user's module."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if taskset in found:
-        loaded: Callable[..., Any] = found[taskset].load()
+        try:
+            loaded: Callable[..., Any] = found[taskset].load()
+        except Exception as error:  # of somebody's package
+            said = f"{type(error).__name__}: {error}{place_of(error)}"
+            value = found[taskset].value
+            raise GameError(f"The taskset {taskset} ({value}) cannot be loaded: {said}.") from error
         return loaded
     if module := imported(taskset):
         if callable(make := getattr(module, "taskset", None)):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
 from evert.envs.games import Game, Metric
-from evert.envs.tasksets.common import needed, no_such, split, tool_game
+from evert.envs.tasksets.common import TOOLS, game_of_agent, needed, no_such, split
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import BlockingAgentClient
@@ -53,7 +53,7 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any
     if attack:
         metrics["attacked"] = Metric("Attacks that succeeded", "share", drawn=("train", "test"))
     named = [*suites.split(","), *filter(None, [attack, defense])]
-    return tool_game(f"agentdojo/{'-'.join(named)}-v0", agent, metrics)
+    return game_of_agent(f"agentdojo/{'-'.join(named)}-v0", agent, TOOLS, metrics)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
 from evert.envs.games import Game, GameError, Metric
-from evert.envs.tasksets.common import needed, no_such, split, tool_game
+from evert.envs.tasksets.common import TOOLS, game_of_agent, needed, no_such, split
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -60,7 +60,7 @@ def bfcl(categories: str, **others: Any) -> Game:
     metrics = {"solved": Metric("Rows solved", "share", drawn=("train", "test"))}
     if len(names) > 1:
         metrics |= {f"solved_{name}": Metric(f"Solved of {name}", "share") for name in names}
-    return tool_game(f"bfcl/{'-'.join(names)}-v0", Bfcl(categories), metrics)
+    return game_of_agent(f"bfcl/{'-'.join(names)}-v0", Bfcl(categories), TOOLS, metrics)
 
 
 @dataclass

@@ -40,16 +40,22 @@ def needed(taskset: str, module: str, install: str) -> ModuleType:
         ) from error
 
 
-def tool_game(id: str, agent: Any, metrics: Mapping[str, Metric]) -> Game:
-    """The game of an agent that calls tools, and has ``train_tasks`` and ``test_tasks``."""
+TOOLS = {"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10}
+"""Recipe of agents that call tools."""
+
+
+def game_of_agent(
+    id: str, agent: Any, recipe: Mapping[str, Any], metrics: Mapping[str, Metric] | None = None
+) -> Game:
+    """The game of an agent that a path can make, and that has both kinds of tasks."""
     path = f"{type(agent).__module__}:{agent!r}"
     return Game(
         id,
         agent=path,
         train_tasks=f"{path}.train_tasks",
         test_tasks=f"{path}.test_tasks",
-        recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10},
-        metrics=metrics,
+        recipe=recipe,
+        metrics=metrics or {},
     )
 
 

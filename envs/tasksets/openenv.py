@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from evert.bridge.episode.agent import Outcome
 from evert.envs.from_gymnasium.observations import plainly
 from evert.envs.games import Game, GameError
-from evert.envs.tasksets.common import no_such
+from evert.envs.tasksets.common import game_of_agent, no_such
 
 if TYPE_CHECKING:
     from aiohttp import ClientWebSocketResponse
@@ -61,12 +61,9 @@ def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
         raise GameError(
             f"An action of {url} needs {', '.join(beside)} beside {field}, and a reply is one text."
         )
-    path = f"{__name__}:{OpenEnv(url.rstrip('/'), field, turns)!r}"
-    return Game(
+    return game_of_agent(
         f"openenv/{urlsplit(url).netloc}",
-        agent=path,
-        train_tasks=f"{path}.train_tasks",
-        test_tasks=f"{path}.test_tasks",
+        OpenEnv(url.rstrip("/"), field, turns),
         recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512},
     )
 

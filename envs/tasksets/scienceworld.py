@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
 from evert.envs.games import Game, GameError, Metric
-from evert.envs.tasksets.common import needed, no_such
+from evert.envs.tasksets.common import game_of_agent, needed, no_such
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -68,12 +68,9 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
     agent = ScienceWorld(
         ",".join(by_id.values() if "all" in chosen else chosen), simplifications, steps
     )
-    path = f"{__name__}:{agent!r}"
-    return Game(
+    return game_of_agent(
         f"scienceworld/{names}",
-        agent=path,
-        train_tasks=f"{path}.train_tasks",
-        test_tasks=f"{path}.test_tasks",
+        agent,
         recipe={"batch_size": 4, "group_size": 8, "max_tokens": 256},
         metrics={
             "solved": Metric("Tasks with the full score", "share", drawn=("train", "test")),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from evert.envs.games import Game, GameError, Metric
-from evert.envs.tasksets.common import needed, no_such
+from evert.envs.tasksets.common import game_of_agent, needed, no_such
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -56,7 +56,6 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
     entry_point = _registry(name)[name].entry_point
     _refuse_network(name, entry_point)
     agent = _begun(name, players, options)
-    path = f"{__name__}:{agent!r}"
     recipe: dict[str, Any] = {
         "batch_size": 8,
         "group_size": 8,
@@ -68,11 +67,9 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
     against = {key: Metric(f"Games {key}", "share") for key in ("won", "drawn", "lost")}
     if agent.players > 1:
         recipe["seats"] = agent.seats
-    return Game(
+    return game_of_agent(
         f"textarena/{name}",
-        agent=path,
-        train_tasks=f"{path}.train_tasks",
-        test_tasks=f"{path}.test_tasks",
+        agent,
         recipe=recipe,
         metrics={
             **(alone if agent.players == 1 else against),

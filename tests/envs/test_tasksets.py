@@ -1,7 +1,9 @@
 """Tasksets: one of a user's own, in a file; and ``evert evaluate tasks=all-offline``."""
 
 import csv
+import json
 import re
+import shutil
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -59,7 +61,7 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     entry = EntryPoint("gymnasium", f"{recipe.__name__}:gymnasium", GROUP)
     monkeypatch.setattr(evaluate_all, "entry_points", lambda group: [entry])
     given = ["evaluate", "tasks=all-offline", "models=evert-tiny-moves", "max_tasks=2"]
-    given += [f"out={tmp_path / 'all'}", "device=cpu"]
+    given += [f"out={tmp_path / 'all'}", "device=cpu", "limits.max_turns=3"]
     assert cli.main(given) == 0
     printed = capsys.readouterr().out
     assert re.search(r"2/2  gymnasium:Nowhere-v0: left out: .*Nowhere", printed)
@@ -69,6 +71,10 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     before = episodes.read_bytes()
     assert cli.main(["evaluate", given[4]]) == 0
     assert episodes.read_bytes() == before
+    shutil.rmtree(episodes.parent)
+    assert cli.main(["evaluate", given[4]]) == 0
+    again = json.loads((episodes.parent / "evaluation.json").read_text())
+    assert again["settings"]["limits"]["max_turns"] == "3"
     assert cli.main([*given, "seed=1"]) == 1
     assert "gymnasium:Blackjack-v1: failed: " in capsys.readouterr().out
 

@@ -134,7 +134,7 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"id": "sums"}, "tasks=sums names no taskset; expected .* There are broken, "),
+        ({"id": "sums"}, "tasks=sums names no taskset; expected .* There are broken, gone, "),
         (
             {"id": "sums:x"},
             "tasks=sums:x names no taskset; expected .* modules of yours with a fun",
@@ -144,13 +144,19 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
         ({"id": "reasoning_gymn:x"}, "Did you mean tasks=reasoning_gym:NAME"),
         ({"id": "reasoning_gym:chain_sun"}, r"no generator 'chain_sun'\. Did you mean chain_sum\?"),
         ({**PYTHON, "max_terms": 0}, "chain_sum cannot be made with .*max_terms must be"),
+        ({"id": "gone:x"}, r"The taskset gone \(no_such:f\) cannot be loaded: ModuleNotFoundErr"),
         ({"id": "broken:x"}, "tasks=broken:x could not be made with {}: ValueError: inv"),
         ({"id": "wrong:x"}, "The taskset wrong made a str of 'x'; expected"),
     ],
 )
 def test_what_there_is_not_is_said(given: dict[str, Any], message: str, monkeypatch: Patch) -> None:
     own = f"{reasoning_gym.__module__}:reasoning_gym"
-    values = {"reasoning_gym": own, "broken": "builtins:int", "wrong": "builtins:str"}
+    values = {
+        "reasoning_gym": own,
+        "broken": "builtins:int",
+        "wrong": "builtins:str",
+        "gone": "no_such:f",
+    }
     entries = [EntryPoint(name, value, tasksets.GROUP) for name, value in values.items()]
     monkeypatch.setattr(tasksets, "entry_points", lambda group: entries)
     with pytest.raises(GameError, match=message):

@@ -87,7 +87,7 @@ def _run(arguments: Sequence[str]) -> int:
     given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
     if evaluate_all.ALL in (given.get("tasks"), recorded.get("tasks")):
-        return _run_all({**recorded, **given})
+        return _run_all({**evaluate_all.typed_before(given.get("out")), **given})
     settings = read_evaluate_settings(given, recorded)
     _check_names(settings)
     with trusting_code(settings.trust_remote_code):
@@ -98,7 +98,8 @@ def _run_all(given: Mapping[str, str]) -> int:
     typed = {key: value for key, value in given.items() if key != "tasks"}
     settings = read_evaluate_settings({**typed, "env": "identity"})  # any game does
     _check_names(settings)
-    _contestants(settings)
+    with trusting_code(settings.trust_remote_code):
+        _contestants(settings)
     return evaluate_all.run(typed, settings)
 
 

@@ -37,6 +37,8 @@ from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
 SCORES = "scores.csv"
+TYPED = "typed"
+"""What was typed, in ``evaluation.json``."""
 STOP_SECONDS = 30
 """How long an evaluation may take to end when it is interrupted."""
 
@@ -65,7 +67,7 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
     typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
     folder = RunFolder(path, resumed=True)
-    folder.write_json(EVALUATION, {"settings": {**typed, "tasks": ALL}, **origin()})
+    folder.write_json(EVALUATION, {"settings": {"tasks": ALL}, TYPED: typed, **origin()})
     found, silent = listed()
     rows, failed = list[dict[str, str]](), False
     console.print(f"evaluations: {path}", soft_wrap=True)
@@ -90,6 +92,13 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     console.print(_as_table(rows))
     console.print(f"{path / SCORES}", soft_wrap=True)
     return int(failed)
+
+
+def typed_before(out: str | None) -> dict[str, str]:
+    """What was typed for the evaluations of a folder; whether code is trusted it cannot say."""
+    found = (RunFolder(Path(out), resumed=True).read_json(EVALUATION) or {}) if out else {}
+    typed: dict[str, str] = found.get(TYPED, {})
+    return {key: value for key, value in typed.items() if key != "trust_remote_code"}
 
 
 def listed() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
