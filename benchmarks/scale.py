@@ -37,7 +37,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert import ChatAgentGroupBuilder, ScriptedPolicy
-from evert.trainers.reporting.figures.style import COLOURS, head, new_figure
+from evert.trainers.reporting.figures.colours import COLOURS
+from evert.trainers.reporting.figures.style import head, new_figure
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.wire import Answered, Asked, Dialect, write_answer, write_request
 

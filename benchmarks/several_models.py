@@ -25,6 +25,7 @@ from tinker_cookbook.utils.ml_log import JsonLogger
 
 import evert
 from evert.trainers.reporting.figures import style
+from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.system.files import read_jsonl
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "compression.py"
@@ -61,7 +62,7 @@ def draw(runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
     figure, panels = style.new_figure(9, 3.6, len(MEASURES))
     for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
         style.head(axes, title, "nats by step; a line a seed")
-        for colour, rows in zip(style.COLOURS, runs.values(), strict=False):
+        for colour, rows in zip(COLOURS, runs.values(), strict=False):
             axes.plot([row["step"] for row in rows], [row[measure] for row in rows], color=colour)
         axes.axhline(MOST_TOLD, color=style.SOFT, linewidth=1, linestyle=":")
     style.save(figure, path)

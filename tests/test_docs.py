@@ -21,7 +21,7 @@ import evert
 from evert.bridge.clients.dialects import fields
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers.commands import export, model, plan, report, rescore, serve, train
+from evert.trainers.commands import export, model, plan, report, rescore, serve, train, view
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
@@ -120,6 +120,7 @@ READERS = {
     "evaluate": lambda arguments: read_evaluate_settings(as_pairs(arguments)),
     "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,
+    "view": view.parse,
     "rescore": rescore.parse,
     "export": export.parse,
     "serve": serve.parse,

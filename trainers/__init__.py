@@ -10,6 +10,7 @@ The rooms; each imports only those above it:
     workers/         rollouts in other processes and on other machines
     episodes/        who plays, episodes played, and how they went
     reporting/       the page and every figure
+    viewing/         runs and their episodes in a browser, live
     loop/            a loop of one's own, with models
     training/        one training run
     sweeping/        a search over settings

@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "compare models on a game or an agent: success rates, a table, figures",
     "serve": "serve weights to other programs: token ids in and out, as vLLM does",
     "sweep": "search the settings of a run: a grid, at random, or TPE",
+    "view": "a page of runs and their episodes, live while they go on",
     "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
     "rescore": "give the rollouts on record other rewards, and show the old beside the new",
     "export": "write the conversations on record for supervised training",
@@ -40,6 +41,7 @@ Commands:
   evert evaluate env=twenty_questions models=runs/NAME,oracle
   evert serve model=runs/NAME              sample from it over HTTP
   evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
+  evert view                               look at runs/ in a browser
   evert report runs/A runs/B               compare runs on one page
   evert rescore run=runs/NAME reward=my_module:reward
   evert export run=runs/NAME min_reward=1 out=sft.jsonl

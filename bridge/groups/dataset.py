@@ -115,6 +115,8 @@ class AgentDataset(RLDataset):
                 group.meet(self.opponents(group.seats, index, number, group.seed))
             if not self.held_out:
                 group.batch = Batch(index, len(groups), place)
+                if group.record is not None and not group.record.takes(place):
+                    group.record = None
             if self._log is not None:
                 group.on_rewards = partial(self._log.update, index, number)
         return groups
@@ -204,7 +206,10 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     record: str | None = chz.field(
-        default=None, doc="Folder or file *.jsonl to write every training rollout to. None: none."
+        default=None, doc="Folder or file *.jsonl to write training rollouts to. None: none."
+    )
+    record_share: float = chz.field(
+        default=1.0, doc="Share of each batch's groups that are recorded; one at least."
     )
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions,
@@ -247,7 +252,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             group_size=self.group_size,
             epochs=self.epochs,
             shuffle=self.shuffle,
-            record=Recorder(self.record) if self.record is not None else None,
+            record=Recorder(self.record, self.record_share) if self.record is not None else None,
             advantages=advantages,
             gamma=self.gamma,
         )

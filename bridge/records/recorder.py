@@ -8,6 +8,7 @@ when the file is read; what is written behind it later begins on a line of its o
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,17 +32,24 @@ class Recorder:
     Args:
         path: A file ``*.jsonl``, written on at its end; or a folder, for a file an iteration, each
             begun anew by whoever does that iteration again.
+        share: Of the groups of each batch of an ``AgentDataset`` that are written, above 0; the
+            first of a batch always is.
 
     Pickled, as a group's that is played by ``PoolRollouts``, it gathers its rows, which come back
     with the group and are written here. Another executor's processes do not bring them back.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path = Path(path)
+        self.share = share
         self._groups = Counter[Path]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Gathering, (self.path,)
+
+    def takes(self, place: int) -> bool:
+        """Whether a batch's group of that place, counted from 0, is one of the share."""
+        return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
         """Have an Env keep what its agent asks; before it is played. Returns the Env.

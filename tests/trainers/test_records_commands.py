@@ -197,6 +197,18 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
     assert off.dataset_builder.record is None
 
 
+async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(tmp_path: Path) -> None:
+    for share, batch, recorded in ((0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])):
+        given = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
+        settings = read_train_settings(given, {})
+        config: Any = cookbook_config(settings, tmp_path, embedded=True)
+        train, _ = await config.dataset_builder()
+        places = [place for place, each in enumerate(train.get_batch(0)) if each.record]
+        assert places == recorded
+    for wrong in ("1.5", "-1", "some"):
+        assert cli.main(["train", "env=identity", f"record={wrong}"]) == 1
+
+
 async def test_a_rollout_of_ones_own_loop_is_written(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "step-3.jsonl")
     batch = await evert.rollout(agent, TASKS, policy_of(), group_size=2, record=recorder)

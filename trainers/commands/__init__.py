@@ -8,6 +8,7 @@ In reading order:
     serve.py     ``evert serve``: weights over HTTP
     sweep.py     ``evert sweep``: a search over settings
     report.py    ``evert report``: runs as a page
+    view.py      ``evert view``: runs and their episodes in a browser, live
     rescore.py   ``evert rescore``: other rewards for rollouts on record
     export.py    ``evert export``: conversations on record, for supervised training
     model.py     ``evert model import``: a model from elsewhere, made ready to train

@@ -39,6 +39,19 @@ def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) ->
     return chz.field(default=default, doc=doc, validator=check)
 
 
+def share(default: float, doc: str) -> Any:
+    """A share, from 0 to 1; True is all, False none."""
+
+    def check(settings: Any, attribute: str) -> None:
+        name = attribute.removeprefix("X_")
+        if not 0 <= getattr(settings, name) <= 1:
+            raise RecipeError(
+                f"{name} must be a share from 0 (none) to 1 (all), got {getattr(settings, name)}."
+            )
+
+    return chz.field(default=default, doc=doc, validator=check)
+
+
 def parallel() -> Any:
     """The field of how many episodes are played at a time; ``at_a_time`` reads it."""
     return size(

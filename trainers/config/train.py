@@ -14,7 +14,16 @@ from evert.bridge.tokens.bases import BASE_MODEL, renderer_name_of
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, setting, size, trust
+from evert.trainers.config.fields import (
+    Dtype,
+    RecipeError,
+    by_path,
+    parallel,
+    setting,
+    share,
+    size,
+    trust,
+)
 from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, path_of, taskset_of
 
@@ -125,7 +134,11 @@ class TrainSettings(EpisodeSettings):
     )
     parallel: int | None = parallel()
     samples: int = size(4, "held-out tasks written down before and after", 0)
-    record: bool = setting(False, "whether every training rollout is written to RUN/rollouts")
+    record: bool | float = share(
+        0.1,
+        "share of each step's groups whose rollouts are written whole to RUN/rollouts, one at "
+        "least, about 30 bytes a token; 1: all, 0: none",
+    )
     seed: int = setting(0, "same seed, same run (embedded engine on a CPU)")
     log_path: str | None = setting(
         None, "run folder, new or to resume; None: runs/<env>-<model>-<date-time>"

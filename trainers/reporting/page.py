@@ -15,13 +15,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import evert
 from evert.bridge.redaction import redacted
 from evert.trainers.reporting.figures import formatting
+from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.metrics import TRAIN
-from evert.trainers.reporting.figures.style import COLOURS
+from evert.trainers.reporting.panels import own_metrics
 from evert.trainers.reporting.run import SUCCESS_NAMES
 from evert.trainers.reporting.sections import (
     Report,
     facts,
-    own_metrics,
     recorded,
     sections,
     settings,
@@ -49,6 +49,7 @@ def render(report: Report, title: str) -> bytes:
     """Make the page, and its figures in the report's folder."""
     boxes = len(report.runs) * EPISODES * (STEPS + 2)
     most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)
+    noted = recorded(report.runs, "")
     costs = [tokens and cost(tokens, report.prices) for tokens in report.tokens]
     html = _environment(report).get_template(TEMPLATE).render(
         title=title,
@@ -64,7 +65,7 @@ def render(report: Report, title: str) -> bytes:
         sections=sections(report),
         success=[name for name in recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
         causes=recorded(report.runs, f"{TRAIN}drift/"),
-        notes=[metric.about for metric in own_metrics(report.runs).values() if metric.about],
+        notes=[metric.about for metric in own_metrics(noted).values() if metric.about],
         held_out=[held_out_episodes(run, most) for run in report.runs],
         training=[training_episodes(run, most) for run in report.runs],
     )  # fmt: skip

@@ -14,7 +14,7 @@ agents record under several names.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +92,7 @@ class Run:
 
     def curve(self, key: str) -> Curve:
         """A metric by step; without points where the run did not record it."""
-        if key == HELD_OUT_REWARD:
-            return curves(self.rows, self.final)[1]
-        return read_curve(self.rows, key, before_step=key.startswith("test/"))
+        return curve_of(self.rows, key, self.final)
 
     def total(self, key: str) -> float:
         """The sum of a metric over all steps."""
@@ -112,7 +110,7 @@ def read_run(path: Path) -> Run:
     before = read_json(path / files.BEFORE) or {}
     result = read_json(path / files.RESULT) or {}
     held_out = _mapping(result.get("held_out"))
-    rows, after = list(_rows(path / METRICS)), _scores(held_out.get("after"))
+    rows, after = read_rows(path), _scores(held_out.get("after"))
     trained = after.get("temperature_1")
     failures, skipped = read_batches(path)
     return Run(
@@ -138,8 +136,17 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
     return scores[-1] if scores else None
 
 
-def _rows(path: Path) -> Iterator[dict[str, float]]:
-    rows = [{k: v for k, v in row.items() if is_number(v)} for row in read_steps(path)]
+def curve_of(rows: Sequence[Mapping[str, Any]], key: str, final: float | None) -> Curve:
+    """A metric by step; ``final`` is the held-out reward of the last weights, None if unknown."""
+    if key == HELD_OUT_REWARD:
+        return curves(rows, final)[1]
+    return read_curve(rows, key, before_step=key.startswith("test/"))
+
+
+def read_rows(folder: Path) -> list[dict[str, float]]:
+    """A run's metrics by step, finite numbers only, with those that are derived."""
+    read = read_steps(folder / METRICS)
+    rows = [{k: v for k, v in row.items() if is_number(v)} for row in read]
     recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
     success = next((name for name in SUCCESS_NAMES if name in recorded), None)
     for row in rows:
@@ -149,7 +156,7 @@ def _rows(path: Path) -> Iterator[dict[str, float]]:
         for prefix, key in ((TRAIN, SUCCESS), (HELD_OUT, HELD_OUT_SUCCESS)):
             if success and f"{prefix}{success}" in row:
                 row[key] = row[f"{prefix}{success}"]
-        yield row
+    return rows
 
 
 def _mapping(value: object) -> dict[str, Any]:

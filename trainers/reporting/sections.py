@@ -1,8 +1,8 @@
 """What stands in the sections of a report's page: figures, tables, and what is missing.
 
-``PANELS`` says which figures there are, and of which metric; one that no run has a metric for is
-left out, and its section names it. Tables have a column a run, and text as it was found. Figures
-are drawn into the report's folder; the words around them are the template's (``report.html.j2``).
+A figure (``panels.py``) that no run has a metric for is left out, and its section names it. Tables
+have a column a run, and text as it was found. Figures are drawn into the report's folder; the words
+around them are the template's (``report.html.j2``).
 """
 
 import math
@@ -10,16 +10,22 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
-from evert.envs.games import Metric, games
 from evert.trainers.episodes.failures import shortened
 from evert.trainers.reporting.figures.bars import draw_time
 from evert.trainers.reporting.figures.curves import FEW, draw_panel
 from evert.trainers.reporting.figures.formatting import count, dollars, duration, shorten, show
-from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN, Curve, time_spent
+from evert.trainers.reporting.figures.metrics import Curve, time_spent
 from evert.trainers.reporting.figures.style import save
-from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, Run
+from evert.trainers.reporting.panels import (
+    BY_TIME,
+    GAMES_OWN,
+    PANELS,
+    Panel,
+    own_metrics,
+    own_panels,
+)
+from evert.trainers.reporting.run import HELD_OUT_SUCCESS, SUCCESS, Run
 from evert.trainers.reporting.tokens import (
     HELD_OUT_ROLLOUTS,
     ROLLOUTS,
@@ -28,51 +34,8 @@ from evert.trainers.reporting.tokens import (
     rewards_error,
     rollout_files,
 )
-from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 
-BY_TIME = ", by time"
-Panel: TypeAlias = tuple[str, str, str]
-PANELS: Mapping[str, Mapping[str, Panel]] = {
-    "reward": {
-        "Reward in training": ("reward", "mean reward of an episode", TRAIN_REWARD),
-        f"Reward in training{BY_TIME}": ("reward_clock", "mean reward of an episode", TRAIN_REWARD),
-        "Reward held out": ("held_out", "mean reward, temperature 1", HELD_OUT_REWARD),
-        f"Reward held out{BY_TIME}":
-            ("held_out_clock", "mean reward, temperature 1", HELD_OUT_REWARD),
-    },
-    "outcomes": {
-        "Success in training": ("success", "share of episodes", SUCCESS),
-        "Success held out": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
-        "Groups that teach":
-            ("mixed_groups", "share whose rewards differ", f"{TRAIN}by_group/frac_mixed"),
-        "Episodes that failed": ("failed", "share of episodes", FAILED),
-    },
-    "episodes": {
-        "Turns": ("turns", "model calls an episode", f"{TRAIN}turns_per_episode"),
-        "Tokens sampled a turn": ("tokens_a_turn", "tokens", f"{TRAIN}ac_tokens_per_turn"),
-        "Tokens sampled an episode": ("tokens_an_episode", "tokens", EPISODE_TOKENS),
-    },
-    "policy": {
-        "Entropy": ("entropy", "nats a token", "optim/entropy"),
-        "KL, sampler to trainer": ("kl", "nats a token", "optim/kl_sample_train_v1"),
-        "KL, policy to reference": ("kl_base", "nats a token", "kl_policy_base"),
-    },
-    "time": {"Time a step": ("seconds_a_step", "seconds", "time/total")},
-    "conversations": {
-        "Drift": ("drift", "breaks a trajectory", f"{TRAIN}drift"),
-        "Data a trajectory": ("data", "lineages", f"{TRAIN}lineages"),
-    },
-    "tools": {
-        "Tool calls": ("tool_calls", "calls an episode", f"{TRAIN}tools/calls"),
-        "Tool calls that did not parse":
-            ("tool_calls_unparsed", "calls an episode", f"{TRAIN}tools/calls_unparsed"),
-        "Tool markup left in text":
-            ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
-    },
-}  # fmt: skip
-"""Section -> title of a panel -> its file without the ending, its unit, its metric."""
-GAMES_OWN = "play"
-"""A section of games' own metrics (``Game.metrics``); without a panel it is left out."""
 TIME_SPENT = "time_spent.png"
 UNTOLD = ("log_path",)
 """Settings in which any two runs differ, and which say nothing."""
@@ -120,38 +83,17 @@ class Section:
 def sections(report: Report) -> dict[str, Section]:
     """The sections by their names in the template."""
     drawn = {name: _drawn(report, panels) for name, panels in PANELS.items()}
-    drawn[GAMES_OWN] = _drawn(report, _own_panels(own_metrics(report.runs)))
+    drawn[GAMES_OWN] = _drawn(report, own_panels(own_metrics(recorded(report.runs, ""))))
     if not drawn[GAMES_OWN].figures:
         del drawn[GAMES_OWN]
     outcomes, time = _outcomes(report, drawn["outcomes"]), _time(report, drawn["time"])
     return {**drawn, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
 
 
-def own_metrics(runs: Sequence[Run]) -> dict[str, Metric]:
-    """The metrics of each game of which some run has one."""
-    noted = {*recorded(runs, TRAIN), *recorded(runs, HELD_OUT)}
-    found = dict[str, Metric]()
-    for game in games().values():
-        if noted & game.metrics.keys():
-            found |= game.metrics
-    return found
-
-
 def recorded(runs: Sequence[Run], prefix: str) -> list[str]:
     """The metrics that some run has whose names begin so, without that beginning."""
     keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
     return sorted(key.removeprefix(prefix) for key in keys)
-
-
-def _own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
-    """Figures of what the games note of how they were played."""
-    panels = dict[str, Panel]()
-    for name, metric in metrics.items():
-        if "train" in metric.drawn:
-            panels[metric.title] = name, metric.unit, f"{TRAIN}{name}"
-        if "test" in metric.drawn:
-            panels[f"{metric.title}, held out"] = f"held_out_{name}", metric.unit, HELD_OUT + name
-    return panels
 
 
 def _drawn(report: Report, panels: Mapping[str, Panel]) -> Section:

@@ -48,6 +48,7 @@ RENAMED = {
     "kl_penalty_coef": "kl_penalty",
     "dataset_builder": "agent",
     f"{DATASET}epochs": "steps",
+    f"{DATASET}record_share": "record",
 }
 """Path in the Config -> the setting that it is filled in from, where their names differ."""
 
@@ -121,6 +122,7 @@ def draft(
         ".env_options": options,
         ".epochs": math.ceil(settings.steps / max(1, math.ceil(tasks / settings.batch_size))),
         ".record": settings.record,
+        ".record_share": float(settings.record),
         ".renderer_name": renderer,
         ".opponents": league(settings, renderer),
         ".test_opponents": opponent(settings.env, *against),

@@ -10,6 +10,7 @@ from matplotlib.collections import LineCollection
 
 from evert.trainers.episodes.scores import Score
 from evert.trainers.reporting.figures.bars import draw_categories, draw_splits, draw_time
+from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.curves import (
     draw_games,
     draw_panel,
@@ -20,7 +21,6 @@ from evert.trainers.reporting.figures.curves import (
 )
 from evert.trainers.reporting.figures.metrics import Curve
 from evert.trainers.reporting.figures.style import (
-    COLOURS,
     DASHES,
     MOST_LINES,
     apart,

@@ -16,7 +16,7 @@ from tests.trainers.conftest import Patch, Shown
 from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report
 from evert.trainers.episodes.scores import Score, mean_error
-from evert.trainers.reporting import sections
+from evert.trainers.reporting import panels
 from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
 from evert.trainers.reporting.run import (
@@ -452,7 +452,7 @@ def test_the_page_says_what_the_run_is_what_it_reached_and_what_is_missing(made:
 
 def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypatch: Patch) -> None:
     odd = Game("my/Odd-v0", "odd:agent", "odd:TASKS", metrics={"odd": Metric("Oddness", "odds")})
-    monkeypatch.setattr(sections, "games", lambda: {**games(), "odd": odd})
+    monkeypatch.setattr(panels, "games", lambda: {**games(), "odd": odd})
     noted = "success", "drift", "drift/history", "lineages", "tools/calls", "tools/calls_unparsed"
     own = {"env/all/bits": 0.5, "test/env/all/asks_first": 1}  # of a game
     measured = {f"env/all/{name}": 1.0 for name in noted}

@@ -1,19 +1,12 @@
 """The page of ``evert report``, of real runs, in a headless Chromium; skipped without one."""
 
-import base64
-import io
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image, ImageStat
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from tests.trainers.conftest import copy_of
+from PIL import ImageStat
+from tests.trainers.reporting.conftest import ATTACK, DESKTOP, PHONE, Browser
 
 from evert.trainers.commands import report
 from evert.trainers.reporting.run import read_run
@@ -27,25 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib"),
 ]
-
-DESKTOP, PHONE = (1280, 900), (390, 844)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-ATTACK = (
-    "</p><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
-)
-
-
-@pytest.fixture(scope="session")
-def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run of three steps, and a copy of it that says that its learning rate was another one."""
-    copy = copy_of(finished, tmp_path_factory.mktemp("runs") / "fast")
-    about = copy.read_json("run.json") or {}
-    about["settings"]["learning_rate"] = 0.125
-    copy.write_json("run.json", about)
-    return finished.path, copy.path
 
 
 @pytest.fixture(scope="session")
@@ -72,70 +46,6 @@ def hostile_page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPath
     return run / "report" / "index.html"
 
 
-class Browser:
-    """Chromium, with what it was asked for and what it said."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-
-    def open(self, page: Path, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> None:
-        """Show a page at a size; the phone's is a phone's."""
-        self._driver.get("about:blank")  # whatever was there before is over
-        self.said()
-        self.asked_for()
-        metrics = {
-            "width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE,
-        }  # fmt: skip
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        self._driver.get(page.as_uri())
-
-    def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
-        return self._driver.execute_script(f"return {expression}")
-
-    def screenshot(self) -> Image.Image:
-        """What is seen, as pixels."""
-        shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
-        return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-
-    def said(self) -> list[str]:
-        """The console's messages since the last time."""
-        return [entry["message"] for entry in self._driver.get_log("browser")]
-
-    def asked_for(self) -> list[str]:
-        """Addresses of the requests since the last time."""
-        events = [json.loads(e["message"])["message"] for e in self._driver.get_log("performance")]
-        return [
-            event["params"]["request"]["url"]
-            for event in events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless Chromium with an empty profile."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    chromedriver = shutil.which("chromedriver")
-    if not chromium or not chromedriver:
-        message = "Chromium and chromedriver are not installed: apt-get install chromium-driver"
-        if os.environ.get("EVERT_BROWSER") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
-    try:
-        yield Browser(driver)
-    finally:
-        driver.quit()
-
-
 def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -> None:
     run = read_run(finished.path)
     assert (run.finished, run.progress, run.name) == (True, "3 of 3", "identity")
@@ -160,7 +70,7 @@ def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -
 
 def test_the_page_shows_every_figure_and_asks_for_nothing(browser: Browser, page: Path) -> None:
     for size in (DESKTOP, PHONE):
-        browser.open(page, size)
+        browser.open(page.as_uri(), size)
         colours = browser.screenshot().getcolors(maxcolors=1 << 20) or []
         assert max(count for count, _ in colours) < 0.95 * size[0] * size[1]
         assert len(colours) > 50
@@ -180,14 +90,14 @@ def test_a_phone_scrolls_nothing_sideways_and_stacks_what_stands_side_by_side(
     wide = "[...document.querySelectorAll('main *')].filter("
     wide += f"e => e.getBoundingClientRect().right > {PHONE[0]} && !e.closest('.turns')).length"
     for shown in (hostile_page, page):
-        browser.open(shown, PHONE)
+        browser.open(shown.as_uri(), PHONE)
         browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert browser.ask("document.documentElement.scrollWidth") <= PHONE[0]
         assert browser.ask(wide) == 0
     columns = "[...document.querySelectorAll('.columns')].at(-1).children"
     tops = f"[...{columns}].map(column => column.getBoundingClientRect().top)"
     assert len(set(browser.ask(tops))) == 3
-    browser.open(page)
+    browser.open(page.as_uri())
     assert len(browser.ask(tops)) == 3
     assert len(set(browser.ask(tops))) == 1
 
@@ -195,7 +105,7 @@ def test_a_phone_scrolls_nothing_sideways_and_stacks_what_stands_side_by_side(
 def test_hostile_text_is_read_as_it_was_written_and_scripts_are_forbidden(
     browser: Browser, hostile_page: Path, tmp_path: Path
 ) -> None:
-    browser.open(hostile_page)
+    browser.open(hostile_page.as_uri())
     assert browser.ask("document.title") == ATTACK
     assert browser.ask("document.scripts.length") == 0
     assert browser.ask("document.querySelectorAll('img:not([src^=\"data:\"])').length") == 0
@@ -205,7 +115,7 @@ def test_hostile_text_is_read_as_it_was_written_and_scripts_are_forbidden(
     script = "<script>document.title = 'taken'</script></body>"
     changed = hostile_page.read_text(encoding="utf-8").replace("</body>", script)
     (tmp_path / "changed.html").write_text(changed, encoding="utf-8")
-    browser.open(tmp_path / "changed.html")
+    browser.open((tmp_path / "changed.html").as_uri())
     assert browser.ask("document.title") == ATTACK
     assert any("Content Security Policy" in message for message in browser.said())
 
@@ -220,10 +130,10 @@ def test_the_page_and_how_evert_works_are_light_or_dark_and_the_text_of_its_figu
         "return x < 0 || y < 0 || x + width > 980 || y + height > 602}).length"
     )
     for scheme, is_dark in (("light", False), ("dark", True)):
-        browser.open(page, scheme=scheme)
+        browser.open(page.as_uri(), scheme=scheme)
         browser.ask("document.querySelector('#reward').scrollIntoView()")
         shots = [browser.screenshot()]
-        browser.open(figure, scheme=scheme)
+        browser.open(figure.as_uri(), scheme=scheme)
         shots.append(browser.screenshot().crop((0, 0, 980, 600)))
         for shot in shots:
             (brightness,) = ImageStat.Stat(shot.convert("L")).mean

@@ -2,6 +2,7 @@
 
 What each draws:
 
+    colours.py     of runs
     style.py       what all have: colours, sizes, names at lines, files
     curves.py      a metric by step or by time; a run's rewards; several games' over seeds
     bars.py        scores with their intervals; where the time went

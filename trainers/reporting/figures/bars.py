@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from evert.trainers.episodes.scores import Score
 from evert.trainers.reporting.figures import style
-from evert.trainers.reporting.figures.style import COLOURS, INK, SMALL, SOFT, Axes, plain
+from evert.trainers.reporting.figures.colours import COLOURS
+from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from evert.trainers.reporting.figures import style
+from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.metrics import Curve
-from evert.trainers.reporting.figures.style import COLOURS, DASHES, Axes, head, new_figure
+from evert.trainers.reporting.figures.style import DASHES, Axes, head, new_figure
 
 Line: TypeAlias = tuple[str, Curve, str, str]
 """A line to draw: its name, its points, its colour and its dashes."""

@@ -1,7 +1,7 @@
 """The look of every figure: colours, sizes, names at the ends of lines, and the file.
 
-Colours are Okabe and Ito's, which people who do not see all colours can tell apart. Matplotlib is
-used in this folder only, by its ``Figure``: ``pyplot`` would look for a window system and keep all.
+Matplotlib is used in this folder only, by its ``Figure``: ``pyplot`` would look for a window system
+and keep all.
 """
 
 import io
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from matplotlib.figure import Figure
 from PIL import Image
 
+from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.system.files import write_whole
 
 Axes: TypeAlias = Any
@@ -21,7 +22,6 @@ End: TypeAlias = tuple[str, float, float, str]
 """The end of a line: the line's name, where it is, and its colour."""
 
 PAPER, INK, SOFT, GRID = "#ffffff", "#1d2329", "#56616c", "#e4e8ec"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--")
 MOST_LINES = len(COLOURS) * len(DASHES)
 """Lines that can be told apart."""

@@ -1,0 +1,185 @@
+"""``evert view`` with many episodes, and beside a run.
+
+    python benchmarks/viewer.py [--quick] [--episodes 100000] [--steps 40]
+
+The first part writes that many rollouts of guess-number, played by a script, as a run of 100 steps
+of groups of eight, and asks the viewer's process for each of its views, at first with an index that
+is being made, then with one that is there. The second trains identity with the defaults beside a
+viewer that is asked as the page asks: for its state every two seconds, and for the run's view again
+when there is something new, a hundred times what the last answer took later at the earliest.
+"""
+
+import argparse
+import asyncio
+import http.cookiejar
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from evert import ChatAgentGroupBuilder, Recorder, ScriptedPolicy
+from evert.envs.guess_number import guess_number_agent
+
+STEPS, GROUP = 100, 8
+REPEATS = 15
+BARS = {"opens": 2.0, "a view": 0.3, "memory": 300.0, "share": 0.01}
+
+
+class Page:
+    """What a browser asks of a viewer's process."""
+
+    def __init__(self, link: str, process: psutil.Process) -> None:
+        self.address, self.process = link.partition("?")[0], process
+        jar = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        self._opener = urllib.request.build_opener(jar)
+        self._opener.open(link).read()
+
+    def get(self, what: str) -> tuple[Any, float]:
+        """An answer, and the seconds of a processor that it took."""
+        with self._opener.open(f"{self.address}api/{what}") as answer:
+            return json.loads(answer.read()), float(answer.headers["Evert-Cost"])
+
+    def seconds(self, what: str, repeats: int = REPEATS) -> list[float]:
+        """How long each of some equal questions waited for its answer."""
+        found = []
+        for _ in range(repeats):
+            before = time.perf_counter()
+            self.get(what)
+            found.append(time.perf_counter() - before)
+        return found
+
+
+@contextmanager
+def viewer(folder: Path, cache: Path) -> Iterator[Page]:
+    """A viewer of a folder, in a process of its own."""
+    command = [sys.executable, "-m", "evert.trainers.cli", "view", str(folder)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            yield Page(process.stdout.readline().strip(), psutil.Process(process.pid))
+        finally:
+            process.terminate()
+
+
+def write_run(folder: Path, episodes: int) -> None:
+    """A run of so many recorded episodes: some are played, and written again and again."""
+    recorder = Recorder(folder / "played.jsonl")
+    policy = ScriptedPolicy(lambda prompt: f"Guess: {len(prompt) * 7919 % 1024}")
+    from tinker_cookbook.rl.rollouts import do_group_rollout
+
+    async def play() -> None:
+        for task in range(8):
+            builder = ChatAgentGroupBuilder(guess_number_agent, task, GROUP, record=recorder)
+            await do_group_rollout(builder, policy)
+
+    asyncio.run(play())
+    rows = [json.loads(line) for line in (folder / "played.jsonl").read_text().splitlines()]
+    (folder / "played.jsonl").unlink()
+    (folder / "rollouts").mkdir()
+    for step in range(STEPS):
+        with (folder / "rollouts" / f"{step:06}.jsonl").open("w") as out:
+            for number in range(episodes // STEPS):
+                row = rows[number % len(rows)] | {"iteration": step, "traj_idx": number % GROUP}
+                row |= {"group_idx": number // GROUP, "total_reward": number * 7919 % 1000 / 1000}
+                out.write(json.dumps(row) + "\n")
+    metrics = ({"step": step, "progress/done_frac": step / STEPS, "time/total": 1.0,
+                "env/all/reward/total": step / STEPS} for step in range(STEPS))  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (folder / "run.json").write_text(json.dumps({"name": "many", "settings": {"steps": STEPS}}))
+
+
+def many(episodes: int, home: Path) -> dict[str, float]:
+    """Seconds of each view, and the memory of the viewer's process."""
+    run = home / "runs" / "many"
+    run.mkdir(parents=True)
+    write_run(run, episodes)
+    whole = episodes // STEPS * STEPS
+    found = {"megabytes of rollouts": sum(f.stat().st_size for f in run.rglob("*.jsonl")) / 1e6}
+    before = time.perf_counter()
+    with viewer(home / "runs", home / "cache") as page:
+        page.get("runs")
+        found["opens, without an index"] = time.perf_counter() - before
+        slowest = 0.0
+        while sum(each["episodes"] for each in page.get("runs")[0]["runs"]) < whole:
+            slowest = max([slowest, *page.seconds("runs", 1)])
+            time.sleep(0.1)
+        found["view of the runs while it reads"] = slowest
+        found["has read all"] = time.perf_counter() - before
+    before = time.perf_counter()
+    with viewer(home / "runs", home / "cache") as page:
+        runs = page.get("runs")[0]["runs"]
+        found["opens, with an index"] = time.perf_counter() - before
+        step = page.get("step?run=1&split=train&model=&step=99")[0]["episodes"]
+        for name, what in {
+            "view of the runs": "runs",
+            "view of a run": "run?run=1",
+            "view of a step": "step?run=1&split=train&model=&step=99",
+            "view of an episode": f"episode?id={step[-1]['id']}",
+            "search, a common word": "search?words=guess",
+            "search, a rare one": "search?words=zebra",
+        }.items():
+            found[name] = max(page.seconds(what))
+        found["megabytes of memory"] = page.process.memory_full_info().uss / 1e6
+    assert runs[0]["episodes"] == runs[0]["recorded"] == whole
+    return found
+
+
+def beside(steps: int, home: Path) -> dict[str, float]:
+    """Processor time of a run, and of a viewer that is looked at meanwhile."""
+    folder = home / "beside"
+    folder.mkdir()
+    command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity"]
+    command += [f"steps={steps}", "eval_every=0", f"log_path={folder / 'run'}"]
+    with (
+        viewer(folder, home / "cache") as page,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as run,
+    ):
+        trained, not_before, seen, spent = psutil.Process(run.pid), 0.0, None, 0.0
+        started = sum(page.process.cpu_times()[:2])
+        while run.poll() is None:
+            spent = sum(trained.cpu_times()[:4])
+            version = page.get("state")[0]["version"]
+            if version != seen and time.monotonic() > not_before and page.get("runs")[0]["runs"]:
+                _, cost = page.get("run?run=1")
+                seen, not_before = version, time.monotonic() + min(30, 100 * cost)
+            time.sleep(2)
+        looked = sum(page.process.cpu_times()[:2]) - started
+    return {"processor seconds of the run": spent, "of the viewer": looked,
+            "share of the viewer": looked / spent}  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table."""
+    about = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    about.add_argument("--quick", action="store_true", help="1,000 episodes and a run of 4 steps")
+    about.add_argument("--episodes", type=int, default=100_000, help="that are recorded (100,000)")
+    about.add_argument("--steps", type=int, default=40, help="of the run beside the viewer (40)")
+    given = about.parse_args(argv)
+    sizes = (1_000, 4) if given.quick else (given.episodes, given.steps)
+    table = Table("what", "measured", "bar")
+    with tempfile.TemporaryDirectory() as home:
+        found = many(sizes[0], Path(home)) | beside(sizes[1], Path(home))
+    for name, value in found.items():
+        kinds = {"opens": name.startswith("opens"), "a view": name.startswith(("view", "search")),
+                 "memory": "memory" in name, "share": "share" in name}  # fmt: skip
+        bar = next((f"{BARS[kind]:g}" for kind, holds in kinds.items() if holds), "")
+        table.add_row(name, f"{value:,.3f}", bar)
+    Console().print(table)
+    print(f"seconds, where nothing else is said; of views the slowest of {REPEATS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

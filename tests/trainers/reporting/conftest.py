@@ -1,0 +1,101 @@
+"""A headless Chromium, and runs to be looked at."""
+
+import base64
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from tests.trainers.conftest import copy_of
+
+from evert.trainers.rundir.folder import RunFolder
+
+DESKTOP, PHONE = (1280, 900), (390, 844)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+ATTACK = (
+    "</p><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
+)
+
+
+@pytest.fixture(scope="session")
+def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run of three steps, and a copy of it that says that its learning rate was another one."""
+    copy = copy_of(finished, tmp_path_factory.mktemp("runs") / "fast")
+    about = copy.read_json("run.json") or {}
+    about["settings"]["learning_rate"] = 0.125
+    copy.write_json("run.json", about)
+    return finished.path, copy.path
+
+
+class Browser:
+    """Chromium, with what it was asked for and what it said."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def open(self, page: str, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> None:
+        """Show a page at a size; the phone's is a phone's."""
+        self._driver.get("about:blank")  # whatever was there before is over
+        self.said()
+        self.asked_for()
+        metrics = {
+            "width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE,
+        }  # fmt: skip
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        self._driver.get(page)
+
+    def ask(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        return self._driver.execute_script(f"return {expression}")
+
+    def screenshot(self) -> Image.Image:
+        """What is seen, as pixels."""
+        shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+        return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+
+    def said(self) -> list[str]:
+        """The console's messages since the last time."""
+        return [entry["message"] for entry in self._driver.get_log("browser")]
+
+    def asked_for(self) -> list[str]:
+        """Addresses of the requests since the last time."""
+        events = [json.loads(e["message"])["message"] for e in self._driver.get_log("performance")]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium with an empty profile."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    chromedriver = shutil.which("chromedriver")
+    if not chromium or not chromedriver:
+        message = "Chromium and chromedriver are not installed: apt-get install chromium-driver"
+        if os.environ.get("EVERT_BROWSER") == "required":
+            pytest.fail(message)
+        pytest.skip(message)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()

@@ -1,0 +1,328 @@
+"""``evert view``: its index, its answers, who gets them, and what it never does."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import CookieJar
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainers.conftest import Patch, Shown, copy_of
+
+from evert import RolloutRecord, read_records
+from evert.trainers.commands import view
+from evert.trainers.reporting.run import read_run
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import TRAIN_REWARD
+from evert.trainers.viewing import asking
+from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.lines import entries
+from evert.trainers.viewing.server import ANSWERS, HEADERS, Viewer
+
+NEVER = threading.Event()
+
+
+@contextmanager
+def indexed(*paths: Path, database: Path) -> Iterator[Index]:
+    index = Index(paths, database)
+    index.look(NEVER)
+    yield index
+    index.close()
+
+
+class Page:
+    """What a browser with the link gets."""
+
+    def __init__(self, client: TestClient[Any, Any], viewer: Viewer) -> None:
+        self.client, self.viewer = client, viewer
+
+    async def get(self, name: str, **query: Any) -> Any:
+        answer = await self.client.get(f"/api/{name}", params=query)
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+@asynccontextmanager
+async def opened(*paths: Path, database: Path) -> AsyncIterator[Page]:
+    viewer = Viewer(Index(paths, database))
+    viewer.index.look(NEVER)
+    viewer.start()
+    async with TestClient(TestServer(viewer.app()), cookie_jar=CookieJar(unsafe=True)) as client:
+        await client.get("/", params={"token": viewer.token})
+        yield Page(client, viewer)
+    viewer.stop()
+
+
+async def test_a_run_has_the_rewards_of_its_metrics_and_the_episodes_on_record(
+    finished: RunFolder, tmp_path: Path
+) -> None:
+    run, records = read_run(finished.path), [*read_records(finished.path)]
+    async with opened(finished.path.parent, database=tmp_path / "index") as page:
+        [listed] = (await page.get("runs"))["runs"]
+        of = await page.get("run", run=listed["id"])
+        trained = [stage for stage in of["stages"] if stage["split"] == "train"]
+        step = await page.get("step", run=listed["id"], split="train", model="", step=2)
+        [said] = {each.text for each in records[-1:]}
+        found = await page.get("search", words=said)
+    assert (listed["name"], listed["steps"], listed["finished"]) == (finished.path.name, 3, True)
+    assert listed["recorded"] == len(records) == 3 * 4  # a tenth of four groups is one
+    assert listed["reward"]["values"] == pytest.approx(run.curve(TRAIN_REWARD).scores, abs=1e-6)
+    assert [each["reward"] for each in trained] == pytest.approx(run.curve(TRAIN_REWARD).scores)
+    assert [(each["groups"], each["episodes"], each["recorded"]) for each in trained] == 3 * [
+        (4, 16, 4)
+    ]
+    kinds = [each["kind"] for each in step["episodes"]]
+    assert (kinds.count("recorded"), kinds.count("summary")) == (4, 12)
+    assert {panel["section"] for panel in of["panels"]} >= {"reward", "episodes", "policy"}
+    assert set(of["time"]) == {"sampling", "training", "held-out scores", "the rest"}
+    assert found["episodes"]
+
+
+async def test_an_episode_comes_whole_with_its_tokens_as_texts(
+    finished: RunFolder, tmp_path: Path
+) -> None:
+    async with opened(finished.path, database=tmp_path / "index") as page:
+        ids = asking.episodes(page.viewer.index, 1, "train", "", 0)
+        episodes = [await page.get("episode", id=each["id"]) for each in ids[:4]]
+        samples = asking.episodes(page.viewer.index, 1, "test", "", -1)
+        sample = await page.get("episode", id=samples[0]["id"])
+    for record, found in zip(read_records(finished.path), episodes, strict=False):
+        assert found["row"] == json.loads(json.dumps(record.row))
+        assert RolloutRecord(found["row"]).reward == found["entry"]["reward"]
+        for step, texts in zip(found["row"]["steps"], found["pieces"], strict=True):
+            assert len(texts) == len(step["tokens"])
+            assert "".join(texts).startswith(step["text"])
+        assert [each["id"] for each in found["group"]] == [each["id"] for each in ids[:4]]
+        assert found["entry"]["id"] in {each["id"] for each in found["same"]}
+    assert sample["row"]["steps"][0]["logs"]["told"]
+    assert {each["step"] for each in sample["same"]} == {-1, 2**31}
+
+
+def row(number: int, said: str = "yes") -> dict[str, Any]:
+    step = {"ob_len": 3, "ac_len": 2, "reward": 1.0, "metrics": {}, "logs": {}, "text": said}
+    return {"split": "train", "iteration": 0, "group_idx": number, "traj_idx": 0, "steps": [step],
+            "total_reward": float(number), "evert_schema": 1, "task": said}  # fmt: skip
+
+
+def seen(index: Index) -> list[tuple[Any, ...]]:
+    found = index.ask("SELECT grp, reward, said, file FROM episodes ORDER BY file, place")
+    broken = index.ask("SELECT path, broken FROM files ORDER BY path")
+    words = [len(asking.search(index, said)) for said in ("yes", "no")]
+    rows = sorted((each["grp"], each["reward"], each["said"]) for each in found)
+    return [*rows, *((Path(each["path"]).name, each["broken"]) for each in broken), (*words,)]
+
+
+CHANGES = st.sampled_from(["whole", "half", "broken", "anew", "gone", "look"])
+
+
+@given(st.lists(st.tuples(CHANGES, st.integers(0, 2), st.booleans()), max_size=12))
+def test_an_index_that_was_kept_up_knows_what_a_new_one_finds(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int, bool]]
+) -> None:
+    home = tmp_path_factory.mktemp("index")
+    (home / "run" / "rollouts").mkdir(parents=True)
+    with indexed(home, database=home / "kept") as kept:
+        for number, (change, name, is_yes) in enumerate(changes):
+            file = home / "run" / "rollouts" / f"{name:06}.jsonl"
+            line = json.dumps(row(number, "yes" if is_yes else "no")) + "\n"
+            if change in ("whole", "half", "broken"):
+                with file.open("a") as out:
+                    cut = {"whole": len(line), "half": len(line) // 2, "broken": 0}[change]
+                    out.write(line[:cut] or "{}\n")
+            elif change == "anew":
+                file.write_text(line)
+            elif change == "gone":
+                file.unlink(missing_ok=True)
+            else:
+                kept.look(NEVER)
+        kept.look(NEVER)
+        with indexed(home, database=home / "new") as new:
+            assert seen(kept) == seen(new)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_a_line_of_any_shape_is_an_episode_or_a_broken_line(data: Any) -> None:
+    whole = row(1)
+    of: Any = data.draw(st.sampled_from([whole, whole["steps"][0], {"before": whole}]))
+    of[data.draw(st.sampled_from([*of]))] = data.draw(ANYTHING)
+    try:
+        found = entries(json.dumps(of if "before" in of else whole).encode())
+    except ValueError:
+        return
+    assert all(isinstance(each.reward, float) and isinstance(each.said, str) for each in found)
+
+
+async def test_what_is_damaged_or_gone_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    file = run / "rollouts" / "000000.jsonl"
+    file.write_text(f"{json.dumps(row(1))}\n[1]\n{json.dumps(row(2))}\n")
+    (run / "metrics.jsonl").write_text('{"step": 0, "progress": NaN, "a": Infinity}\n{"st')
+    (run / "run.json").write_text('{"name": "\\ud800", "settings": {"a": NaN, "steps": []}}')
+    async with opened(tmp_path, database=tmp_path / "index") as page:
+        [listed] = (await page.get("runs"))["runs"]
+        assert (listed["episodes"], listed["broken"]) == (2, 1)
+        await page.get("run", run=1)
+        ids = [each["id"] for each in asking.episodes(page.viewer.index, 1, "train", "", 0)]
+        file.write_text("x")
+        wrong: Any = (
+            {"id": ids[0]},
+            {"id": "x"},
+            {"id": 10**30},
+            {"run": 9},
+            {"run": 1, "step": "x"},
+            {},
+        )
+        for name in ("episode", "run", "step", "metric", "search"):
+            for query in wrong:
+                answer = await page.client.get(f"/api/{name}", params=query)
+                assert answer.status in (200, 404), (name, query)
+        for words in ('"', "\0", "*", "a OR", "NEAR(", "\ud800", "é" * 999):
+            await page.get("search", words=words.encode("utf-8", "replace").decode())
+
+
+async def test_only_who_has_the_link_is_answered(finished: RunFolder, tmp_path: Path) -> None:
+    viewer = Viewer(Index([finished.path], tmp_path / "index"))
+    pages = ["/", "/view.js", *(f"/api/{name}" for name in ANSWERS)]
+    async with TestClient(TestServer(viewer.app()), cookie_jar=CookieJar(unsafe=True)) as client:
+        for page in [*pages, "/?token=", f"/?token={viewer.token[:-1]}"]:
+            answer = await client.get(page)
+            assert (answer.status, "evert view" in await answer.text()) == (403, True), page
+        answer = await client.get("/", params={"token": viewer.token}, allow_redirects=False)
+        cookie = answer.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.x"):
+            assert (await client.get("/", headers={"Host": host})).status == 421
+        viewer.start()
+        for page in ["/", "/view.js", "/uplot.js", "/view.css", "/api/state", "/none", "/api/none"]:
+            answer = await client.get(page)
+            assert answer.status == (404 if "none" in page else 200)
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        for path in ("/..%2fserver.py", "/assets/view.js", "/%2e%2e/lines.py"):
+            assert (await client.get(path)).status == 404
+        for method in ("post", "put", "delete"):
+            assert (await client.request(method, "/api/state")).status == 405
+    viewer.stop()
+
+
+async def test_no_secret_passes_and_nothing_of_a_run_is_written(
+    finished: RunFolder, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    run = copy_of(finished, tmp_path / "run").path
+    secret = "sk-proj-abcdefghijklmnop123456"
+    file = next((run / "rollouts").iterdir())
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[0]["steps"][0]["text"] = f"my key is {secret}"
+    lines[0]["task"] = secret
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    facts = run / "run.json"
+    facts.write_text(facts.read_text().replace('"name": "identity"', f'"name": "{secret}"'))
+    monkeypatch.setenv("OPENAI_API_KEY", secret)
+    before = {each: each.stat() for each in run.rglob("*")}
+    async with opened(run, database=tmp_path / "index") as page:
+        answers = [await page.get("runs"), await page.get("run", run=1)]
+        answers.append(await page.get("step", run=1, split="train", model="", step=0))
+        answers += [
+            await page.get("episode", id=each["id"]) for each in answers[-1]["episodes"][:4]
+        ]
+        answers.append(await page.get("search", words="my key is"))
+    assert secret not in json.dumps(answers)
+    assert "[OPENAI_API_KEY]" in json.dumps(answers)
+    after = {each: each.stat() for each in run.rglob("*")}
+    assert after.keys() == before.keys()
+    assert all(
+        (after[each].st_mtime_ns, after[each].st_size) == (was.st_mtime_ns, was.st_size)
+        for each, was in before.items()
+    )
+
+
+def test_the_command_serves_until_ctrl_c_and_a_second_one_beside_it(
+    finished: RunFolder, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "evert.trainers.cli", "view", str(finished.path.parent)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+
+    @contextmanager
+    def started() -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as one:
+            try:
+                yield one
+            finally:
+                one.kill()
+
+    with started() as first, started() as second:
+        for process in (first, second):
+            assert process.stdout is not None
+            link = process.stdout.readline().strip()
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            assert b"view.js" in opener.open(link).read()
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(link.partition("?")[0])
+        port = link.rpartition(":")[2].partition("/")[0]
+        taken = subprocess.run(
+            [*command, f"port={port}"], capture_output=True, text=True, env=environment
+        )
+        assert taken.returncode == 1
+        assert f"cannot be served at 127.0.0.1:{port}" in taken.stderr
+        assert "Choose another port=" in taken.stderr
+        for process in (first, second):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+    kept = [each.name for each in (tmp_path / "evert").iterdir()]
+    assert len([name for name in kept if name.endswith(".sqlite")]) == 1
+
+
+def test_a_mistyped_path_or_setting_is_answered_at_once(tmp_path: Path, capsys: Shown) -> None:
+    (tmp_path / "runs").mkdir()
+    for words, said in (
+        ([str(tmp_path / "run")], f"Did you mean {tmp_path / 'runs'}?"),
+        ([str(tmp_path / "runs"), "prot=1"], "There is no setting 'prot'"),
+        ([str(tmp_path / "runs"), "port=-1"], "port must be at least 0"),
+    ):
+        assert view.main(words) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_viewer_needs_no_pytorch_and_no_cookbook() -> None:
+    code = "import sys, evert.trainers.commands.view, evert.trainers.viewing.server as server; "
+    code += "print({'torch', 'tinker_cookbook', 'matplotlib', 'transformers'} & {*sys.modules})"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+def test_a_damaged_index_is_made_anew(finished: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "index").write_bytes(b"no database" * 1000)
+    with indexed(finished.path, database=tmp_path / "index") as index:
+        assert asking.counts(index)[1]["recorded"] == 12
+
+
+async def test_a_page_finds_what_a_run_writes_while_it_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    async with opened(tmp_path, database=tmp_path / "index") as page:
+        version = (await page.get("state"))["version"]
+        with (tmp_path / "run" / "rollouts" / "000000.jsonl").open("a") as out:
+            out.write(json.dumps(row(1)) + "\n")
+        while (await page.get("state"))["version"] == version:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        while not (await page.get("runs"))["runs"][0]["episodes"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

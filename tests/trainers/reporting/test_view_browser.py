@@ -1,0 +1,223 @@
+"""The page of ``evert view``, of real runs, in a headless Chromium; skipped without one."""
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from selenium.common.exceptions import WebDriverException
+from tests.trainers.reporting.conftest import ATTACK, PHONE, Browser
+
+from evert import read_records
+from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.server import Viewer
+
+WIDE = (1400, 900)
+STEP = "step/{run}/train//2"
+
+
+@contextmanager
+def served(folder: Path, database: Path) -> Iterator[str]:
+    """Serve a folder from a thread; the link of the page."""
+    ready, over = Future[str](), threading.Event()
+
+    async def serve() -> None:
+        viewer = Viewer(Index([folder], database))
+        runner = web.AppRunner(viewer.app())
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        viewer.start()
+        ready.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}/?token={viewer.token}")
+        await asyncio.to_thread(over.wait)
+        await runner.cleanup()
+        viewer.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    try:
+        yield ready.result(30)
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, to be changed."""
+    folder = tmp_path_factory.mktemp("viewed") / "runs"
+    for run in real_runs:
+        shutil.copytree(run, folder / run.name, ignore=shutil.ignore_patterns("checkpoints"))
+    return folder
+
+
+@pytest.fixture
+def link(browser: Browser, folder: Path, tmp_path: Path) -> Iterator[str]:
+    """The page of them, with its cookie in the browser."""
+    with served(folder, tmp_path / "index") as link:
+        browser.open(link)
+        until(lambda: browser.ask("document.querySelectorAll('.wide tbody tr').length") == 2)
+        yield link.partition("?")[0]
+
+
+def until(happens: Callable[[], Any]) -> Any:
+    """Wait until something is true; what it is then."""
+    end, last = time.monotonic() + 30, None
+    while time.monotonic() < end:
+        try:
+            if found := happens():
+                return found
+        except WebDriverException as error:  # the page is being made
+            last = error
+        time.sleep(0.05)
+    raise AssertionError("It did not happen in 30 s.") from last
+
+
+def show(
+    browser: Browser, address: str, size: tuple[int, int] = WIDE, scheme: str = "light"
+) -> None:
+    browser.open(address, size, scheme)
+    until(lambda: browser.ask("document.querySelector('#view h1') !== null"))
+
+
+def episode_of(browser: Browser, link: str) -> str:
+    show(browser, link + "#" + STEP.format(run=1))
+    return str(until(lambda: browser.ask("document.querySelector('.chips a').hash")))
+
+
+def test_every_view_fits_a_desk_and_a_phone_by_day_and_by_night(
+    browser: Browser, link: str
+) -> None:
+    episode = episode_of(browser, link)
+    number = episode.partition("/")[2]
+    views = [
+        "",
+        "#run/1",
+        "#" + STEP.format(run=1),
+        episode,
+        f"#compare/{number}/{number}",
+        "#search/Say",
+    ]
+    inside = "[...document.querySelectorAll('main *')].filter(e => {"
+    inside += "const {right, width} = e.getBoundingClientRect();"
+    inside += "return width && right > innerWidth && !e.closest('.wide, .uplot, select')}).length"
+    for size, scheme in ((WIDE, "light"), (PHONE, "dark")):
+        for view in views:
+            show(browser, link + view, size, scheme)
+            assert browser.ask("document.querySelector('h1').textContent") != "This cannot be shown"
+            assert browser.ask("document.documentElement.scrollWidth") <= size[0], view
+            assert browser.ask(inside) == 0, view
+            assert browser.said() == []
+            assert all(a.startswith((link, "data:", "about:")) for a in browser.asked_for())
+        show(browser, link + "#run/1", size, scheme)
+        assert until(lambda: browser.ask("document.querySelectorAll('canvas').length")) >= 8
+
+
+def test_the_worst_episode_of_the_last_step_is_two_clicks_away(
+    browser: Browser, link: str, folder: Path
+) -> None:
+    show(browser, link)
+    browser.ask("document.querySelector('.wide tbody a').click()")
+    until(lambda: browser.ask("document.querySelector('.tools a').click() === undefined"))
+    until(lambda: browser.ask("location.hash.startsWith('#episode/')"))
+    [first, *_] = sorted(folder.iterdir())
+    worst = min(each.reward for each in read_records(first) if each.row["iteration"] == 2)
+    said = f"Episode, reward {worst:.3f}".replace("-", "\u2212")
+    until(lambda: browser.ask("document.querySelector('h1').textContent") == said)
+    assert browser.ask("document.querySelectorAll('.talk .said').length") >= 1
+
+
+def test_keys_search_and_go_from_episode_to_episode(browser: Browser, link: str) -> None:
+    press = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
+    first = episode_of(browser, link)
+    show(browser, link + first)
+    browser.ask("document.body." + press % "j")
+    until(lambda: browser.ask("location.hash") != first)
+    until(lambda: browser.ask("document.getElementById('previous') !== null"))
+    browser.ask("document.body." + press % "k")
+    until(lambda: browser.ask("location.hash") == first)
+    browser.ask("document.body." + press % "u")
+    until(lambda: browser.ask("location.hash").startswith("#step/"))
+    browser.ask("document.body." + press % "/")
+    assert browser.ask("document.activeElement.name") == "words"
+    browser.ask("document.activeElement.value = 'nobody says this'")
+    browser.ask("document.getElementById('search').requestSubmit()")
+    until(lambda: "Nobody said that" in browser.ask("document.querySelector('main').innerText"))
+
+
+def test_tokens_are_coloured_by_what_they_were_worth(browser: Browser, link: str) -> None:
+    show(browser, link + episode_of(browser, link))
+    spans = "[...document.querySelectorAll('.said span')]"
+    assert browser.ask(f"{spans}.length") == 0
+    for name in ("probability", "advantage"):
+        buttons = "[...document.querySelectorAll('.tools button')]"
+        browser.ask(f"{buttons}.find(b => b.textContent === '{name}').click()")
+        until(lambda: browser.ask(f"{spans}.some(s => s.style.backgroundColor)"))
+    assert "probability 0." in browser.ask(f"{spans}.map(s => s.title).join()")
+
+
+def test_a_run_that_goes_on_is_seen_to_go_on(browser: Browser, link: str, folder: Path) -> None:
+    show(browser, link + "#run/1")
+    [run, *_] = sorted(folder.iterdir())
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    more = json.loads(next(line for line in lines if "progress/done_frac" in line)) | {"step": 3}
+    with (run / "metrics.jsonl").open("a") as out:
+        out.write(json.dumps(more) + "\n")
+    until(lambda: "4 of 3 steps" in browser.ask("document.querySelector('.about').textContent"))
+
+
+def test_hostile_text_is_text_in_every_view(
+    browser: Browser, real_runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    name = ATTACK.replace("/", "\u2215")
+    run = shutil.copytree(real_runs[0], tmp_path / "runs" / name)
+    facts = json.loads((run / "run.json").read_text())
+    facts["name"] = ATTACK
+    facts["settings"] |= {ATTACK: ATTACK, "model_name": ATTACK}
+    (run / "run.json").write_text(json.dumps(facts))
+
+    def attacked(value: Any) -> Any:
+        """All texts of a record are attacks, and so is every key of its notes."""
+        if isinstance(value, dict):
+            return {key: attacked(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [attacked(each) for each in value]
+        return ATTACK if isinstance(value, str) and value not in ("train", "eval/test") else value
+
+    for file in [
+        *run.rglob("rollouts/*.jsonl"),
+        *run.rglob("*summaries.jsonl"),
+        run / "samples.jsonl",
+    ]:
+        rows = [attacked(json.loads(line)) for line in file.read_text().splitlines()]
+        for each in rows:
+            for step in each.get("steps", ()):
+                step["logs"] |= {ATTACK: ATTACK, "drift": ATTACK, "drift_at": ATTACK}
+                step["metrics"] |= {ATTACK: 1.0}
+        file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    with (run / "batches.jsonl").open("a") as out:
+        failures = {"kinds": {ATTACK: 3}, "found": [[{"kind": ATTACK, "error": ATTACK}, 3]]}
+        out.write(json.dumps({"step": 9, "metrics": {}, "episodes": 3, **failures}) + "\n")
+    with served(tmp_path / "runs", tmp_path / "index") as link:
+        browser.open(link)
+        address = link.partition("?")[0]
+        until(lambda: browser.ask("document.querySelectorAll('.wide tbody tr').length"))
+        episode = episode_of(browser, address)
+        number = episode.partition("/")[2]
+        words = "#search/document.title"
+        for view in ("", "#run/1", "#" + STEP.format(run=1), "#step/1/test//-1", episode,
+                     f"#compare/{number}/{number}", words):  # fmt: skip
+            show(browser, address + view)
+            until(lambda: ATTACK in browser.ask("document.querySelector('main').textContent"))
+            assert browser.ask("document.title") not in ("taken", "evert")
+            assert browser.ask("document.querySelectorAll('main img, main script').length") == 0
+            assert browser.ask("document.scripts.length") == 2
+            assert browser.said() == []
+            assert all(a.startswith((address, "data:", "about:")) for a in browser.asked_for())

@@ -1,0 +1,120 @@
+"""``evert view [PATH ...]``: a page of runs and their episodes, live (``viewing/``)."""
+
+import asyncio
+import difflib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import chz
+
+from evert.bridge.errors import EvertError
+from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.fields import size
+from evert.trainers.system.command import run_async, run_command
+
+USAGE = """\
+Usage: evert view [PATH ...] [key=value ...]
+
+Shows runs and their episodes in a browser, live while they go on: folders of runs or evaluations,
+folders of such, files of rollouts; without a PATH those in runs/. It only reads.
+
+  evert view
+  evert view runs/NAME evaluations/NAME
+  evert view runs port=8765          then on your own machine: ssh -L 8765:localhost:8765 HOST
+
+"""
+
+
+class ViewError(EvertError, OSError):
+    """There is nothing to view, or the address cannot be listened on."""
+
+
+@chz.chz
+class ViewSettings:
+    """Where the page is served, on this machine alone."""
+
+    port: int = size(0, "of the page on 127.0.0.1; 0: a free one", 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; see ``run_command``."""
+    return run_command(_run, argv, lambda given: USAGE + settings_help(ViewSettings, {}))
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
+    """Read the command line: what to view, and where."""
+    asked = [each for each in arguments if "=" in each or each.startswith("-")]
+    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may have a =
+    paths = [Path(each).expanduser() for each in arguments if each not in pairs]
+    settings = read_settings(ViewSettings, read_pairs(pairs, chz.chz_fields(ViewSettings)))
+    return paths or [Path("runs")], settings
+
+
+def _run(arguments: Sequence[str]) -> None:
+    paths, settings = parse(arguments)
+    for path in paths:
+        if not path.exists():
+            raise ViewError(_no_path(path))
+    with _database(paths) as database:
+        try:
+            run_async(_serve(paths, database, settings.port))
+        except KeyboardInterrupt:
+            print("\nStopped.")
+
+
+def _no_path(path: Path) -> str:
+    beside = path.parent if path.parent.is_dir() else Path()
+    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
+    hint = f"Did you mean {beside / near[0]}?" if near else "Name a folder of runs."
+    return f"There is no folder or file {path}. {hint}"
+
+
+async def _serve(paths: Sequence[Path], database: Path, port: int) -> None:
+    from aiohttp import web
+
+    from evert.trainers.viewing.index import Index
+    from evert.trainers.viewing.server import Viewer
+
+    viewer = Viewer(Index(paths, database))
+    viewer.start()
+    runner = web.AppRunner(viewer.app(), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        try:
+            await site.start()
+        except (OSError, OverflowError) as error:
+            raise ViewError(
+                f"The page cannot be served at 127.0.0.1:{port}: {error}. Choose another port=, "
+                "or leave it out for a free one."
+            ) from error
+        [address] = runner.addresses
+        print(f"http://127.0.0.1:{address[1]}/?token={viewer.token}", flush=True)
+        print("Open this link; whoever has it can read these runs. Ctrl-C stops.", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+        viewer.stop()
+
+
+@contextmanager
+def _database(paths: Sequence[Path]) -> Iterator[Path]:
+    """The index of these paths in the user's cache; a passing one while another viewer has that."""
+    from filelock import FileLock, Timeout
+
+    from evert.trainers.viewing.index import VERSION
+
+    named = "\0".join(sorted(str(path.resolve()) for path in paths)).encode("utf-8", "replace")
+    name = f"view-{VERSION}-{hashlib.sha256(named).hexdigest()[:16]}.sqlite"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "evert"
+    with ExitStack() as held:
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            held.enter_context(FileLock(home / f"{name}.lock", timeout=0))
+        except (OSError, Timeout):
+            home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="evert-view-")))
+        yield home / name

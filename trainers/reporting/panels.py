@@ -1,0 +1,74 @@
+"""Which figures a run has, and of which metric: those of the report and of the viewer."""
+
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+from evert.envs.games import Metric, games
+from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN
+from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
+
+BY_TIME = ", by time"
+Panel: TypeAlias = tuple[str, str, str]
+PANELS: Mapping[str, Mapping[str, Panel]] = {
+    "reward": {
+        "Reward in training": ("reward", "mean reward of an episode", TRAIN_REWARD),
+        f"Reward in training{BY_TIME}": ("reward_clock", "mean reward of an episode", TRAIN_REWARD),
+        "Reward held out": ("held_out", "mean reward, temperature 1", HELD_OUT_REWARD),
+        f"Reward held out{BY_TIME}":
+            ("held_out_clock", "mean reward, temperature 1", HELD_OUT_REWARD),
+    },
+    "outcomes": {
+        "Success in training": ("success", "share of episodes", SUCCESS),
+        "Success held out": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
+        "Groups that teach":
+            ("mixed_groups", "share whose rewards differ", f"{TRAIN}by_group/frac_mixed"),
+        "Episodes that failed": ("failed", "share of episodes", FAILED),
+    },
+    "episodes": {
+        "Turns": ("turns", "model calls an episode", f"{TRAIN}turns_per_episode"),
+        "Tokens sampled a turn": ("tokens_a_turn", "tokens", f"{TRAIN}ac_tokens_per_turn"),
+        "Tokens sampled an episode": ("tokens_an_episode", "tokens", EPISODE_TOKENS),
+    },
+    "policy": {
+        "Entropy": ("entropy", "nats a token", "optim/entropy"),
+        "KL, sampler to trainer": ("kl", "nats a token", "optim/kl_sample_train_v1"),
+        "KL, policy to reference": ("kl_base", "nats a token", "kl_policy_base"),
+    },
+    "time": {"Time a step": ("seconds_a_step", "seconds", "time/total")},
+    "conversations": {
+        "Drift": ("drift", "breaks a trajectory", f"{TRAIN}drift"),
+        "Data a trajectory": ("data", "lineages", f"{TRAIN}lineages"),
+    },
+    "tools": {
+        "Tool calls": ("tool_calls", "calls an episode", f"{TRAIN}tools/calls"),
+        "Tool calls that did not parse":
+            ("tool_calls_unparsed", "calls an episode", f"{TRAIN}tools/calls_unparsed"),
+        "Tool markup left in text":
+            ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
+    },
+}  # fmt: skip
+"""Section -> title of a panel -> its file without the ending, its unit, its metric."""
+GAMES_OWN = "play"
+"""A section of games' own metrics (``Game.metrics``); without a panel it is left out."""
+
+
+def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
+    """The metrics of each game that has one of a run's keys."""
+    noted = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
+    found = dict[str, Metric]()
+    for game in games().values():
+        if noted & game.metrics.keys():
+            found |= game.metrics
+    return found
+
+
+def own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
+    """Figures of what the games note of how they were played."""
+    panels = dict[str, Panel]()
+    for name, metric in metrics.items():
+        if "train" in metric.drawn:
+            panels[metric.title] = name, metric.unit, f"{TRAIN}{name}"
+        if "test" in metric.drawn:
+            panels[f"{metric.title}, held out"] = f"held_out_{name}", metric.unit, HELD_OUT + name
+    return panels

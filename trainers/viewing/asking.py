@@ -1,0 +1,126 @@
+"""What the page asks the index: steps, episodes of a step, one episode, words."""
+
+from pathlib import Path
+
+from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
+
+FOUND = 200
+"""Episodes that a search or a list gives at most."""
+
+
+def counts(index: Index) -> dict[int, Row]:
+    """How many episodes of each run are there, and how many lines are broken."""
+    episodes = index.ask(
+        "SELECT run, sum(kind = ?) AS recorded, max(sum(kind = ?), sum(kind = ?)) AS episodes "
+        "FROM episodes GROUP BY run",
+        RECORDED, RECORDED, SUMMARY,
+    )  # fmt: skip
+    broken = index.ask("SELECT run, sum(broken) AS broken FROM files GROUP BY run")
+    found = {row["run"]: row for row in episodes}
+    for row in broken:
+        found.setdefault(row["run"], {"episodes": 0, "recorded": 0})["broken"] = row["broken"]
+    return found
+
+
+def steps(index: Index, run: int) -> list[Row]:
+    """A run's steps, and an evaluation's models: how their episodes did, where each is known.
+
+    Rewards are of all episodes where the Cookbook wrote of all, else of those on record;
+    ``half`` is half the 95 % interval of the mean, by groups.
+    """
+    return index.ask(
+        """
+        WITH chosen AS (
+            SELECT split, model, step, max(kind) AS kind, sum(kind = ?) AS recorded
+            FROM episodes WHERE run = ? GROUP BY split, model, step
+        ), groups AS (
+            SELECT c.split, c.model, c.step, c.recorded, e.grp, count(*) AS n,
+                sum(e.reward) AS total, avg(e.reward) AS mean,
+                min(e.reward) AS low, max(e.reward) AS high
+            FROM chosen c JOIN episodes e ON e.run = ? AND e.split = c.split
+                AND e.model = c.model AND e.step = c.step AND e.kind = c.kind
+            GROUP BY c.split, c.model, c.step, e.grp
+        )
+        SELECT split, model, step, recorded, count(*) AS groups, sum(n) AS episodes,
+            sum(total) / sum(n) AS reward, min(low) AS low, max(high) AS high,
+            sum(low < high) AS mixed,
+            1.96 * sqrt(max(0, avg(mean * mean) - avg(mean) * avg(mean)) / max(1, count(*) - 1))
+                AS half
+        FROM groups GROUP BY split, model, step ORDER BY split = 'train', model, step
+        """,
+        RECORDED, run, run,
+    )  # fmt: skip
+
+
+def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:
+    """The episodes of a step, those on record before those of which only lengths are known."""
+    found = index.ask(
+        "SELECT id, kind, grp, traj, seat, reward, turns, tokens, lineages, breaks, ending, task, "
+        "said FROM episodes WHERE run = ? AND split = ? AND model = ? AND step = ? "
+        "ORDER BY kind, grp, traj LIMIT ?",
+        run, split, model, step, 20_000,
+    )  # fmt: skip
+    return _once(found)
+
+
+def same_task(index: Index, episode: Row) -> list[Row]:
+    """Episodes of the same task, in the order in which they were played."""
+    if not episode["same"]:
+        return []
+    return index.ask(
+        "SELECT id, run, split, model, step, reward FROM episodes WHERE same = ? AND run = ? "
+        "ORDER BY step, id LIMIT ?",
+        episode["same"], episode["run"], FOUND,
+    )  # fmt: skip
+
+
+def search(index: Index, words: str) -> list[Row]:
+    """The newest episodes in which the words were said, one after the other."""
+    plain = words.replace("\0", " ").replace('"', '""')
+    if not plain.strip():
+        return []
+    return index.ask(
+        "SELECT e.id, e.run, e.split, e.model, e.step, e.reward, e.turns, e.task, e.said "
+        "FROM texts t JOIN episodes e ON e.id = t.rowid "
+        "WHERE texts MATCH ? ORDER BY t.rowid DESC LIMIT ?",
+        f'"{plain}"', FOUND,
+    )  # fmt: skip
+
+
+def episode(index: Index, number: int) -> tuple[Row, bytes] | None:
+    """An episode's entry and its line; None where there is none of that number any more."""
+    found = index.ask(
+        "SELECT e.*, f.path FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
+        number,
+    )
+    if not found:
+        return None
+    try:
+        with Path(found[0]["path"]).open("rb") as file:
+            file.seek(found[0]["place"])
+            return found[0], file.read(found[0]["size"])
+    except OSError:
+        return None
+
+
+def _once(found: list[Row]) -> list[Row]:
+    """Episodes without the Cookbook's summaries of groups that are on record as well.
+
+    Both number groups, each in an order of its own; the same group has the same lengths.
+    """
+
+    def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted((row["turns"], row["tokens"]) for row in by_group[kind, grp]))
+
+    by_group: dict[tuple[str, int], list[Row]] = {}
+    for row in found:
+        by_group.setdefault((row["kind"], row["grp"]), []).append(row)
+    known = [lengths(grp, kind) for kind, grp in by_group if kind == RECORDED]
+    kept = list[Row]()
+    for kind, grp in by_group:
+        if kind == SUMMARY and (have := lengths(grp, kind)) in known:
+            known.remove(have)
+        else:
+            kept += by_group[kind, grp]
+    return kept

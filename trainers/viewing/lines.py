@@ -1,0 +1,167 @@
+"""A line of a run's files as an ``Entry`` of the index, and as the page shows it.
+
+Whatever stands in a line was written by somebody else: a field of another type than it should have
+makes the line a broken one. Three files have lines of episodes:
+
+    rollouts/*.jsonl, rollouts.jsonl   "recorded": token for token (``bridge/records/rows.py``)
+    *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of every one
+    samples.jsonl                      "sample": held-out tasks before and after, as text
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+Row = dict[str, Any]
+
+PREVIEW = 200
+"""Characters of a task and of the last reply that lists show."""
+BEFORE, AFTER = -1, 2**31
+"""Steps of samples: those of the weights before the first step, and after the last."""
+RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the index knows of an episode; its fields are the columns, ``text`` aside."""
+
+    kind: str
+    split: str
+    model: str
+    """That played, in an evaluation; "" in training."""
+    step: int
+    grp: int
+    """The task's number in its step, or in the evaluation."""
+    traj: int
+    seat: str
+    part: str
+    """Which of a line's episodes: "before" or "after"; "" where there is one."""
+    reward: float
+    turns: int
+    tokens: int
+    """That were sampled."""
+    lineages: int
+    breaks: int
+    """How often a history came back other than it was."""
+    ending: str
+    task: str
+    same: int
+    """Equal for equal tasks; 0 where the task is not known."""
+    said: str
+    text: str
+    """All that was said, to be searched."""
+
+
+def entries(line: bytes) -> list[Entry]:
+    """The episodes of a line; raises a ValueError for one that cannot be read."""
+    try:
+        row = orjson.loads(line)
+        if "before" in row or "after" in row:
+            parts = [(part, row[part]) for part in ("before", "after") if row.get(part)]
+            return [_sample(row, part, played) for part, played in parts]
+        return [_episode(row)]
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _episode(row: Row) -> Entry:
+    steps, about = row["steps"], row.get("about") or {}
+    logs = [step.get("logs") or {} for step in steps]
+    last: Row = (steps[-1].get("metrics") or {}) if steps else {}
+    whole = "evert_schema" in row
+    task, same = _task(row.get("task", row.get("task_repr")))
+    said = str(steps[-1].get("text", logs[-1].get("said", ""))) if steps else ""
+    return Entry(
+        kind=RECORDED if whole else SUMMARY,
+        split="train" if row["split"] == "train" else "test",
+        model=str(about.get("model", "")),
+        step=_whole(row["iteration"]),
+        grp=_whole(about.get("task_number", row["group_idx"])),
+        traj=_whole(row["traj_idx"]),
+        seat=str(row.get("seat") or ""),
+        part="",
+        reward=float(row["total_reward"]),
+        turns=len(steps),
+        tokens=sum(_whole(step["ac_len"]) for step in steps),
+        lineages=_whole(last.get("lineages", 0)),
+        breaks=sum("drift" in log for log in logs),
+        ending=_ending(row, last),
+        task=task,
+        same=same,
+        said=said[:PREVIEW],
+        text="\n".join(_texts(steps, logs)),
+    )
+
+
+def _sample(row: Row, part: str, played: Row) -> Entry:
+    turns = played["dialogue"]
+    task, same = _task(row.get("task"))
+    return Entry(
+        kind=SAMPLE,
+        split="test",
+        model="",
+        step=BEFORE if part == "before" else AFTER,
+        grp=_whole(played.get("task", 0)),
+        traj=0,
+        seat="",
+        part=part,
+        reward=float(played.get("reward") or 0.0),
+        turns=len(turns),
+        tokens=_whole(played.get("tokens", 0)),
+        lineages=0,
+        breaks=0,
+        ending=str(played.get("failure") or ""),
+        task=task,
+        same=same,
+        said=str(turns[-1].get("said", ""))[:PREVIEW] if turns else "",
+        text="\n".join(str(turn.get(name, "")) for turn in turns for name in ("told", "said")),
+    )
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if abs(number) >= 2**62:
+        raise ValueError(f"the number {number} is too large")
+    return number
+
+
+def _task(task: Any) -> tuple[str, int]:
+    if task is None:
+        return "", 0
+    text = task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=7).digest()
+    return text[:PREVIEW], int.from_bytes(digest)
+
+
+def _ending(row: Row, last: Row) -> str:
+    stops = [name.removeprefix("stop/") for name in last if name.startswith("stop/")]
+    return str(row.get("stop_reason") or "") or ", ".join(stops)
+
+
+def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
+    for step, log in zip(steps, logs, strict=True):
+        for message in (step.get("call") or {}).get("messages") or ():
+            content = message.get("content")
+            if isinstance(content, str):
+                yield content
+            elif isinstance(content, list):
+                yield from (str(part["text"]) for part in content if "text" in part)
+        yield from (str(log[key]) for key in ("told", "said") if key in log and "call" not in step)
+        yield str(step.get("text", ""))
+
+
+def shown(line: bytes, part: str) -> Row:
+    """A line as the page shows it: a row of the Cookbook's; ``part`` of samples is one, too."""
+    row: Row = orjson.loads(line)
+    if not part:
+        return row
+    played = row[part]
+    steps = [{"logs": turn, "metrics": {}, "reward": 0.0} for turn in played["dialogue"]]
+    if steps:
+        steps[-1] |= {"reward": played.get("reward"), "metrics": played.get("metrics")}
+    return {"steps": steps, "total_reward": played.get("reward"), "final_reward": 0.0,
+            "task": row.get("task"), "about": {"error": played.get("error") or None}}  # fmt: skip

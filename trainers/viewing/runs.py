@@ -1,0 +1,133 @@
+"""A run folder as the page shows it: an ``overview`` for the list, ``figures`` for its own view.
+
+Read without PyTorch, which a viewer has no use for and no room.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evert.trainers.reporting.figures.colours import COLOURS
+from evert.trainers.reporting.figures.metrics import Curve, time_spent
+from evert.trainers.reporting.panels import BY_TIME, GAMES_OWN, PANELS, own_metrics, own_panels
+from evert.trainers.reporting.run import curve_of, read_rows
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.system import files
+from evert.trainers.system.files import read_json, read_jsonl
+
+Row = dict[str, Any]
+
+MOST_POINTS = 400
+"""Of a curve; more are averaged, as they would fall on the same pixels."""
+LIVE = 120
+"""Seconds since something was written after which a run is no longer called live."""
+
+
+def overview(run: Path) -> Row:
+    """What the list of runs says of one: what it is, how far it is, its two rewards by step."""
+    facts = {} if run.is_file() else read_json(run / files.RUN) or {}
+    evaluation = {} if run.is_file() else read_json(run / files.EVALUATION)
+    rows = [] if run.is_file() else read_rows(run)
+    settings = facts.get("settings") or (evaluation or {}).get("settings") or {}
+    result = read_json(run / files.RESULT) or {}
+    before = {"held_out": {"before": (read_json(run / files.BEFORE) or {}).get("scores")}}
+    scores = _scores(before, "before") | _scores(result, "before") | _scores(result, "after")
+    return {
+        "name": run.name,
+        "path": str(run),
+        "what": "evaluation" if evaluation is not None else "run" if facts or rows else "rollouts",
+        "trains": str(facts.get("name") or settings.get("env") or ""),
+        "model": str(settings.get("model_name") or settings.get("models") or ""),
+        "started": str(facts.get("started") or ""),
+        "settings": {str(key): _text(value) for key, value in settings.items()},
+        "steps": len(rows),
+        "planned": settings.get("steps"),
+        "finished": bool(result),
+        "live": not result and bool(rows) and time.time() - _written(run) < LIVE,
+        "scores": scores,
+        "reward": _points(curve_of(rows, TRAIN_REWARD, None)),
+        "held_out": _points(curve_of(rows, HELD_OUT_REWARD, _final(result))),
+    }
+
+
+def figures(run: Path) -> Row:
+    """All figures that the run has a metric for, by section; its time; why episodes failed."""
+    rows = [] if run.is_file() else read_rows(run)
+    keys = {key for row in rows for key in row}
+    final = _final(read_json(run / files.RESULT) or {})
+    panels = {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
+    drawn = [
+        {"section": section, "title": title, "unit": unit, "key": key}
+        | _points(curve_of(rows, key, final))
+        for section, of in panels.items()
+        for title, (_, unit, key) in of.items()
+        if key in keys and not title.endswith(BY_TIME)
+    ]
+    told = {each["key"] for each in drawn}
+    return {
+        "panels": drawn,
+        "more": sorted(keys - told - {"step"}),
+        "time": time_spent(rows),
+        "failures": _failures(run),
+    }
+
+
+def metric(run: Path, key: str) -> Row:
+    """One metric by step, by its own name."""
+    return _points(curve_of(read_rows(run), key, None))
+
+
+def colours() -> Sequence[str]:
+    """Of the runs, in their order; they repeat."""
+    return COLOURS
+
+
+def _failures(run: Path) -> list[Row]:
+    """The kinds of failures by how often they came, each with what was said last."""
+    counted, said = dict[str, int](), dict[str, str]()
+    for batch in [] if run.is_file() else read_jsonl(run / files.BATCHES):
+        for kind, count in (batch.get("kinds") or {}).items():
+            counted[str(kind)] = counted.get(str(kind), 0) + (
+                count if isinstance(count, int) else 0
+            )
+        for pair in batch.get("found") or ():
+            failure = pair[0] if isinstance(pair, list) and pair else pair
+            if isinstance(failure, dict):
+                said[str(failure.get("kind"))] = str(failure.get("error", ""))
+    order = sorted(counted, key=lambda kind: -counted[kind])
+    return [{"kind": kind, "count": counted[kind], "error": said.get(kind, "")} for kind in order]
+
+
+def _scores(result: Mapping[str, Any], when: str) -> Row:
+    held_out = result.get("held_out") or {}
+    score = (held_out.get(when) or {}).get("temperature_1") if isinstance(held_out, dict) else None
+    return {when: score.get("reward")} if isinstance(score, dict) else {}
+
+
+def _final(result: Mapping[str, Any]) -> float | None:
+    reward = _scores(result, "after").get("after")
+    return reward if isinstance(reward, int | float) else None
+
+
+def _points(curve: Curve) -> Row:
+    size = -(-len(curve.steps) // MOST_POINTS)
+    starts = range(0, len(curve.steps), max(1, size))
+
+    def thinned(values: Sequence[float]) -> list[float]:
+        return [round(sum(part) / len(part), 6) for i in starts if (part := values[i : i + size])]
+
+    steps = [curve.steps[min(i + size, len(curve.steps)) - 1] for i in starts]
+    return {"steps": steps, "seconds": thinned(curve.seconds), "values": thinned(curve.scores)}
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 160 else f"{text[:160]}…"
+
+
+def _written(run: Path) -> float:
+    try:
+        return (run / files.METRICS).stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,262 @@
+"""The page's server: it answers with JSON of what the index has, to who has the link's token.
+
+It listens on this machine alone. The link's token becomes a cookie; a request for another host's
+name, as a page that was led here by DNS would make, is refused. Nothing that is known to be secret
+leaves: ``redacted`` reads every answer.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from evert.bridge.redaction import redacted
+from evert.trainers.viewing import asking, runs
+from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.lines import Row, shown
+from evert.trainers.viewing.pieces import load_tokenizer, pieces, tokenizer_file
+
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+ASSETS = {
+    "": ("page.html", "text/html"),
+    "view.js": ("view.js", "text/javascript"),
+    "uplot.js": ("uplot.js", "text/javascript"),
+    "uplot.css": ("uplot.css", "text/css"),
+    "view.css": ("view.css", "text/css"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+COST = "Evert-Cost"
+"""Header: seconds of a processor that the answer took; a page asks again after a hundred times."""
+VERSION = "Evert-Version"
+"""Header: of the index that was asked."""
+LOOKS = 1.0, 10.0
+"""Least and most seconds between two looks at the files; between them a hundred times a look."""
+
+
+class Viewer:
+    """Answers about an index, which it keeps up to date while somebody looks at the page."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.token = secrets.token_urlsafe(24)
+        digest = hashlib.sha256(self.token.encode()).hexdigest()
+        self._cookie = f"evert_view_{digest[:8]}"  # several viewers share a browser's cookies
+        self._asked, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="evert-view", daemon=True)
+        self._trouble = ""
+        self._reader = ThreadPoolExecutor(1, "evert-view-reader")
+        self._overview = lru_cache(1024)(lambda run, facts: runs.overview(self.index.runs[run]))
+        self._figures = lru_cache(8)(lambda run, facts: runs.figures(self.index.runs[run]))
+
+    def start(self) -> None:
+        """Begin to look at the files."""
+        self._asked.set()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more, and close the index."""
+        self._stopped.set()
+        self._asked.set()
+        self._thread.join()
+        self._reader.shutdown()
+        self.index.close()
+
+    def _keep_up(self) -> None:
+        while self._asked.wait() and not self._stopped.is_set():
+            self._asked.clear()
+            before = time.thread_time()
+            try:
+                self.index.look(self._stopped)
+                self._trouble = ""
+            except (OSError, sqlite3.Error) as error:  # a file that is gone meanwhile, a full disk
+                self._trouble = str(error)
+            least, most = LOOKS
+            self._stopped.wait(min(most, max(least, 100 * (time.thread_time() - before))))
+
+    def app(self) -> web.Application:
+        """The web application."""
+        app = web.Application(middlewares=[self._guarded])
+        app.router.add_get("/api/{name}", self._api)
+        app.router.add_get("/{name:[^/]*}", _asset)
+        return app
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            response = self._let_in(request) or await handler(request)
+        except web.HTTPException as refused:
+            response = web.Response(status=refused.status, text=refused.text)
+        response.headers.update(HEADERS)
+        return response
+
+    def _let_in(self, request: web.Request) -> web.Response | None:
+        """None for who may ask; else what he is told, or the cookie for the link's token."""
+        host = request.host.rpartition(":")[0] if request.host[-1:].isdigit() else request.host
+        if (host or request.host) not in HOSTS:
+            return web.Response(status=421, text="Open the link that `evert view` printed.\n")
+        given = request.query.get("token", "")
+        if given and secrets.compare_digest(given.encode(), self.token.encode()):
+            response = web.Response(status=302, headers={"Location": "/"})
+            response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict")
+            return response
+        known = request.cookies.get(self._cookie, "")
+        if secrets.compare_digest(known.encode(), self.token.encode()):
+            return None
+        return web.Response(status=403, text="Open the link that `evert view` printed.\n")
+
+    async def _api(self, request: web.Request) -> web.Response:
+        answer = ANSWERS.get(request.match_info["name"])
+        if answer is None:
+            raise web.HTTPNotFound(text="There is no such page.\n")
+        self._asked.set()
+        loop, version = asyncio.get_running_loop(), self.index.version
+        body, spent = await loop.run_in_executor(
+            self._reader, self._answered, answer, request.query
+        )
+        headers = {COST: f"{spent:.4f}", VERSION: str(version)}
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    def _answered(self, answer: "Answer", asked: Mapping[str, str]) -> tuple[bytes, float]:
+        before = time.thread_time()
+        try:
+            found = answer(self, asked)
+        except (KeyError, ValueError, OverflowError):
+            raise web.HTTPNotFound(text="It is not there any more, or never was.\n") from None
+        text = redacted(_as_json(found)).encode("utf-8", "replace")
+        return text, time.thread_time() - before
+
+    # -- the answers -----------------------------------------------------------------------------
+
+    def state(self, asked: Mapping[str, str]) -> Row:
+        """Whether there is anything new, how much is not read yet, and what keeps it from that."""
+        index = self.index
+        return {"version": index.version, "behind": index.behind, "trouble": self._trouble}
+
+    def all_runs(self, asked: Mapping[str, str]) -> Row:
+        """All runs."""
+        counts, facts = asking.counts(self.index), self.index.facts
+        none = {"episodes": 0, "recorded": 0, "broken": 0}
+        found = [
+            {"id": run} | none | counts.get(run, {}) | self._overview(run, facts.get(run))
+            for run in self.index.runs
+        ]
+        return {"runs": found, "colours": runs.colours()}
+
+    def one_run(self, asked: Mapping[str, str]) -> Row:
+        """A run: its figures, its steps."""
+        run = self._run(asked)
+        facts = self.index.facts.get(run)
+        of = {"id": run} | asking.counts(self.index).get(run, {}) | self._overview(run, facts)
+        return of | self._figures(run, facts) | {"stages": asking.steps(self.index, run)}
+
+    def metric(self, asked: Mapping[str, str]) -> Row:
+        """A metric of a run by step."""
+        return runs.metric(self.index.runs[self._run(asked)], asked["key"])
+
+    def step(self, asked: Mapping[str, str]) -> Row:
+        """The episodes of a step."""
+        run, split, model, step = (
+            self._run(asked), asked["split"], asked["model"], int(asked["step"]),
+        )  # fmt: skip
+        found = asking.episodes(self.index, run, split, model, step)
+        return {"run": run, "name": self.index.runs[run].name, "episodes": found}
+
+    def episode(self, asked: Mapping[str, str]) -> Row:
+        """An episode, whole."""
+        found = asking.episode(self.index, int(asked["id"]))
+        if found is None:
+            raise KeyError(asked["id"])
+        entry, line = found
+        row, run = shown(line, entry["part"]), self.index.runs[entry["run"]]
+        beside = asking.episodes(
+            self.index, entry["run"], entry["split"], entry["model"], entry["step"]
+        )
+        group = [each for each in beside if _group(each) == _group(entry)]
+        del entry["path"]
+        texts = _pieces(row, run)
+        return {
+            "entry": entry, "row": row, "name": run.name, "pieces": texts, "group": group,
+            "step": [each["id"] for each in beside if each["kind"] == entry["kind"]],
+            "same": asking.same_task(self.index, entry),
+        }  # fmt: skip
+
+    def search(self, asked: Mapping[str, str]) -> Row:
+        """Episodes in which some words were said."""
+        runs_, found = self.index.runs, asking.search(self.index, asked["words"])
+        there = [each | {"name": runs_[each["run"]].name} for each in found if each["run"] in runs_]
+        return {"episodes": there}
+
+    def _run(self, asked: Mapping[str, str]) -> int:
+        run = int(asked["run"])
+        if run not in self.index.runs:
+            raise KeyError(run)
+        return run
+
+
+Answer = Callable[[Viewer, Mapping[str, str]], Row]
+ANSWERS: Mapping[str, Answer] = {
+    "state": Viewer.state,
+    "runs": Viewer.all_runs,
+    "run": Viewer.one_run,
+    "metric": Viewer.metric,
+    "step": Viewer.step,
+    "episode": Viewer.episode,
+    "search": Viewer.search,
+}
+
+
+def _group(entry: Row) -> tuple[str, int, str]:
+    return entry["kind"], entry["grp"], entry["seat"]
+
+
+def _pieces(row: Row, run: Any) -> list[list[str]] | None:
+    """The texts of each turn's tokens; None where there are no tokens, or nothing to read them."""
+    name = row.get("tokenizer")
+    file = tokenizer_file(name, run) if isinstance(name, str) else None
+    tokenizer = load_tokenizer(file) if file else None
+    if tokenizer is None:
+        return None
+    try:
+        return [pieces(tokenizer, step["tokens"]) for step in row["steps"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _as_json(value: Row) -> str:
+    """JSON that browsers read: numbers that there are none for are null."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # half of a surrogate pair
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+
+
+async def _asset(request: web.Request) -> web.Response:
+    found = ASSETS.get(request.match_info["name"])
+    if found is None:
+        raise web.HTTPNotFound(text="There is no such page.\n")
+    name, kind = found
+    text = files("evert.trainers.viewing").joinpath(name).read_text("utf-8")
+    if name == "view.css":  # the report's style comes before its own
+        text = files("evert.trainers.reporting").joinpath("style.css").read_text("utf-8") + text
+    return web.Response(text=text, content_type=kind, charset="utf-8")

@@ -1,0 +1,437 @@
+"use strict";
+/* The viewer's page. Each view is a function from what the server says to nodes; every text becomes
+   a text node, and none is read as HTML. The address after # says which view: "run/3", "episode/9". */
+
+const view = document.getElementById("view");
+const trail = document.getElementById("trail");
+let colours = ["#0072b2"];
+let version = "", notBefore = 0;
+const chosen = new Set(), asked = { smooth: 0.6, colour: "none", sort: "lowest mean" };
+
+function el(name, props, ...inside) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(props || {})) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key in made) made[key] = value;
+    else made.setAttribute(key, value);
+  }
+  made.append(...inside.flat(9).filter((each) => each !== null && each !== undefined && each !== false));
+  return made;
+}
+const link = (to, ...inside) => el("a", { href: "#" + to.map(encodeURIComponent).join("/") }, ...inside);
+const text = (value) => typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value);
+const number = (value, digits = 2) => typeof value === "number" ? value.toFixed(digits).replace("-", "\u2212") : "";
+const count = (value) => typeof value === "number" ? value.toLocaleString("en") : "";
+const counted = (many, what) => `${count(many)} ${what}${many === 1 ? "" : "s"}`;
+const list = (value) => Array.isArray(value) ? value : [];
+const cut = (value, most) => value.length > most ? value.slice(0, most) + "\u2026" : value;
+
+async function get(name, query = {}) {
+  const answer = await fetch(`api/${name}?` + new URLSearchParams(query));
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  notBefore = Date.now() + 1000 * Math.min(30, 100 * Number(answer.headers.get("Evert-Cost")));
+  version = answer.headers.get("Evert-Version");
+  return answer.json();
+}
+
+/* A table; on a phone its cells name their columns. Columns: [name, cell of a row, is a number]. */
+function table(columns, rows, empty = "Nothing yet.") {
+  if (!rows.length) return el("p", { className: "missing" }, empty);
+  const cell = (row, [name, make, isNumber]) =>
+    el("td", { className: isNumber ? "number" : "", "data-name": name }, make(row));
+  return el("div", { className: "wide" }, el("table", {},
+    el("thead", {}, el("tr", {}, columns.map(([name, , isNumber]) =>
+      el("th", { scope: "col", className: isNumber ? "number" : "" }, name)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => cell(row, column)))))));
+}
+const section = (title, ...inside) => el("section", {}, el("h2", {}, title), inside);
+const about = (...inside) => el("p", { className: "about" }, inside);
+
+// -- figures ---------------------------------------------------------------------------------------
+
+function smoothed(values) {
+  let average = 0, known = 0;
+  return values.map((value) => {
+    average = asked.smooth * average + (1 - asked.smooth) * value;
+    known = asked.smooth * known + (1 - asked.smooth);
+    return average / known;
+  });
+}
+
+/* Honest ends of an axis: shares have all of 0 to 1; lines that hardly rise or fall, 0. */
+function ends(unit, low, high) {
+  if (unit.startsWith("share")) [low, high] = [Math.min(low, 0), Math.max(high, 1)];
+  else if (high - low <= Math.max(Math.abs(low), Math.abs(high)) / 10) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 0.01];
+  const margin = 0.05 * (high - low);
+  return [low - margin, high + margin];
+}
+
+/* A panel of lines {name, colour, steps, values, halves}: as measured and faint, smoothed and bold;
+   halves are half the 95 % interval of each value. */
+function panel(title, unit, lines) {
+  const box = el("div", { className: "panel" }, el("h3", {}, title), el("p", { className: "quiet" }, unit));
+  const style = getComputedStyle(document.documentElement);
+  const [ink, grid] = [style.getPropertyValue("--soft"), style.getPropertyValue("--line")];
+  const tables = [], series = [{ label: "step" }], bands = [];
+  const add = (line, values, more) => { tables.push([line.steps, values]); series.push(more); };
+  for (const line of lines.filter((each) => each.steps.length)) {
+    const many = line.values.length >= 10;
+    if (line.halves) {
+      const faint = { label: " ", stroke: "transparent", points: { show: false } };
+      add(line, line.values.map((value, i) => value + line.halves[i]), faint);
+      add(line, line.values.map((value, i) => value - line.halves[i]), faint);
+      bands.push({ series: [series.length - 2, series.length - 1], fill: line.colour + "2a" });
+    }
+    if (many) add(line, line.values, { label: " ", stroke: line.colour + "55", width: 1, points: { show: false } });
+    add(line, many ? smoothed(line.values) : line.values,
+      { label: line.name || "value", stroke: line.colour, width: 2, dash: line.dash, points: { show: !many, size: 6 } });
+  }
+  if (!tables.length) return null;
+  requestAnimationFrame(() => {
+    if (!box.isConnected) return;
+    const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false } };
+    new uPlot({
+      width: box.clientWidth - 24, height: 200, series, bands, legend: { show: true },
+      scales: { x: { time: false }, y: { range: (_, low, high) => ends(unit, low, high) } }, cursor: { y: false },
+      axes: [{ ...axis, size: 30, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5] }, { ...axis, size: 56 }],
+    }, uPlot.join(tables), box);
+    for (const row of box.querySelectorAll(".u-series"))
+      row.hidden = !row.querySelector(".u-label").textContent.trim();
+  });
+  return box;
+}
+const colourOf = (place) => colours[place % colours.length];
+const dashOf = (place) => place < colours.length ? undefined : [6, 4];
+
+// -- runs ------------------------------------------------------------------------------------------
+
+const TOLD = ["log_path", "env", "tasks", "agent", "train_tasks", "test_tasks", "model_name", "steps", "max_steps"];
+
+async function showRuns() {
+  const { runs, colours: known } = await get("runs");
+  colours = known;
+  if (!chosen.size) runs.slice(0, colours.length).forEach((run) => chosen.add(run.id));
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))].filter((key) => !TOLD.includes(key) &&
+    new Set(runs.map((run) => run.settings[key]).filter((value) => value !== undefined)).size > 1);
+  const shown = runs.filter((run) => chosen.has(run.id));
+  const swatch = (run) => {
+    const made = el("span", { className: dashOf(shown.indexOf(run)) ? "swatch dashed" : "swatch" });
+    made.style.setProperty("--run", colourOf(shown.indexOf(run)));
+    return made;
+  };
+  const mark = (run) => el("input", { type: "checkbox", checked: chosen.has(run.id), "aria-label": `draw ${run.name}`,
+    onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](run.id); show(); } });
+  const differing = (run) => keys.filter((key) => run.settings[key] !== undefined)
+    .map((key) => `${key}=${run.settings[key]}`).join("  ");
+  const lines = (key) => shown.map((run, place) => ({ name: run.name, colour: colourOf(place), dash: dashOf(place), ...run[key] }));
+  return [
+    el("h1", {}, "Runs"),
+    el("div", { className: "tools" }, smoothing()),
+    el("div", { className: "panels" }, panel("Reward in training", "mean reward of an episode, by step", lines("reward")),
+      panel("Reward held out", "mean reward, temperature 1, by step", lines("held_out"))),
+    table([
+      ["", (run) => [mark(run), chosen.has(run.id) && swatch(run)]],
+      ["run", (run) => [link(["run", run.id], run.name), run.live && el("span", { className: "live" }, " live"),
+        el("br"), el("small", {}, cut(differing(run), 200))]],
+      ["of", (run) => [run.trains || run.what, el("br"), el("small", {}, cut(run.model, 60))]],
+      ["steps", (run) => run.what === "run" ? `${run.steps}${run.planned ? " of " + run.planned : ""}` : "", true],
+      ["reward", (run) => number(run.reward.values.at(-1)), true],
+      ["held out", (run) => [number(run.scores.before ?? run.held_out.values[0]), " \u2192 ",
+        number(run.scores.after ?? run.held_out.values.at(-1))], true],
+      ["episodes", (run) => [count(run.episodes), el("br"), el("small", {}, `${count(run.recorded)} recorded`)], true],
+    ], runs, "There are no runs in these folders yet. This page shows them as they come."),
+    about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after."),
+  ];
+}
+const smoothing = () => el("label", {}, "smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05,
+  value: asked.smooth, onchange: (event) => { asked.smooth = Number(event.target.value); show(); } }));
+
+const nameOf = (stage) => stage.model ? stage.model : stage.step < 0 ? "before training" :
+  stage.step > 2e9 ? "after training" : `${stage.split === "test" ? "held out after" : "step"} ${stage.step + (stage.split !== "test")}`;
+const stagePath = (run, stage) => ["step", run, stage.split, stage.model, stage.step];
+
+async function showRun(id) {
+  const run = await get("run", { run: id });
+  where([["run", id], run.name]);
+  const trained = run.stages.filter((stage) => stage.split === "train");
+  const lastStep = trained.at(-1);
+  const halves = new Map(trained.map((stage) => [stage.step + 1, stage.half]));
+  const draw = (each) => panel(each.title, each.unit, [{ name: "", colour: colourOf(0), ...each,
+    halves: each.key === "env/all/reward/total" && each.steps.every((step) => halves.has(step))
+      ? each.steps.map((step) => halves.get(step)) : null }]);
+  const more = el("div", { className: "panels" });
+  const pick = el("select", { "aria-label": "another metric", onchange: async () => {
+    const found = await get("metric", { run: id, key: pick.value });
+    more.replaceChildren(panel(pick.value, "by step", [{ name: "", colour: colourOf(0), ...found }]) || "");
+  } }, el("option", { value: "" }, `another of ${run.more.length} metrics`),
+  run.more.map((key) => el("option", { value: key }, key)));
+  return [
+    el("h1", {}, run.name),
+    about(run.trains, " \u00b7 ", run.model, " \u00b7 ", run.planned ? `${run.steps} of ${run.planned} steps` : `${run.steps} steps`,
+      run.live ? el("span", { className: "live" }, " live") : "", " \u00b7 ",
+      `${count(run.recorded)} of ${counted(run.episodes, "episode")} recorded whole`,
+      run.broken ? ` \u00b7 ${counted(run.broken, "line")} cannot be read` : "", el("br"), el("small", {}, run.path)),
+    lastStep && el("div", { className: "tools" }, link([...stagePath(id, lastStep), "worst"], "worst episode of the last step"),
+      link([...stagePath(id, lastStep), "best"], "best episode of the last step"), smoothing()),
+    run.panels.length > 0 && section("Figures", el("div", { className: "panels" }, run.panels.map(draw)),
+      el("div", { className: "tools" }, pick), more),
+    run.time && section("Where the time went", shares(run.time)),
+    run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
+      ["the last one said", (f) => cut(text(f.error), 400)]], run.failures)),
+    section(run.what === "evaluation" ? "Models" : "Steps", about("The newest first. The interval is of the mean, by groups; a group teaches where its rewards differ."), table([
+      ["", (stage) => link(stagePath(id, stage), nameOf(stage))],
+      ["reward", (stage) => [number(stage.reward), stage.half ? ` \u00b1 ${number(stage.half)}` : ""], true],
+      ["lowest to highest", (stage) => `${number(stage.low)} to ${number(stage.high)}`, true],
+      ["groups that teach", (stage) => `${stage.mixed} of ${stage.groups}`, true],
+      ["episodes", (stage) => count(stage.episodes), true],
+      ["recorded", (stage) => count(stage.recorded), true],
+    ], run.stages.toReversed().slice(0, 500), "No episodes are on record yet.")),
+    section("Settings", el("details", {}, el("summary", {}, counted(Object.keys(run.settings).length, "setting")),
+      table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(run.settings)))),
+  ];
+}
+
+function shares(parts) {
+  const whole = Object.values(parts).reduce((a, b) => a + b, 0) || 1;
+  return el("div", { className: "share" }, Object.entries(parts).map(([name, seconds], place) => {
+    const words = `${name} ${(100 * seconds / whole).toFixed(0)} % (${count(Math.round(seconds))} s)`;
+    const part = el("div", { title: words }, words);
+    part.style.width = `${100 * seconds / whole}%`;
+    part.style.background = colours[place] || "#777";
+    return part;
+  }));
+}
+
+// -- a step ----------------------------------------------------------------------------------------
+
+async function showStep(run, split, model, step, end) {
+  const found = await get("step", { run, split, model, step });
+  const sorted = found.episodes.toSorted((a, b) => a.reward - b.reward);
+  if (end) {
+    const order = end === "worst" ? sorted : sorted.toReversed();
+    const first = order.find((each) => each.kind !== "summary") || order[0];
+    if (first) return location.replace("#episode/" + first.id);
+  }
+  const name = nameOf({ split, model, step: Number(step) });
+  where([["run", run], found.name], [["step", run, split, model, step], name]);
+  const groups = Object.values(Object.groupBy(found.episodes, (each) => each.kind + each.grp)).map((members) => {
+    const rewards = members.map((each) => each.reward);
+    const mean = rewards.reduce((a, b) => a + b, 0) / rewards.length;
+    return { members, mean, spread: Math.max(...rewards) - Math.min(...rewards), task: members[0].task };
+  });
+  const orders = { "lowest mean": (a, b) => a.mean - b.mean, "highest mean": (a, b) => b.mean - a.mean,
+    "largest spread": (a, b) => b.spread - a.spread, "as played": () => 0 };
+  const sort = el("select", { "aria-label": "order of the groups", onchange: () => { asked.sort = sort.value; show(); } },
+    Object.keys(orders).map((order) => el("option", { selected: order === asked.sort }, order)));
+  const known = (group) => Number(group.members[0].kind !== "summary");
+  const few = 50, rows = (many) => table(episodeColumns, sorted.slice(0, many));
+  const all = el("div", {}, rows(few));
+  return [
+    el("h1", {}, name),
+    section("Groups", el("div", { className: "tools" }, "order ", sort), table([
+      ["task", (group) => cut(group.task, 160) || el("span", { className: "quiet" }, "not recorded")],
+      ["mean", (group) => number(group.mean), true], ["spread", (group) => number(group.spread), true],
+      ["rewards", (group) => chips(group.members)],
+    ], groups.toSorted((a, b) => known(b) - known(a) || orders[asked.sort](a, b)))),
+    section("Episodes, the worst first", all, sorted.length > few && el("div", { className: "tools" },
+      el("button", { onclick: (event) => { all.replaceChildren(rows(Infinity)); event.target.remove(); } }, `all ${sorted.length}`))),
+  ];
+}
+const chips = (members, here) => el("div", { className: "chips" }, members.toSorted((a, b) => a.reward - b.reward).map((each) =>
+  each.kind === "summary" ? el("span", { title: "not recorded" }, number(each.reward))
+    : el("a", { href: "#episode/" + each.id, className: each.id === here ? "here" : "" }, number(each.reward))));
+const episodeColumns = [
+  ["reward", (each) => link(["episode", each.id], number(each.reward, 3)), true],
+  ["turns", (each) => count(each.turns), true], ["tokens", (each) => count(each.tokens), true],
+  ["breaks", (each) => count(each.breaks), true], ["end", (each) => each.ending],
+  ["task", (each) => cut(each.task, 120)], ["said last", (each) => cut(each.said, 160)],
+];
+
+// -- an episode ------------------------------------------------------------------------------------
+
+async function showEpisode(...ids) {
+  const found = await Promise.all(ids.map((id) => get("episode", { id })));
+  const { entry, name, step, same } = found[0];
+  where([["run", entry.run], name], [stagePath(entry.run, entry), nameOf(entry)]);
+  const here = step.indexOf(entry.id);
+  const go = (by, what) => here >= 0 && step[here + by] !== undefined &&
+    el("a", { href: "#episode/" + step[here + by], id: what, rel: what }, what);
+  const others = same.filter((each) => each.id !== entry.id);
+  const beside = el("select", { "aria-label": "set beside", onchange: () => { if (beside.value) location.hash = `#compare/${entry.id}/${beside.value}`; } },
+    el("option", { value: "" }, `set beside one of ${others.length} of the same task`),
+    others.map((each) => el("option", { value: each.id }, `${nameOf(each)}: ${number(each.reward)}`)));
+  const colour = (value, title) => el("button", { "aria-pressed": String(asked.colour === value), title,
+    onclick: () => { asked.colour = value; show(); } }, value);
+  const many = found.length > 1;
+  return [
+    el("h1", {}, many ? "Two episodes" : `Episode, reward ${number(entry.reward, 3)}`),
+    about(cut(entry.task, 200)),
+    el("div", { className: "tools" }, "colour of tokens", colour("none", "text alone"),
+      colour("probability", "the redder, the less probable when it was sampled"),
+      colour("advantage", "blue: the episode earned more than its group's mean; orange: less"),
+      go(-1, "previous"), go(1, "next"), others.length > 0 && !many && beside),
+    many ? el("div", { className: "sides two" }, found.map((each) => el("div", {}, el("h3", {}, link(["episode", each.entry.id],
+      `${nameOf(each.entry)}: reward ${number(each.entry.reward, 3)}`)), talk(each))))
+      : el("div", { className: "sides" }, talk(found[0]), el("div", { className: "side" }, facts(found[0]))),
+  ];
+}
+
+function talk(found) {
+  const { row, pieces, group, entry } = found;
+  const several = new Set(list(row.steps).map((step) => (step.logs || {}).caller)).size > 1;
+  const mean = group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
+  const most = Math.max(1e-9, ...group.map((each) => Math.abs(each.reward - mean)));
+  const strength = (entry.reward - mean) / most;
+  return el("div", { className: "talk" }, list(row.steps).map((step, place) => {
+    const logs = step.logs || {}, call = step.call || {};
+    const reply = step.text === undefined ? null : el("p", { className: "said" }, el("b", {}, "sampled "),
+      asked.colour !== "none" && pieces ? coloured(pieces[place], step, strength) : el("bdi", {}, text(step.text)));
+    return el("section", { className: "turn", id: "turn" + place },
+      el("h5", {}, [`turn ${place + 1}`, several && logs.caller && `called by ${text(logs.caller)}`,
+        typeof step.ob_len === "number" && `${counted(step.ob_len, "token")} in, ${count(step.ac_len)} out`,
+        step.reward ? `reward ${number(step.reward, 3)}` : ""].filter(Boolean).join(" \u00b7 "),
+      step.prompt && step.prompt.after === null && place > 0 && el("span", { className: "new" }, " \u00b7 a new sequence")),
+      list(call.tools).length > 0 && el("details", {}, el("summary", {}, counted(call.tools.length, "tool")),
+        el("pre", {}, JSON.stringify(call.tools, null, 1))),
+      list(call.messages).map(message), reply,
+      list(step.reply && step.reply.tool_calls).map((each) => el("pre", {}, "\u2192 " + text(each.function && each.function.name) + " " +
+        text(each.function && each.function.arguments))),
+      Object.entries(logs).filter(([key]) => !["caller", "lineage", "drift", "drift_at"].includes(key) &&
+        !(step.call && ["told", "said"].includes(key))).map(([key, value]) =>
+        el("p", { className: key === "said" ? "said" : "" }, el("b", {}, key, " "), el("bdi", {}, text(value)))),
+      logs.drift && el("p", { className: "break" }, `The next prompt broke with what was sampled: ${text(logs.drift)}. ${text(logs.drift_at)}`));
+  }), list(row.steps).length === 0 && about("The agent called no model."));
+}
+
+function message(said) {
+  const parts = typeof said.content === "string" ? [said.content] : list(said.content).map((part) =>
+    part.text !== undefined ? text(part.text) : part.thinking !== undefined ? text(part.thinking) : `[${text(part.type)}]`);
+  return el("p", {}, el("b", {}, text(said.role), " "), el("bdi", {}, parts.join("\n")),
+    list(said.tool_calls).map((each) => el("pre", {}, "\u2192 " + JSON.stringify(each.function || each))));
+}
+
+function coloured(texts, step, strength) {
+  return el("bdi", {}, texts.map((piece, place) => {
+    const logprob = list(step.logprobs)[place];
+    const known = typeof logprob === "number";
+    const made = el("span", { title: `token ${step.tokens[place]}` + (known ? `, probability ${Math.exp(logprob).toFixed(3)}` : "") }, piece);
+    if (asked.colour === "probability" && known) made.style.background = `rgba(213, 94, 0, ${0.75 * (1 - Math.exp(logprob))})`;
+    if (asked.colour === "advantage") made.style.background = strength < 0
+      ? `rgba(213, 94, 0, ${-0.6 * strength})` : `rgba(0, 114, 178, ${0.6 * strength})`;
+    return made;
+  }));
+}
+
+function facts({ row, group, entry, pieces }) {
+  const steps = list(row.steps), sums = {};
+  for (const step of steps) for (const [key, value] of Object.entries(step.metrics || {}))
+    if (!key.startsWith("stop/")) sums[key] = (sums[key] || 0) + Number(value);
+  const earned = steps.map((step, place) => [`turn ${place + 1}`, step.reward]).filter(([, reward]) => reward);
+  if (row.final_reward) earned.push(["by comparing the group", row.final_reward]);
+  const mean = group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
+  const card = (title, ...inside) => el("div", { className: "card" }, el("h3", {}, title), inside);
+  const lines = (pairs) => el("dl", {}, pairs.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value))));
+  const error = (row.about || {}).error;
+  return [
+    card("Reward", lines([...earned.map(([key, value]) => [key, number(value, 3)]), ["in all", number(entry.reward, 3)],
+      ["less the group's mean", number(entry.reward - mean, 3)], ["ended", entry.ending]].filter(([, value]) => value !== ""))),
+    card("Its group", chips(group, entry.id)),
+    error && card("Error", el("p", {}, text(error))),
+    Object.keys(sums).length > 0 && card("Metrics", lines(Object.entries(sums).map(([key, value]) => [key, number(value, 3).replace(/\.?0+$/, "")]))),
+    steps.some((step) => step.prompt) && el("div", { className: "card tree" }, el("h3", {}, "Token sequences"),
+      about(counted(entry.lineages, "datum").replace("datums", "data"), ", ", counted(entry.breaks, "break")), lineages(steps)),
+    steps.some((step) => step.tokens) && !pieces && el("p", { className: "quiet" },
+      `The tokenizer ${text(row.tokenizer)} is not on this machine, so tokens have no colours.`),
+  ];
+}
+
+/* Turns that go on from one another are a branch; one that goes on from none hangs where it shares
+   the longest beginning with an earlier one. */
+function lineages(steps) {
+  const whole = [], inside = new Map(), roots = [];
+  steps.forEach((step, place) => {
+    const prompt = step.prompt || {}, tokens = list(prompt.tokens);
+    const begun = whole[prompt.after] || [];
+    whole.push([...begun, ...tokens, ...list(step.tokens)]);
+    let parent = prompt.after, shared = 0;
+    if (!whole[parent]) {
+      parent = undefined;
+      whole.slice(0, -1).forEach((other, turn) => {
+        let length = 0;
+        while (length < tokens.length && tokens[length] === other[length]) length++;
+        if (length > shared) [parent, shared] = [turn, length];
+      });
+    }
+    const why = (steps[place - 1] && (steps[place - 1].logs || {}).drift) || "";
+    const item = el("li", {}, el("a", { href: location.hash, onclick: (event) => {
+      event.preventDefault();
+      document.getElementById("turn" + place).scrollIntoView({ behavior: "smooth" });
+    } }, `turn ${place + 1}`), shared ? el("span", { className: "quiet" }, ` a new sequence; shares ${counted(shared, "token")} with turn ${parent + 1}${why ? "; " + text(why) : ""}`) : "");
+    if (shared) {
+      if (!inside.has(parent)) inside.set(parent, { list: el("ul"), item: null });
+      inside.get(parent).list.append(item);
+    } else roots.push(item);
+    whole[place].item = item;
+    if (inside.get(parent)) whole[parent].item.append(inside.get(parent).list);
+  });
+  return el("ul", {}, roots);
+}
+
+// -- search, and the page --------------------------------------------------------------------------
+
+async function showSearch(words) {
+  const { episodes } = await get("search", { words });
+  document.querySelector("#search input").value = words;
+  where([["search", words], `\u201c${words}\u201d`]);
+  return [el("h1", {}, counted(episodes.length, "episode")), about(`The newest in which \u201c${words}\u201d was said.`),
+    table([["run", (each) => link(["run", each.run], each.name)], ["", (each) => nameOf(each)], ...episodeColumns.filter(([name]) =>
+      ["reward", "turns", "task", "said last"].includes(name))], episodes, "Nobody said that.")];
+}
+
+function where(...places) {
+  trail.replaceChildren(link([""], "Runs"), ...places.map(([to, name]) => link(to, cut(text(name), 60))));
+}
+
+const views = { "": showRuns, run: showRun, step: showStep, episode: showEpisode, compare: showEpisode, search: showSearch };
+const isLive = (name) => ["", "run", "step"].includes(name);
+
+async function show() {
+  const [name, ...rest] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  const at = location.hash;
+  where();
+  try {
+    const made = await (views[name] || showRuns)(...rest);
+    if (made && at === location.hash) view.replaceChildren(...made.flat(9).filter(Boolean));
+  } catch (error) {
+    view.replaceChildren(el("h1", {}, "This cannot be shown"), about(error.message));
+  }
+  document.title = [...trail.children].map((each) => each.textContent).join(" \u203a ");
+}
+
+async function lookAgain() {
+  if (document.hidden) return;
+  try {
+    const state = await (await fetch("api/state")).json();
+    document.getElementById("behind").textContent = state.trouble ? `Not all can be read: ${state.trouble}.` : state.behind > 1e6 ? `Reading ${count(Math.round(state.behind / 1e6))} MB more.` : "";
+    const name = location.hash.slice(1).split("/")[0];
+    if (String(state.version) === version || Date.now() < notBefore || !isLive(name)) return;
+    if (!view.contains(document.activeElement)) await show();
+  } catch { document.getElementById("behind").textContent = "The viewer was stopped."; }
+}
+
+document.getElementById("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.hash = "#search/" + encodeURIComponent(event.target.words.value);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const to = { j: "next", k: "previous" }[event.key];
+  if (event.key === "/") { event.preventDefault(); document.querySelector("#search input").focus(); }
+  if (to && document.getElementById(to)) document.getElementById(to).click();
+  if (event.key === "u" && trail.children.length > 1) trail.children[trail.children.length - (location.hash.startsWith("#episode") ? 1 : 2)].click();
+});
+addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
+let resized;
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(show, 200); });
+setInterval(lookAgain, 2000);
+show();
