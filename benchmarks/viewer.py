@@ -147,12 +147,14 @@ def beside(steps: int, home: Path) -> dict[str, float]:
         subprocess.Popen(command, stdout=subprocess.DEVNULL) as run,
     ):
         trained, not_before, seen, spent = psutil.Process(run.pid), 0.0, None, 0.0
+        while not (there := page.get("runs")[0]["runs"]):
+            time.sleep(1)
         started = sum(page.process.cpu_times()[:2])
         while run.poll() is None:
             spent = sum(trained.cpu_times()[:4])
             version = page.get("state")[0]["version"]
-            if version != seen and time.monotonic() > not_before and page.get("runs")[0]["runs"]:
-                _, cost = page.get("run?run=1")
+            if version != seen and time.monotonic() > not_before:
+                _, cost = page.get(f"run?run={there[0]['id']}")
                 seen, not_before = version, time.monotonic() + min(30, 100 * cost)
             time.sleep(2)
         looked = sum(page.process.cpu_times()[:2]) - started

@@ -9,6 +9,6 @@ In reading order:
     pieces.py   sampled tokens as texts
     server.py   who may ask, and the answers
 
-The page is ``page.html``, ``view.js`` and ``view.css``; ``uplot.js`` and ``uplot.css`` are uPlot 1.6,
-which draws its curves, as it was published (MIT, ``uplot-license.txt``).
+The page is ``page.html``, ``view.js`` and ``view.css``. ``uplot.js`` and ``uplot.css`` are uPlot
+1.6 as it was published (MIT, ``uplot-license.txt``); it draws the curves.
 """

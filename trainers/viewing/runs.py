@@ -3,32 +3,28 @@
 Read without PyTorch, which a viewer has no use for and no room.
 """
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evert.trainers.reporting.figures.colours import COLOURS
-from evert.trainers.reporting.figures.metrics import Curve, time_spent
+from evert.trainers.reporting.figures.metrics import Curve, is_number, time_spent
 from evert.trainers.reporting.panels import BY_TIME, GAMES_OWN, PANELS, own_metrics, own_panels
-from evert.trainers.reporting.run import curve_of, read_rows
+from evert.trainers.reporting.run import curve_of
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system import files
 from evert.trainers.system.files import read_json, read_jsonl
 
 Row = dict[str, Any]
+Rows = Sequence[Mapping[str, float]]
 
 MOST_POINTS = 400
 """Of a curve; more are averaged, as they would fall on the same pixels."""
-LIVE = 120
-"""Seconds since something was written after which a run is no longer called live."""
 
 
-def overview(run: Path) -> Row:
+def overview(run: Path, rows: Rows) -> Row:
     """What the list of runs says of one: what it is, how far it is, its two rewards by step."""
-    facts = {} if run.is_file() else read_json(run / files.RUN) or {}
-    evaluation = {} if run.is_file() else read_json(run / files.EVALUATION)
-    rows = [] if run.is_file() else read_rows(run)
+    facts, evaluation = read_json(run / files.RUN) or {}, read_json(run / files.EVALUATION)
     settings = facts.get("settings") or (evaluation or {}).get("settings") or {}
     result = read_json(run / files.RESULT) or {}
     before = {"held_out": {"before": (read_json(run / files.BEFORE) or {}).get("scores")}}
@@ -44,16 +40,15 @@ def overview(run: Path) -> Row:
         "steps": len(rows),
         "planned": settings.get("steps"),
         "finished": bool(result),
-        "live": not result and bool(rows) and time.time() - _written(run) < LIVE,
+        "written": _written(run),
         "scores": scores,
         "reward": _points(curve_of(rows, TRAIN_REWARD, None)),
         "held_out": _points(curve_of(rows, HELD_OUT_REWARD, _final(result))),
     }
 
 
-def figures(run: Path) -> Row:
+def figures(run: Path, rows: Rows) -> Row:
     """All figures that the run has a metric for, by section; its time; why episodes failed."""
-    rows = [] if run.is_file() else read_rows(run)
     keys = {key for row in rows for key in row}
     final = _final(read_json(run / files.RESULT) or {})
     panels = {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
@@ -73,41 +68,40 @@ def figures(run: Path) -> Row:
     }
 
 
-def metric(run: Path, key: str) -> Row:
+def metric(rows: Rows, key: str) -> Row:
     """One metric by step, by its own name."""
-    return _points(curve_of(read_rows(run), key, None))
-
-
-def colours() -> Sequence[str]:
-    """Of the runs, in their order; they repeat."""
-    return COLOURS
+    return _points(curve_of(rows, key, None))
 
 
 def _failures(run: Path) -> list[Row]:
     """The kinds of failures by how often they came, each with what was said last."""
-    counted, said = dict[str, int](), dict[str, str]()
-    for batch in [] if run.is_file() else read_jsonl(run / files.BATCHES):
-        for kind, count in (batch.get("kinds") or {}).items():
-            counted[str(kind)] = counted.get(str(kind), 0) + (
-                count if isinstance(count, int) else 0
-            )
-        for pair in batch.get("found") or ():
-            failure = pair[0] if isinstance(pair, list) and pair else pair
-            if isinstance(failure, dict):
-                said[str(failure.get("kind"))] = str(failure.get("error", ""))
-    order = sorted(counted, key=lambda kind: -counted[kind])
-    return [{"kind": kind, "count": counted[kind], "error": said.get(kind, "")} for kind in order]
+    counted, said = Counter[str](), dict[str, str]()
+    for batch in read_jsonl(run / files.BATCHES):
+        numbers = (batch.get("kinds") or {}).items()
+        counted.update({kind: n for kind, n in numbers if isinstance(n, int)})
+        for pair in _listed(batch.get("found")):
+            for failure in _listed(pair):
+                if isinstance(failure, dict):
+                    said[str(failure.get("kind"))] = str(failure.get("error", ""))
+    return [
+        {"kind": kind, "count": count, "error": said.get(kind, "")}
+        for kind, count in counted.most_common()
+    ]
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _scores(result: Mapping[str, Any], when: str) -> Row:
-    held_out = result.get("held_out") or {}
-    score = (held_out.get(when) or {}).get("temperature_1") if isinstance(held_out, dict) else None
-    return {when: score.get("reward")} if isinstance(score, dict) else {}
+    score: Any = result.get("held_out") or {}
+    for name in (when, "temperature_1", "reward"):
+        score = score.get(name) if isinstance(score, dict) else None
+    return {when: score} if is_number(score) else {}
 
 
 def _final(result: Mapping[str, Any]) -> float | None:
-    reward = _scores(result, "after").get("after")
-    return reward if isinstance(reward, int | float) else None
+    return _scores(result, "after").get("after")
 
 
 def _points(curve: Curve) -> Row:
@@ -127,6 +121,7 @@ def _text(value: Any) -> str:
 
 
 def _written(run: Path) -> float:
+    """When the last step was, in seconds since 1970; 0.0: there was none."""
     try:
         return (run / files.METRICS).stat().st_mtime
     except OSError:

@@ -22,6 +22,8 @@ import orjson
 from aiohttp import web
 
 from evert.bridge.redaction import redacted
+from evert.trainers.reporting.figures.colours import COLOURS
+from evert.trainers.reporting.run import read_rows
 from evert.trainers.viewing import asking, runs
 from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import Row, shown
@@ -64,8 +66,11 @@ class Viewer:
         self._thread = threading.Thread(target=self._keep_up, name="evert-view", daemon=True)
         self._trouble = ""
         self._reader = ThreadPoolExecutor(1, "evert-view-reader")
-        self._overview = lru_cache(1024)(lambda run, facts: runs.overview(self.index.runs[run]))
-        self._figures = lru_cache(8)(lambda run, facts: runs.figures(self.index.runs[run]))
+        # each read again when its files have changed, which their stamps tell
+        self._rows = lru_cache(2)(lambda run, stamps: read_rows(self.index.runs[run]))
+        self._overviews = lru_cache(1024)(
+            lambda run, stamps: runs.overview(self.index.runs[run], self._rows(run, stamps))
+        )
 
     def start(self) -> None:
         """Begin to look at the files."""
@@ -155,24 +160,26 @@ class Viewer:
 
     def all_runs(self, asked: Mapping[str, str]) -> Row:
         """All runs."""
-        counts, facts = asking.counts(self.index), self.index.facts
-        none = {"episodes": 0, "recorded": 0, "broken": 0}
-        found = [
-            {"id": run} | none | counts.get(run, {}) | self._overview(run, facts.get(run))
-            for run in self.index.runs
-        ]
-        return {"runs": found, "colours": runs.colours()}
+        counts = asking.counts(self.index)
+        found = [self._overview(run, counts) for run in self.index.runs]
+        return {"runs": found, "colours": COLOURS}
+
+    def _overview(self, run: int, counts: Mapping[int, Row]) -> Row:
+        none = {"id": run, "episodes": 0, "recorded": 0, "broken": 0}
+        return none | counts.get(run, {}) | self._overviews(run, self.index.facts.get(run))
 
     def one_run(self, asked: Mapping[str, str]) -> Row:
         """A run: its figures, its steps."""
         run = self._run(asked)
-        facts = self.index.facts.get(run)
-        of = {"id": run} | asking.counts(self.index).get(run, {}) | self._overview(run, facts)
-        return of | self._figures(run, facts) | {"stages": asking.steps(self.index, run)}
+        rows = self._rows(run, self.index.facts.get(run))
+        of = self._overview(run, asking.counts(self.index))
+        of |= runs.figures(self.index.runs[run], rows)
+        return of | {"stages": asking.steps(self.index, run)}
 
     def metric(self, asked: Mapping[str, str]) -> Row:
         """A metric of a run by step."""
-        return runs.metric(self.index.runs[self._run(asked)], asked["key"])
+        run = self._run(asked)
+        return runs.metric(self._rows(run, self.index.facts.get(run)), asked["key"])
 
     def step(self, asked: Mapping[str, str]) -> Row:
         """The episodes of a step."""

@@ -107,6 +107,8 @@ const dashOf = (place) => place < colours.length ? undefined : [6, 4];
 
 const TOLD = ["log_path", "env", "tasks", "agent", "train_tasks", "test_tasks", "model_name", "steps", "max_steps"];
 
+const isLive = (run) => !run.finished && Date.now() / 1000 - run.written < 120;
+
 async function showRuns() {
   const { runs, colours: known } = await get("runs");
   colours = known;
@@ -131,7 +133,7 @@ async function showRuns() {
       panel("Reward held out", "mean reward, temperature 1, by step", lines("held_out"))),
     table([
       ["", (run) => [mark(run), chosen.has(run.id) && swatch(run)]],
-      ["run", (run) => [link(["run", run.id], run.name), run.live && el("span", { className: "live" }, " live"),
+      ["run", (run) => [link(["run", run.id], run.name), isLive(run) && el("span", { className: "live" }, " live"),
         el("br"), el("small", {}, cut(differing(run), 200))]],
       ["of", (run) => [run.trains || run.what, el("br"), el("small", {}, cut(run.model, 60))]],
       ["steps", (run) => run.what === "run" ? `${run.steps}${run.planned ? " of " + run.planned : ""}` : "", true],
@@ -168,7 +170,7 @@ async function showRun(id) {
   return [
     el("h1", {}, run.name),
     about(run.trains, " \u00b7 ", run.model, " \u00b7 ", run.planned ? `${run.steps} of ${run.planned} steps` : `${run.steps} steps`,
-      run.live ? el("span", { className: "live" }, " live") : "", " \u00b7 ",
+      isLive(run) ? el("span", { className: "live" }, " live") : "", " \u00b7 ",
       `${count(run.recorded)} of ${counted(run.episodes, "episode")} recorded whole`,
       run.broken ? ` \u00b7 ${counted(run.broken, "line")} cannot be read` : "", el("br"), el("small", {}, run.path)),
     lastStep && el("div", { className: "tools" }, link([...stagePath(id, lastStep), "worst"], "worst episode of the last step"),
@@ -393,7 +395,7 @@ function where(...places) {
 }
 
 const views = { "": showRuns, run: showRun, step: showStep, episode: showEpisode, compare: showEpisode, search: showSearch };
-const isLive = (name) => ["", "run", "step"].includes(name);
+const changes = (name) => ["", "run", "step"].includes(name);
 
 async function show() {
   const [name, ...rest] = location.hash.slice(1).split("/").map(decodeURIComponent);
@@ -414,7 +416,7 @@ async function lookAgain() {
     const state = await (await fetch("api/state")).json();
     document.getElementById("behind").textContent = state.trouble ? `Not all can be read: ${state.trouble}.` : state.behind > 1e6 ? `Reading ${count(Math.round(state.behind / 1e6))} MB more.` : "";
     const name = location.hash.slice(1).split("/")[0];
-    if (String(state.version) === version || Date.now() < notBefore || !isLive(name)) return;
+    if (String(state.version) === version || Date.now() < notBefore || !changes(name)) return;
     if (!view.contains(document.activeElement)) await show();
   } catch { document.getElementById("behind").textContent = "The viewer was stopped."; }
 }

@@ -178,9 +178,14 @@ async def test_what_is_damaged_or_gone_is_said_and_the_rest_is_shown(tmp_path: P
     file.write_text(f"{json.dumps(row(1))}\n[1]\n{json.dumps(row(2))}\n")
     (run / "metrics.jsonl").write_text('{"step": 0, "progress": NaN, "a": Infinity}\n{"st')
     (run / "run.json").write_text('{"name": "\\ud800", "settings": {"a": NaN, "steps": []}}')
+    (run / "result.json").write_text('{"held_out": {"before": [], "after": {"temperature_1": 3}}}')
+    (run / "before.json").write_text('{"scores": {"temperature_1": {"reward": "x"}}}')
+    (run / "batches.jsonl").write_text(
+        '{"kinds": {"a": "b", "c": 2}, "found": 3}\n{"found": [[{}]]}'
+    )
     async with opened(tmp_path, database=tmp_path / "index") as page:
         [listed] = (await page.get("runs"))["runs"]
-        assert (listed["episodes"], listed["broken"]) == (2, 1)
+        assert (listed["episodes"], listed["broken"], listed["scores"]) == (2, 1, {})
         await page.get("run", run=1)
         ids = [each["id"] for each in asking.episodes(page.viewer.index, 1, "train", "", 0)]
         file.write_text("x")
