@@ -230,6 +230,27 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
     assert len(by_gamma) > 3
 
 
+@pytest.mark.parametrize("early", [True, False])
+async def test_the_cookbook_gives_an_episode_one_advantage_wherever_its_reward_was_given(
+    early: bool,
+) -> None:
+    async def two_turns(client: Any, task: str) -> float:
+        earned = float(await ask(client, "Which?") == "yes")
+        client.reward(earned if early else 0.0)
+        await ask(client, "And?")
+        return 0.0 if early else earned
+
+    said = iter(["yes", "no"])
+    policy = policy_of(lambda prompt: next(said) if "Which?" in prompt else "yes")
+    group = await do_group_rollout(ChatAgentGroupBuilder(two_turns, 1, group_size=2), policy)
+    advantages = Counter(key[3] for key in trained(group).elements())
+
+    assert sorted(advantages) == [-0.5, 0.5]
+    assert advantages.total() == sum(
+        len(turn.ac.tokens) for each in group.trajectories_G for turn in each.transitions
+    )
+
+
 async def test_means_of_rewards_and_turns_stay_what_they_were() -> None:
     whole = compute_trajectory_metrics([await played(two_speakers)], [[]])
     for options in ({"advantages": by_token}, {"gamma": 1.0}):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import drift
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
@@ -136,6 +137,24 @@ async def test_a_program_fixes_a_file(
     assert last.metrics.get("drift/completed_arguments", 0) == (ready is claude)
     assert ready is not gemini or last.metrics["drift"] == 0
     assert (trajectory.transitions[0].ob.length < short) is lean
+
+
+def test_an_episode_of_a_program_is_one_datum_and_eight_where_each_call_is_one(
+    tmp_path: Path,
+) -> None:
+    names = ["claude", "codex", "slime2288", "slime2288-kept"]
+    for one in ("claude", "codex"):
+        program(f"programs/node_modules/.bin/{one}")
+    assert drift.main(["--quick", "--only", *names, "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "drift.json").read_text())["rows"]
+
+    data = {name: [row["data"] for row in rows[name].values()] for name in names}
+    assert {name: [own, *others[:1]] for name, (own, *others) in data.items()} == {
+        "claude": [1, 8], "codex": [1, 8], "slime2288": [8, 8], "slime2288-kept": [1, 8],
+    }  # fmt: skip
+    for name in names:
+        assert rows[name]["evert"]["lost"] == 0 < rows[name]["last"]["lost"]
+        assert rows[name]["merged"]["data"] > 1
 
 
 async def test_aider_fixes_a_file() -> None:

@@ -1,4 +1,4 @@
-"""``benchmarks/learning.py``, the same in its shortest form, and ``benchmarks/trainers.py``."""
+"""``benchmarks/learning.py`` and ``trainers.py``, in their shortest forms, and ``drift.py``."""
 
 import json
 import sys
@@ -10,10 +10,11 @@ from typing import Any
 
 import psutil
 import pytest
-from benchmarks import learning, trainers
+from benchmarks import drift, learning, trainers
 from rich.console import Console
 from tests.trainers.conftest import Patch, Shown
 
+from evert import read_records
 from evert.bridge.clients.client import AgentClient
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.measures import measures
@@ -151,3 +152,53 @@ def test_a_few_steps_of_rl_make_the_base_ask_what_tells_most(tmp_path: Path) -> 
     assert before < 0.75  # the best question tells 1.27 bits
     assert after > before + 0.2
     assert run.steps()[-1]["env/all/asks_first"] > 0.9
+
+
+def test_of_an_agent_that_compacts_evert_keeps_every_token_and_others_repeat_or_lose_some(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    def rows(*options: str) -> dict[str, dict[str, int]]:
+        only = ["--only", "compacting", "--episodes", "2", "--out", str(tmp_path)]
+        assert drift.main([*only, *options]) == 0
+        found: dict[str, Any] = json.loads((tmp_path / "drift.json").read_text())
+        assert f"{found['rows']['compacting']['evert']['rendered']:,}" in capsys.readouterr().out
+        return dict(found["rows"]["compacting"])
+
+    def said(calls: int = 9) -> int:
+        played = [record.row["steps"] for record in read_records(tmp_path / "compacting")]
+        assert [len(steps) for steps in played] == [9, 9]
+        return sum(len(step["tokens"]) for steps in played for step in steps[:calls])
+
+    odd = rows()
+    before, sampled = said(5), said()
+    trained = {way: (row["data"], row["trained"], row["lost"]) for way, row in odd.items()}
+    assert trained["evert"] == (4, sampled, 0)  # up to the summary, and after it
+    assert trained["each call"] == (18, sampled, 0)
+    assert 4 < trained["merged"][0] < 18
+    assert odd["last"]["lost"] > before  # and of what came after it what is spelled otherwise
+    assert odd["last"]["not sampled"] > 0
+    assert odd["evert"]["rendered"] * 2 < odd["each call"]["rendered"]
+
+    tidy = rows("--tidy")
+    before, sampled = said(5), said()
+    assert tidy["merged"] == tidy["evert"] | {"rendered": tidy["each call"]["rendered"]}
+    assert tidy["last"] | {"rendered": 0, "in data": 0} == {
+        "data": 2, "trained": sampled - before, "lost": before, "not sampled": 0,
+        "rendered": 0, "in data": 0,
+    }  # fmt: skip
+
+
+def test_other_data_than_conversations_fail_the_benchmark_and_a_missing_program_does_not(
+    tmp_path: Path, capsys: Shown, monkeypatch: Patch
+) -> None:
+    out = ["--quick", "--only", "claude", "compacting", "--out", str(tmp_path)]
+    missing = drift.CASES["claude"]._replace(program="no-such-program")
+    monkeypatch.setitem(drift.CASES, "claude", missing)
+    wrong = drift.CASES["compacting"]._replace(conversations=1)
+    monkeypatch.setitem(drift.CASES, "compacting", wrong)
+    assert drift.main(out) == 1
+    shown = capsys.readouterr().out
+    assert "no-such-program is not there: npm install -g @anthropic-ai/claude-code" in shown
+    assert "FAILED compacting: evert has other data than the 1 conversations" in shown
+    monkeypatch.setitem(drift.CASES, "compacting", wrong._replace(conversations=2))
+    assert drift.main(out) == 0
