@@ -1,12 +1,12 @@
 """``evert view`` with many episodes, and beside a run.
 
-    python benchmarks/viewer.py [--quick] [--episodes 100000] [--steps 40]
+    python benchmarks/viewer.py [--quick] [--episodes 100000] [--steps 120]
 
 The first part writes that many rollouts of guess-number, played by a script, as a run of 100 steps
 of groups of eight, and asks the viewer's process for each of its views, at first with an index that
 is being made, then with one that is there. The second trains identity with the defaults beside a
 viewer that is asked as the page asks: for its state every two seconds, and for the run's view again
-when there is something new, a hundred times what the last answer took later at the earliest.
+when there is something new, as late as the last answer says.
 """
 
 import argparse
@@ -46,9 +46,9 @@ class Page:
         self._opener.open(link).read()
 
     def get(self, what: str) -> tuple[Any, float]:
-        """An answer, and the seconds of a processor that it took."""
+        """An answer, and the seconds after which to ask again."""
         with self._opener.open(f"{self.address}api/{what}") as answer:
-            return json.loads(answer.read()), float(answer.headers["Evert-Cost"])
+            return json.loads(answer.read()), float(answer.headers["Evert-Again"])
 
     def seconds(self, what: str, repeats: int = REPEATS) -> list[float]:
         """How long each of some equal questions waited for its answer."""
@@ -154,8 +154,8 @@ def beside(steps: int, home: Path) -> dict[str, float]:
             spent = sum(trained.cpu_times()[:4])
             version = page.get("state")[0]["version"]
             if version != seen and time.monotonic() > not_before:
-                _, cost = page.get(f"run?run={there[0]['id']}")
-                seen, not_before = version, time.monotonic() + min(30, 100 * cost)
+                _, again = page.get(f"run?run={there[0]['id']}")
+                seen, not_before = version, time.monotonic() + again
             time.sleep(2)
         looked = sum(page.process.cpu_times()[:2]) - started
     return {"processor seconds of the run": spent, "of the viewer": looked,
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     about = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     about.add_argument("--quick", action="store_true", help="1,000 episodes and a run of 4 steps")
     about.add_argument("--episodes", type=int, default=100_000, help="that are recorded (100,000)")
-    about.add_argument("--steps", type=int, default=40, help="of the run beside the viewer (40)")
+    about.add_argument("--steps", type=int, default=120, help="of the run beside the viewer (120)")
     given = about.parse_args(argv)
     sizes = (1_000, 4) if given.quick else (given.episodes, given.steps)
     table = Table("what", "measured", "bar")

@@ -10,7 +10,6 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple, fields
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from evert.trainers.rundir.folder import SAMPLES_JSONL
 from evert.trainers.system import files
 from evert.trainers.viewing.lines import Entry, Row, entries
 
-COLUMNS = [field.name for field in fields(Entry) if field.name != "text"]
+COLUMNS = Entry._fields[:-1]
 SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
@@ -178,17 +177,18 @@ class Index:
         except ValueError:
             return False
         for entry in found:
-            *values, text = astuple(entry)
+            *values, text = entry
             given = [run, file, place, len(line), *values]
             made = self._write.execute(
                 f"INSERT INTO episodes (run, file, place, size, {', '.join(COLUMNS)}) "
                 f"VALUES ({', '.join('?' * len(given))})",
                 given,
             )
-            text = text.encode("utf-8", "replace").decode()
-            self._write.execute(
-                "INSERT INTO texts (rowid, text) VALUES (?, ?)", [made.lastrowid, text]
-            )
+            if text:
+                text = text.encode("utf-8", "replace").decode()
+                self._write.execute(
+                    "INSERT INTO texts (rowid, text) VALUES (?, ?)", [made.lastrowid, text]
+                )
         return bool(found)
 
 

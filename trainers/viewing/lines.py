@@ -10,9 +10,8 @@ makes the line a broken one. Three files have lines of episodes:
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -25,8 +24,7 @@ BEFORE, AFTER = -1, 2**31
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What the index knows of an episode; its fields are the columns, ``text`` aside."""
 
     kind: str

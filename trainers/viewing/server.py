@@ -46,12 +46,14 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-COST = "Evert-Cost"
-"""Header: seconds of a processor that the answer took; a page asks again after a hundred times."""
+PATIENCE = 250
+"""Times what a look or an answer took, after which the next one comes: runs need the machine."""
+AGAIN = "Evert-Again"
+"""Header: seconds after which a page that is only looked at may ask again."""
 VERSION = "Evert-Version"
 """Header: of the index that was asked."""
 LOOKS = 1.0, 10.0
-"""Least and most seconds between two looks at the files; between them a hundred times a look."""
+"""Least and most seconds between two looks at the files."""
 
 
 class Viewer:
@@ -95,7 +97,7 @@ class Viewer:
             except (OSError, sqlite3.Error) as error:  # a file that is gone meanwhile, a full disk
                 self._trouble = str(error)
             least, most = LOOKS
-            self._stopped.wait(min(most, max(least, 100 * (time.thread_time() - before))))
+            self._stopped.wait(min(most, max(least, PATIENCE * (time.thread_time() - before))))
 
     def app(self) -> web.Application:
         """The web application."""
@@ -139,7 +141,7 @@ class Viewer:
         body, spent = await loop.run_in_executor(
             self._reader, self._answered, answer, request.query
         )
-        headers = {COST: f"{spent:.4f}", VERSION: str(version)}
+        headers = {AGAIN: f"{min(30.0, PATIENCE * spent):.2f}", VERSION: str(version)}
         return web.Response(body=body, content_type="application/json", headers=headers)
 
     def _answered(self, answer: "Answer", asked: Mapping[str, str]) -> tuple[bytes, float]:

@@ -29,7 +29,7 @@ const cut = (value, most) => value.length > most ? value.slice(0, most) + "\u202
 async function get(name, query = {}) {
   const answer = await fetch(`api/${name}?` + new URLSearchParams(query));
   if (!answer.ok) throw new Error((await answer.text()).trim());
-  notBefore = Date.now() + 1000 * Math.min(30, 100 * Number(answer.headers.get("Evert-Cost")));
+  notBefore = Date.now() + 1000 * Number(answer.headers.get("Evert-Again"));
   version = answer.headers.get("Evert-Version");
   return answer.json();
 }
