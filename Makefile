@@ -182,6 +182,7 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/drift.py
+	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/curriculum.py
 	$(BIN)/python benchmarks/intervals.py
