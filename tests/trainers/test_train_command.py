@@ -28,6 +28,7 @@ def test_a_run_says_its_engine_its_folder_and_its_figures_and_no_more(finished: 
     for part in (
         "engine: embedded on cpu, 1 thread (no TINKER_API_KEY is set); evert-tiny, ",
         "step 3/3  reward ", "24 held-out tasks", f"plot: runs/{finished.path.name}/learning_curve",
+        f"in a browser: evert view runs/{finished.path.name}",
     ):  # fmt: skip
         assert part in shown
     assert "\x1b" not in shown

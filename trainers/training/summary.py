@@ -1,6 +1,7 @@
 """What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
     ]
     if done.after is not None:
         lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
+    lines.append(f"in a browser: evert view {shlex.quote(str(folder.path))}")
     lines += lost
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
