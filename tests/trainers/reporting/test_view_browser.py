@@ -258,11 +258,11 @@ def test_token_sequences_are_those_that_are_trained_on(browser: Browser, link: s
         (0, [7], [8], "a"),  # edits what was said at turn 3
         (4, [5], [6], "a"),
     ]
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"prompt": {"after": after, "tokens": new}, "tokens": said, "logs": {"caller": who}}
         for after, new, said, who in turns
     ]
-    steps[2]["logs"] |= {"drift": "history"}
+    steps[2]["logs"] = {"caller": "a", "drift": "history"}
     found = browser.ask(f"sequences({json.dumps(steps)})")
     assert [each["turns"] for each in found] == [[0, 2], [1, 3], [4, 5]]
     assert [(each["from"], each["shared"], each["why"]) for each in found] == [
