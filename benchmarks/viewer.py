@@ -11,7 +11,6 @@ when there is something new, as late as the last answer says.
 
 import argparse
 import asyncio
-import http.cookiejar
 import json
 import os
 import subprocess
@@ -40,14 +39,13 @@ class Page:
     """What a browser asks of a viewer's process."""
 
     def __init__(self, link: str, process: psutil.Process) -> None:
-        self.address, self.process = link.partition("?")[0], process
-        jar = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
-        self._opener = urllib.request.build_opener(jar)
-        self._opener.open(link).read()
+        self.address, _, token = link.partition("?token=")
+        self.process, self._allowed = process, {"Authorization": f"Bearer {token}"}
 
     def get(self, what: str) -> tuple[Any, float]:
         """An answer, and the seconds after which to ask again."""
-        with self._opener.open(f"{self.address}api/{what}") as answer:
+        asked = urllib.request.Request(f"{self.address}api/{what}", headers=self._allowed)
+        with urllib.request.urlopen(asked) as answer:
             return json.loads(answer.read()), float(answer.headers["Evert-Again"])
 
     def seconds(self, what: str, repeats: int = REPEATS) -> list[float]:

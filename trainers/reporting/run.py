@@ -146,7 +146,9 @@ def curve_of(rows: Sequence[Mapping[str, Any]], key: str, final: float | None) -
 def read_rows(folder: Path) -> list[dict[str, float]]:
     """A run's metrics by step, finite numbers only, with those that are derived."""
     read = read_steps(folder / METRICS)
-    rows = [{k: v for k, v in row.items() if is_number(v)} for row in read]
+    rows = [
+        {k: v for k, v in row.items() if is_number(v)} for row in read if is_number(row["step"])
+    ]
     recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
     success = next((name for name in SUCCESS_NAMES if name in recorded), None)
     for row in rows:

@@ -48,9 +48,15 @@ class RunFolderError(EvertError, OSError):
     """A run folder cannot be used: it is no run, another run, or cannot be read or written to."""
 
 
+LARGEST = 2**28
+"""Bytes of a JSON file that is read; no file of ours is so large."""
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON file's content; None where there is no such file, or it is broken."""
     try:
+        if not path.is_file() or path.stat().st_size > LARGEST:  # a pipe would never end
+            return None
         return _record(path.name, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError):
         return None

@@ -1,5 +1,6 @@
 """What the page asks the index: steps, episodes of a step, one episode, words."""
 
+import os
 from pathlib import Path
 
 from evert.trainers.viewing.index import Index
@@ -97,7 +98,7 @@ def episode(index: Index, number: int) -> tuple[Row, bytes] | None:
     if not found:
         return None
     try:
-        with Path(found[0]["path"]).open("rb") as file:
+        with Path(os.fsdecode(found[0]["path"])).open("rb") as file:
             file.seek(found[0]["place"])
             return found[0], file.read(found[0]["size"])
     except OSError:

@@ -10,9 +10,10 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from evert.bridge.records.files import ROLLOUTS
 from evert.trainers.rundir.folder import SAMPLES_JSONL
@@ -43,14 +44,16 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 VERSION = zlib.crc32(SCHEMA.encode())
 """Of the schema; it is in the database's name."""
 LONGEST_LINE = 32 * 2**20
-"""Bytes of a line that is read; the pieces of a longer one are broken lines."""
-AT_ONCE = 200
-"""Lines after which what was read can be seen."""
+"""Bytes of a line that is read; a file with a longer one is read up to there."""
+AT_ONCE = 200, 8 * 2**20
+"""Lines, or bytes, after which what was read can be seen."""
 DEEPEST, MOST_RUNS = 4, 1_000
 """Folders below a folder that was named in which runs are looked for, and most of them."""
+LARGE = 2**30
+"""Bytes of a file that is read after all others."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT)
 Stamp: TypeAlias = tuple[int, int, int]
-"""What changes when a file does: its size, its time, its number."""
+"""What changes when a file does, or who may read it: its size, its time, its number."""
 
 
 class Index:
@@ -72,6 +75,8 @@ class Index:
         """Bytes that are not read yet."""
         self.version = 0
         """Grows with all that is found."""
+        self.troubles: dict[Path, str] = {}
+        """Why a file or a folder is not read, or not all of it."""
         self._paths = paths
         self._write = _opened(database)
         self._read = sqlite3.connect(database, check_same_thread=False)
@@ -93,7 +98,11 @@ class Index:
 
     def look(self, stopped: threading.Event) -> None:
         """Read what is new, until there is no more or it is told to stop."""
-        runs = {self._number(path): path for path in find_runs(self._paths)}
+        found = find_runs(self._paths)
+        self.troubles.pop(Path(), None)
+        if len(found) >= MOST_RUNS:
+            self.troubles[Path()] = f"there are more than {MOST_RUNS:,} runs; name some of them"
+        runs = {self._number(path): path for path in found}
         facts = {run: tuple(_stamp(path / name) for name in FACTS) for run, path in runs.items()}
         self.version += facts != self.facts
         self.runs, self.facts = runs, facts
@@ -106,32 +115,43 @@ class Index:
         self._forget(stamps.keys())
         news = {file: new for file, new in stamps.items() if self._stamps.get(file) != new}
         self.behind = sum(stamp[0] for _, stamp in news.values())
-        for file, (run, stamp) in news.items():
-            number, done = self._begin(run, file)
-            self.behind -= min(done, stamp[0])
-            for size in self._take(run, file, number, done):
-                self.behind -= size
-                self.version += 1
-                if stopped.is_set():
-                    return
+        for file, (run, stamp) in sorted(news.items(), key=lambda new: new[1][1][0] > LARGE):
+            self.troubles.pop(file, None)
+            try:
+                number, done = self._begin(run, file)
+                self.behind -= min(done, stamp[0])
+                for size in self._take(run, file, number, done):
+                    self.behind -= size
+                    done += size
+                    self.version += 1
+                    if stopped.is_set():
+                        return
+            except OSError as error:  # of this file: the others are read all the same
+                self.troubles[file] = str(error)
+            else:
+                if stamp[0] - done > LONGEST_LINE:
+                    self.troubles[file] = f"{file} has a line of more than 32 MB"
             self._stamps[file] = run, stamp
         self.behind = 0
 
     def _number(self, path: Path) -> int:
         with self._write as database:
-            database.execute("INSERT OR IGNORE INTO runs (path) VALUES (?)", [str(path)])
-            [[number]] = database.execute("SELECT id FROM runs WHERE path = ?", [str(path)])
+            name = os.fsencode(path)
+            database.execute("INSERT OR IGNORE INTO runs (path) VALUES (?)", [name])
+            [[number]] = database.execute("SELECT id FROM runs WHERE path = ?", [name])
         return int(number)
 
     def _forget(self, there: Collection[Path]) -> None:
         """Drop the episodes of files that are gone."""
         known = self._write.execute("SELECT id, path FROM files").fetchall()
-        gone = [(number, path) for number, path in known if Path(path) not in there]
+        there_once = [(number, Path(os.fsdecode(path))) for number, path in known]
+        gone = [(number, path) for number, path in there_once if path not in there]
         with self._write as database:
             for number, path in gone:
                 database.execute("DELETE FROM episodes WHERE file = ?", [number])
                 database.execute("DELETE FROM files WHERE id = ?", [number])
-                self._stamps.pop(Path(path), None)
+                self._stamps.pop(path, None)
+                self.troubles.pop(path, None)
         self.version += bool(gone)
 
     def _begin(self, run: int, file: Path) -> tuple[int, int]:
@@ -140,10 +160,10 @@ class Index:
             database.execute(
                 "INSERT OR IGNORE INTO files (run, path, done, last, mark, broken) "
                 "VALUES (?, ?, 0, 0, 0, 0)",
-                [run, str(file)],
+                [run, os.fsencode(file)],
             )
             question = "SELECT id, done, last, mark FROM files WHERE path = ?"
-            [[number, done, last, mark]] = database.execute(question, [str(file)])
+            [[number, done, last, mark]] = database.execute(question, [os.fsencode(file)])
             if done and _mark(file, last, done) != mark:
                 database.execute("DELETE FROM episodes WHERE file = ?", [number])
                 database.execute("UPDATE files SET done = 0, broken = 0 WHERE id = ?", [number])
@@ -153,8 +173,7 @@ class Index:
     def _take(self, run: int, file: Path, number: int, done: int) -> Iterator[int]:
         """Read a file's new lines; the bytes of each lot, when it can be asked for."""
         with file.open("rb") as lines:
-            lines.seek(done)
-            while lot := list(_lines(lines, AT_ONCE)):
+            while lot := list(_lines(lines, done)):
                 broken, place = 0, done
                 with self._write as database:
                     for line in lot:
@@ -173,7 +192,7 @@ class Index:
         if not line.strip():
             return True
         try:
-            found = entries(line) if len(line) <= LONGEST_LINE else []
+            found = entries(line)
         except ValueError:
             return False
         for entry in found:
@@ -194,6 +213,7 @@ class Index:
 
 def _opened(database: Path) -> sqlite3.Connection:
     for attempt in range(2):
+        database.touch(mode=0o600)  # who may not read the runs may not read this
         connection = sqlite3.connect(database, check_same_thread=False)
         try:
             connection.executescript(SCHEMA)
@@ -216,12 +236,15 @@ def _mark(file: Path, start: int, end: int) -> int | None:
         return zlib.crc32(lines.read(min(4096, end - start)))
 
 
-def _lines(file: Any, most: int) -> Iterator[bytes]:
-    """Whole lines; one that is still being written waits for its end."""
+def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
+    """Some whole lines; one that is still being written waits for its end."""
+    file.seek(start)
+    most, left = AT_ONCE
     for _ in range(most):
-        line = file.readline(LONGEST_LINE + 1)
-        if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
+        line = file.readline(LONGEST_LINE) if left > 0 else b""
+        if not line.endswith(b"\n"):
             return
+        left -= len(line)
         yield line
 
 
@@ -231,30 +254,30 @@ def _stamp(file: Path) -> Stamp | None:
         found = file.stat()
     except OSError:
         return None
-    return (found.st_size, found.st_mtime_ns, found.st_ino) if S_ISREG(found.st_mode) else None
+    return (found.st_size, found.st_ctime_ns, found.st_ino) if S_ISREG(found.st_mode) else None
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The run folders, evaluations and files of rollouts in some folders, each once."""
-    found = dict[Path, None]()
+    found, known = list[Path](), set[tuple[int, int]]()
 
     def search(path: Path, deep: int) -> None:
+        about = path.stat()
+        if len(found) >= MOST_RUNS or (about.st_dev, about.st_ino) in known:
+            return
+        known.add((about.st_dev, about.st_ino))
         if is_run(path):
-            found[path] = None
-            return
-        if deep >= DEEPEST or len(found) >= MOST_RUNS:
-            return
-        try:
-            inside = sorted(each.path for each in os.scandir(path) if each.is_dir())
-        except OSError:
-            return
-        for folder in inside:
-            if not Path(folder).name.startswith("."):
-                search(Path(folder), deep + 1)
+            found.append(path)
+        elif deep < DEEPEST:
+            inside = [each for each in os.scandir(path) if each.is_dir() and each.name[0] != "."]
+            for each in sorted(inside, key=lambda each: (each.is_symlink(), each.name)):
+                with suppress(OSError):
+                    search(Path(each.path), deep + 1)
 
     for path in paths:
-        search(path, 0)
-    return list(found)
+        with suppress(OSError):
+            search(path, 0)
+    return found
 
 
 def is_run(path: Path) -> bool:

@@ -21,6 +21,8 @@ PREVIEW = 200
 """Characters of a task and of the last reply that lists show."""
 BEFORE, AFTER = -1, 2**31
 """Steps of samples: those of the weights before the first step, and after the last."""
+WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
+"""Errors of what is of another type, or deeper, than it should be."""
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
@@ -62,7 +64,7 @@ def entries(line: bytes) -> list[Entry]:
             parts = [(part, row[part]) for part in ("before", "after") if row.get(part)]
             return [_sample(row, part, played) for part, played in parts]
         return [_episode(row)]
-    except (AttributeError, KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
+    except WRONG as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
@@ -76,18 +78,18 @@ def _episode(row: Row) -> Entry:
     return Entry(
         kind=RECORDED if whole else SUMMARY,
         split="train" if row["split"] == "train" else "test",
-        model=str(about.get("model", "")),
+        model=str(about.get("model", ""))[:PREVIEW],
         step=_whole(row["iteration"]),
         grp=_whole(about.get("task_number", row["group_idx"])),
         traj=_whole(row["traj_idx"]),
-        seat=str(row.get("seat") or ""),
+        seat=str(row.get("seat") or "")[:PREVIEW],
         part="",
         reward=float(row["total_reward"]),
         turns=len(steps),
         tokens=sum(_whole(step["ac_len"]) for step in steps),
         lineages=_whole(last.get("lineages", 0)),
         breaks=sum("drift" in log for log in logs),
-        ending=_ending(row, last),
+        ending=_ending(row, last)[:PREVIEW],
         task=task,
         same=same,
         said=said[:PREVIEW],
@@ -112,7 +114,7 @@ def _sample(row: Row, part: str, played: Row) -> Entry:
         tokens=_whole(played.get("tokens", 0)),
         lineages=0,
         breaks=0,
-        ending=str(played.get("failure") or ""),
+        ending=str(played.get("failure") or "")[:PREVIEW],
         task=task,
         same=same,
         said=str(turns[-1].get("said", ""))[:PREVIEW] if turns else "",

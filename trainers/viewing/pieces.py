@@ -3,24 +3,43 @@
 A tokenizer is read as data, from this machine: a base's folder, a model's, or the cache of the Hub.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from evert.bridge.tokens.bases import BASES, base_path
 
 FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
 """Bytes of a tokenizer's file that is read."""
+LONGEST = 5.0
+"""Seconds that the texts of an episode may take: a tokenizer may be anybody's."""
 
 
-def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """A text a token. Tokens that only together make a character are empty, but for the last."""
+def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | None:
+    """A text a token of each turn; None where they are no tokens of this tokenizer's.
+
+    Tokens that only together make a character are empty, but for the last.
+    """
     from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
-    stream = DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer, token) or "" for token in ids]
+    end, left, found = time.monotonic() + LONGEST, LARGEST, list[list[str]]()
+    try:
+        for ids in turns:
+            stream, texts = DecodeStream(skip_special_tokens=False), list[str]()
+            found.append(texts)
+            for token in ids:
+                texts.append(stream.step(tokenizer, token) or "")
+                left -= len(texts[-1])
+                if time.monotonic() > end or left < 0:
+                    return None
+    except BaseException:  # whatever it says of it; its panics are no Exceptions
+        return None
+    return found
 
 
 def tokenizer_file(name: str, run: Path) -> Path | None:
@@ -57,6 +76,20 @@ def load_tokenizer(file: Path) -> Any:
     from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
     try:
+        if _may_grow(orjson.loads(file.read_bytes()).get("decoder")):
+            return None
         return Tokenizer.from_file(str(file))
-    except Exception:  # whatever the parser says of it
+    except BaseException:  # whatever the parser says of it; its panics are no Exceptions
         return None
+
+
+def _may_grow(decoder: Any) -> bool:
+    """Whether a decoder may make much of little, for which there may be no memory, or no time."""
+    if isinstance(decoder, list):
+        return any(map(_may_grow, decoder))
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Replace":
+        pattern = decoder["pattern"].get("String", "")
+        return not pattern or len(decoder["content"]) > len(pattern)
+    return _may_grow(decoder.get("decoders"))

@@ -5,12 +5,13 @@ Read without PyTorch, which a viewer has no use for and no room.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from evert.trainers.reporting.figures.metrics import Curve, is_number, time_spent
 from evert.trainers.reporting.panels import BY_TIME, GAMES_OWN, PANELS, own_metrics, own_panels
-from evert.trainers.reporting.run import curve_of
+from evert.trainers.reporting.run import CONFIG, curve_of, read_rows
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system import files
 from evert.trainers.system.files import read_json, read_jsonl
@@ -25,20 +26,22 @@ MOST_POINTS = 400
 def overview(run: Path, rows: Rows) -> Row:
     """What the list of runs says of one: what it is, how far it is, its two rewards by step."""
     facts, evaluation = read_json(run / files.RUN) or {}, read_json(run / files.EVALUATION)
-    settings = facts.get("settings") or (evaluation or {}).get("settings") or {}
+    settings = facts.get("settings") or (evaluation or {}).get("settings")
+    settings = settings or read_json(run / CONFIG) or {}
     result = read_json(run / files.RESULT) or {}
     before = {"held_out": {"before": (read_json(run / files.BEFORE) or {}).get("scores")}}
+    planned = settings.get("steps", settings.get("max_steps"))
     scores = _scores(before, "before") | _scores(result, "before") | _scores(result, "after")
     return {
         "name": run.name,
         "path": str(run),
         "what": "evaluation" if evaluation is not None else "run" if facts or rows else "rollouts",
-        "trains": str(facts.get("name") or settings.get("env") or ""),
-        "model": str(settings.get("model_name") or settings.get("models") or ""),
-        "started": str(facts.get("started") or ""),
-        "settings": {str(key): _text(value) for key, value in settings.items()},
+        "trains": _text(facts.get("name") or settings.get("env") or ""),
+        "model": _text(settings.get("model_name") or settings.get("models") or ""),
+        "started": _text(facts.get("started") or ""),
+        "settings": {_text(key): _text(value) for key, value in settings.items()},
         "steps": len(rows),
-        "planned": settings.get("steps"),
+        "planned": planned if isinstance(planned, int) else None,
         "finished": bool(result),
         "written": _written(run),
         "scores": scores,
@@ -68,6 +71,11 @@ def figures(run: Path, rows: Rows) -> Row:
     }
 
 
+def rows(run: Path) -> Rows:
+    """A run's metrics by step; none where there are more than this process has room for."""
+    return read_rows(run) if _fits(run / files.METRICS) and _fits(run / files.BATCHES) else []
+
+
 def metric(rows: Rows, key: str) -> Row:
     """One metric by step, by its own name."""
     return _points(curve_of(rows, key, None))
@@ -76,7 +84,7 @@ def metric(rows: Rows, key: str) -> Row:
 def _failures(run: Path) -> list[Row]:
     """The kinds of failures by how often they came, each with what was said last."""
     counted, said = Counter[str](), dict[str, str]()
-    for batch in read_jsonl(run / files.BATCHES):
+    for batch in read_jsonl(run / files.BATCHES) if _fits(run / files.BATCHES) else ():
         numbers = (batch.get("kinds") or {}).items()
         counted.update({kind: n for kind, n in numbers if isinstance(n, int)})
         for pair in _listed(batch.get("found")):
@@ -87,6 +95,13 @@ def _failures(run: Path) -> list[Row]:
         {"kind": kind, "count": count, "error": said.get(kind, "")}
         for kind, count in counted.most_common()
     ]
+
+
+def _fits(file: Path) -> bool:
+    try:
+        return file.stat().st_size <= files.LARGEST
+    except OSError:
+        return True
 
 
 def _listed(value: object) -> list[Any]:
@@ -116,13 +131,17 @@ def _points(curve: Curve) -> Row:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except RecursionError:
+        return "…"
     return text if len(text) <= 160 else f"{text[:160]}…"
 
 
 def _written(run: Path) -> float:
-    """When the last step was, in seconds since 1970; 0.0: there was none."""
-    try:
-        return (run / files.METRICS).stat().st_mtime
-    except OSError:
-        return 0.0
+    """When something was written last, in seconds since 1970; 0.0: it is gone."""
+    times = [0.0]
+    for name in ("", files.RUN, files.METRICS, files.BATCHES, files.RESULT):
+        with suppress(OSError):
+            times.append((run / name).stat().st_mtime)
+    return max(times)

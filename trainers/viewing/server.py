@@ -1,12 +1,12 @@
 """The page's server: it answers with JSON of what the index has, to who has the link's token.
 
-It listens on this machine alone. The link's token becomes a cookie; a request for another host's
+It listens on this machine alone. The page keeps the link's token and sends it with each question;
+a cookie would go to every server on this machine, whoever runs it. A request for another host's
 name, as a page that was led here by DNS would make, is refused. Nothing that is known to be secret
 leaves: ``redacted`` reads every answer.
 """
 
 import asyncio
-import hashlib
 import json
 import secrets
 import sqlite3
@@ -23,10 +23,9 @@ from aiohttp import web
 
 from evert.bridge.redaction import redacted
 from evert.trainers.reporting.figures.colours import COLOURS
-from evert.trainers.reporting.run import read_rows
 from evert.trainers.viewing import asking, runs
 from evert.trainers.viewing.index import Index
-from evert.trainers.viewing.lines import Row, shown
+from evert.trainers.viewing.lines import WRONG, Row, shown
 from evert.trainers.viewing.pieces import load_tokenizer, pieces, tokenizer_file
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -46,6 +45,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+REFUSED = "Open the link that `evert view` printed.\n"
 PATIENCE = 250
 """Times what a look or an answer took, after which the next one comes: runs need the machine."""
 AGAIN = "Evert-Again"
@@ -62,14 +62,12 @@ class Viewer:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.token = secrets.token_urlsafe(24)
-        digest = hashlib.sha256(self.token.encode()).hexdigest()
-        self._cookie = f"evert_view_{digest[:8]}"  # several viewers share a browser's cookies
         self._asked, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="evert-view", daemon=True)
         self._trouble = ""
         self._reader = ThreadPoolExecutor(1, "evert-view-reader")
         # each read again when its files have changed, which their stamps tell
-        self._rows = lru_cache(2)(lambda run, stamps: read_rows(self.index.runs[run]))
+        self._rows = lru_cache(2)(lambda run, stamps: runs.rows(self.index.runs[run]))
         self._overviews = lru_cache(1024)(
             lambda run, stamps: runs.overview(self.index.runs[run], self._rows(run, stamps))
         )
@@ -94,8 +92,8 @@ class Viewer:
             try:
                 self.index.look(self._stopped)
                 self._trouble = ""
-            except (OSError, sqlite3.Error) as error:  # a file that is gone meanwhile, a full disk
-                self._trouble = str(error)
+            except Exception as error:  # a full disk, say: the next look may find it mended
+                self._trouble = f"{type(error).__name__}: {error}"
             least, most = LOOKS
             self._stopped.wait(min(most, max(least, PATIENCE * (time.thread_time() - before))))
 
@@ -111,28 +109,17 @@ class Viewer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         try:
-            response = self._let_in(request) or await handler(request)
+            _check_host(request.host)
+            response = await handler(request)
         except web.HTTPException as refused:
             response = web.Response(status=refused.status, text=refused.text)
         response.headers.update(HEADERS)
         return response
 
-    def _let_in(self, request: web.Request) -> web.Response | None:
-        """None for who may ask; else what he is told, or the cookie for the link's token."""
-        host = request.host.rpartition(":")[0] if request.host[-1:].isdigit() else request.host
-        if (host or request.host) not in HOSTS:
-            return web.Response(status=421, text="Open the link that `evert view` printed.\n")
-        given = request.query.get("token", "")
-        if given and secrets.compare_digest(given.encode(), self.token.encode()):
-            response = web.Response(status=302, headers={"Location": "/"})
-            response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict")
-            return response
-        known = request.cookies.get(self._cookie, "")
-        if secrets.compare_digest(known.encode(), self.token.encode()):
-            return None
-        return web.Response(status=403, text="Open the link that `evert view` printed.\n")
-
     async def _api(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not secrets.compare_digest(given, f"Bearer {self.token}".encode()):
+            raise web.HTTPForbidden(text=REFUSED)
         answer = ANSWERS.get(request.match_info["name"])
         if answer is None:
             raise web.HTTPNotFound(text="There is no such page.\n")
@@ -148,7 +135,7 @@ class Viewer:
         before = time.thread_time()
         try:
             found = answer(self, asked)
-        except (KeyError, ValueError, OverflowError):
+        except (*WRONG, OSError, sqlite3.Error):  # a file that has changed meanwhile, say
             raise web.HTTPNotFound(text="It is not there any more, or never was.\n") from None
         text = redacted(_as_json(found)).encode("utf-8", "replace")
         return text, time.thread_time() - before
@@ -158,12 +145,15 @@ class Viewer:
     def state(self, asked: Mapping[str, str]) -> Row:
         """Whether there is anything new, how much is not read yet, and what keeps it from that."""
         index = self.index
-        return {"version": index.version, "behind": index.behind, "trouble": self._trouble}
+        troubles = [*index.troubles.values(), self._trouble]
+        trouble = next(filter(None, troubles), "")
+        return {"version": index.version, "behind": index.behind, "trouble": trouble}
 
     def all_runs(self, asked: Mapping[str, str]) -> Row:
-        """All runs."""
+        """All runs, those first in which something was written last."""
         counts = asking.counts(self.index)
         found = [self._overview(run, counts) for run in self.index.runs]
+        found.sort(key=lambda of: of["written"], reverse=True)
         return {"runs": found, "colours": COLOURS}
 
     def _overview(self, run: int, counts: Mapping[int, Row]) -> Row:
@@ -175,7 +165,7 @@ class Viewer:
         run = self._run(asked)
         rows = self._rows(run, self.index.facts.get(run))
         of = self._overview(run, asking.counts(self.index))
-        of |= runs.figures(self.index.runs[run], rows)
+        of |= runs.figures(self.index.runs[run], rows) | {"colours": COLOURS}
         return of | {"stages": asking.steps(self.index, run)}
 
     def metric(self, asked: Mapping[str, str]) -> Row:
@@ -240,16 +230,13 @@ def _group(entry: Row) -> tuple[str, int, str]:
 
 
 def _pieces(row: Row, run: Any) -> list[list[str]] | None:
-    """The texts of each turn's tokens; None where there are no tokens, or nothing to read them."""
+    """The texts of each turn's tokens; None where nothing reads them."""
     name = row.get("tokenizer")
     file = tokenizer_file(name, run) if isinstance(name, str) else None
     tokenizer = load_tokenizer(file) if file else None
     if tokenizer is None:
         return None
-    try:
-        return [pieces(tokenizer, step["tokens"]) for step in row["steps"]]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    return pieces(tokenizer, [step.get("tokens") or () for step in row["steps"]])
 
 
 def _as_json(value: Row) -> str:
@@ -258,6 +245,12 @@ def _as_json(value: Row) -> str:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # half of a surrogate pair
         return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+
+
+def _check_host(host: str) -> None:
+    name = host.rpartition(":")[0] if host[-1:].isdigit() else host
+    if (name or host) not in HOSTS:
+        raise web.HTTPMisdirectedRequest(text=REFUSED)
 
 
 async def _asset(request: web.Request) -> web.Response:

@@ -15,7 +15,7 @@ function el(name, props, ...inside) {
     else if (key in made) made[key] = value;
     else made.setAttribute(key, value);
   }
-  made.append(...inside.flat(9).filter((each) => each !== null && each !== undefined && each !== false));
+  for (const each of inside.flat(9)) if (each !== null && each !== undefined && each !== false) made.append(each);
   return made;
 }
 const link = (to, ...inside) => el("a", { href: "#" + to.map(encodeURIComponent).join("/") }, ...inside);
@@ -26,12 +26,26 @@ const counted = (many, what) => `${count(many)} ${what}${many === 1 ? "" : "s"}`
 const list = (value) => Array.isArray(value) ? value : [];
 const cut = (value, most) => value.length > most ? value.slice(0, most) + "\u2026" : value;
 
+/* The link's token is this origin's own: a cookie would go to every server on this machine. */
+function ask(name, query = {}) {
+  const token = localStorage.getItem("evert-token");
+  return fetch(`api/${name}?` + new URLSearchParams(query), { headers: { Authorization: `Bearer ${token}` } });
+}
+function keepToken() {
+  const given = new URLSearchParams(location.search).get("token");
+  if (!given) return;
+  localStorage.setItem("evert-token", given);
+  history.replaceState(null, "", location.pathname + location.hash);
+}
+
 async function get(name, query = {}) {
-  const answer = await fetch(`api/${name}?` + new URLSearchParams(query));
+  const answer = await ask(name, query);
   if (!answer.ok) throw new Error((await answer.text()).trim());
   notBefore = Date.now() + 1000 * Number(answer.headers.get("Evert-Again"));
   version = answer.headers.get("Evert-Version");
-  return answer.json();
+  const found = await answer.json();
+  colours = found.colours || colours;
+  return found;
 }
 
 /* A table; on a phone its cells name their columns. Columns: [name, cell of a row, is a number]. */
@@ -107,11 +121,10 @@ const dashOf = (place) => place < colours.length ? undefined : [6, 4];
 
 const TOLD = ["log_path", "env", "tasks", "agent", "train_tasks", "test_tasks", "model_name", "steps", "max_steps"];
 
-const isLive = (run) => !run.finished && Date.now() / 1000 - run.written < 120;
+const isLive = (run) => run.what === "run" && !run.finished && Date.now() / 1000 - run.written < 120;
 
 async function showRuns() {
-  const { runs, colours: known } = await get("runs");
-  colours = known;
+  const { runs } = await get("runs");
   if (!chosen.size) runs.slice(0, colours.length).forEach((run) => chosen.add(run.id));
   const keys = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))].filter((key) => !TOLD.includes(key) &&
     new Set(runs.map((run) => run.settings[key]).filter((value) => value !== undefined)).size > 1);
@@ -123,7 +136,7 @@ async function showRuns() {
   };
   const mark = (run) => el("input", { type: "checkbox", checked: chosen.has(run.id), "aria-label": `draw ${run.name}`,
     onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](run.id); show(); } });
-  const differing = (run) => keys.filter((key) => run.settings[key] !== undefined)
+  const differing = (run) => keys.filter((key) => !["", "[]", "{}", "None", undefined].includes(run.settings[key]))
     .map((key) => `${key}=${run.settings[key]}`).join("  ");
   const lines = (key) => shown.map((run, place) => ({ name: run.name, colour: colourOf(place), dash: dashOf(place), ...run[key] }));
   return [
@@ -138,8 +151,8 @@ async function showRuns() {
       ["of", (run) => [run.trains || run.what, el("br"), el("small", {}, cut(run.model, 60))]],
       ["steps", (run) => run.what === "run" ? `${run.steps}${run.planned ? " of " + run.planned : ""}` : "", true],
       ["reward", (run) => number(run.reward.values.at(-1)), true],
-      ["held out", (run) => [number(run.scores.before ?? run.held_out.values[0]), " \u2192 ",
-        number(run.scores.after ?? run.held_out.values.at(-1))], true],
+      ["held out", (run) => [run.scores.before ?? run.held_out.values[0], run.scores.after ?? run.held_out.values.slice(1).at(-1)]
+        .filter((value) => value !== undefined).map((value) => number(value)).join(" \u2192 "), true],
       ["episodes", (run) => [count(run.episodes), el("br"), el("small", {}, `${count(run.recorded)} recorded`)], true],
     ], runs, "There are no runs in these folders yet. This page shows them as they come."),
     about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after."),
@@ -148,8 +161,9 @@ async function showRuns() {
 const smoothing = () => el("label", {}, "smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05,
   value: asked.smooth, onchange: (event) => { asked.smooth = Number(event.target.value); show(); } }));
 
-const nameOf = (stage) => stage.model ? stage.model : stage.step < 0 ? "before training" :
-  stage.step > 2e9 ? "after training" : `${stage.split === "test" ? "held out after" : "step"} ${stage.step + (stage.split !== "test")}`;
+const nameOf = ({ model, step, split }) => model ? `${model}, ${split === "test" ? "held-out" : "training"} tasks` : step < 0 ? "samples before training" :
+  step > 2e9 ? "samples after training" : split !== "test" ? `step ${step + 1}` :
+    step ? `held out, after step ${step}` : "held out, before step 1";
 const stagePath = (run, stage) => ["step", run, stage.split, stage.model, stage.step];
 
 async function showRun(id) {
@@ -163,28 +177,31 @@ async function showRun(id) {
       ? each.steps.map((step) => halves.get(step)) : null }]);
   const more = el("div", { className: "panels" });
   const pick = el("select", { "aria-label": "another metric", onchange: async () => {
-    const found = await get("metric", { run: id, key: pick.value });
-    more.replaceChildren(panel(pick.value, "by step", [{ name: "", colour: colourOf(0), ...found }]) || "");
+    asked.metric = pick.value;
+    const found = asked.metric && await get("metric", { run: id, key: asked.metric });
+    more.replaceChildren(found && panel(asked.metric, "by step", [{ name: "", colour: colourOf(0), ...found }]) || "");
   } }, el("option", { value: "" }, `another of ${run.more.length} metrics`),
-  run.more.map((key) => el("option", { value: key }, key)));
+  run.more.slice(0, 1000).map((key) => el("option", { value: key, selected: key === asked.metric }, key)));
+  if (pick.value) pick.dispatchEvent(new Event("change"));
   return [
     el("h1", {}, run.name),
-    about(run.trains, " \u00b7 ", run.model, " \u00b7 ", run.planned ? `${run.steps} of ${run.planned} steps` : `${run.steps} steps`,
+    about([run.trains, run.model, run.what !== "run" ? run.what : run.planned ? `${run.steps} of ${run.planned} steps` : counted(run.steps, "step")].filter(Boolean).join(" \u00b7 "),
       isLive(run) ? el("span", { className: "live" }, " live") : "", " \u00b7 ",
       `${count(run.recorded)} of ${counted(run.episodes, "episode")} recorded whole`,
       run.broken ? ` \u00b7 ${counted(run.broken, "line")} cannot be read` : "", el("br"), el("small", {}, run.path)),
-    lastStep && el("div", { className: "tools" }, link([...stagePath(id, lastStep), "worst"], "worst episode of the last step"),
-      link([...stagePath(id, lastStep), "best"], "best episode of the last step"), smoothing()),
+    lastStep && !lastStep.model && el("div", { className: "tools" },
+      link([...stagePath(id, lastStep), "worst"], `worst ${lastStep.recorded ? "recorded " : ""}episode of the last step`),
+      link([...stagePath(id, lastStep), "best"], "the best"), smoothing()),
     run.panels.length > 0 && section("Figures", el("div", { className: "panels" }, run.panels.map(draw)),
       el("div", { className: "tools" }, pick), more),
     run.time && section("Where the time went", shares(run.time)),
     run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
       ["the last one said", (f) => cut(text(f.error), 400)]], run.failures)),
-    section(run.what === "evaluation" ? "Models" : "Steps", about("The newest first. The interval is of the mean, by groups; a group teaches where its rewards differ."), table([
+    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "The newest first. Samples are a few held-out tasks, played greedily. ", "Rewards are of all episodes, where lengths and rewards of all are on record. \u00b1 is the mean's 95 % interval, by groups; a group teaches where its rewards differ."), table([
       ["", (stage) => link(stagePath(id, stage), nameOf(stage))],
       ["reward", (stage) => [number(stage.reward), stage.half ? ` \u00b1 ${number(stage.half)}` : ""], true],
       ["lowest to highest", (stage) => `${number(stage.low)} to ${number(stage.high)}`, true],
-      ["groups that teach", (stage) => `${stage.mixed} of ${stage.groups}`, true],
+      ["groups that teach", (stage) => stage.split === "train" ? `${stage.mixed} of ${stage.groups}` : "", true],
       ["episodes", (stage) => count(stage.episodes), true],
       ["recorded", (stage) => count(stage.recorded), true],
     ], run.stages.toReversed().slice(0, 500), "No episodes are on record yet.")),
@@ -216,7 +233,7 @@ async function showStep(run, split, model, step, end) {
   }
   const name = nameOf({ split, model, step: Number(step) });
   where([["run", run], found.name], [["step", run, split, model, step], name]);
-  const groups = Object.values(Object.groupBy(found.episodes, (each) => each.kind + each.grp)).map((members) => {
+  const groups = Object.values(Object.groupBy(found.episodes, (each) => [each.kind, each.grp, each.seat])).map((members) => {
     const rewards = members.map((each) => each.reward);
     const mean = rewards.reduce((a, b) => a + b, 0) / rewards.length;
     return { members, mean, spread: Math.max(...rewards) - Math.min(...rewards), task: members[0].task };
@@ -226,12 +243,13 @@ async function showStep(run, split, model, step, end) {
   const sort = el("select", { "aria-label": "order of the groups", onchange: () => { asked.sort = sort.value; show(); } },
     Object.keys(orders).map((order) => el("option", { selected: order === asked.sort }, order)));
   const known = (group) => Number(group.members[0].kind !== "summary");
-  const few = 50, rows = (many) => table(episodeColumns, sorted.slice(0, many));
+  const few = 50, rows = (many) => table(columnsFor(sorted), sorted.slice(0, many));
   const all = el("div", {}, rows(few));
   return [
     el("h1", {}, name),
     section("Groups", el("div", { className: "tools" }, "order ", sort), table([
-      ["task", (group) => cut(group.task, 160) || el("span", { className: "quiet" }, "not recorded")],
+      ["task", (group) => [cut(group.task, 160) || el("span", { className: "quiet" }, known(group) ? "without a task" : "not recorded"),
+        group.members[0].seat && el("small", {}, ` seat ${group.members[0].seat}`)]],
       ["mean", (group) => number(group.mean), true], ["spread", (group) => number(group.spread), true],
       ["rewards", (group) => chips(group.members)],
     ], groups.toSorted((a, b) => known(b) - known(a) || orders[asked.sort](a, b)))),
@@ -242,10 +260,11 @@ async function showStep(run, split, model, step, end) {
 const chips = (members, here) => el("div", { className: "chips" }, members.toSorted((a, b) => a.reward - b.reward).map((each) =>
   each.kind === "summary" ? el("span", { title: "not recorded" }, number(each.reward))
     : el("a", { href: "#episode/" + each.id, className: each.id === here ? "here" : "" }, number(each.reward))));
+const columnsFor = (episodes) => episodeColumns.filter(([name]) => name !== "seat" || episodes.some((each) => each.seat));
 const episodeColumns = [
   ["reward", (each) => link(["episode", each.id], number(each.reward, 3)), true],
   ["turns", (each) => count(each.turns), true], ["tokens", (each) => count(each.tokens), true],
-  ["breaks", (each) => count(each.breaks), true], ["end", (each) => each.ending],
+  ["breaks", (each) => count(each.breaks), true], ["end", (each) => each.ending], ["seat", (each) => each.seat],
   ["task", (each) => cut(each.task, 120)], ["said last", (each) => cut(each.said, 160)],
 ];
 
@@ -284,15 +303,16 @@ function talk(found) {
   const mean = group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
   const most = Math.max(1e-9, ...group.map((each) => Math.abs(each.reward - mean)));
   const strength = (entry.reward - mean) / most;
+  const anew = new Set(sequences(list(row.steps)).slice(1).map((datum) => datum.turns[0]));
   return el("div", { className: "talk" }, list(row.steps).map((step, place) => {
     const logs = step.logs || {}, call = step.call || {};
     const reply = step.text === undefined ? null : el("p", { className: "said" }, el("b", {}, "sampled "),
-      asked.colour !== "none" && pieces ? coloured(pieces[place], step, strength) : el("bdi", {}, text(step.text)));
+      asked.colour !== "none" && pieces && pieces[place].length ? coloured(pieces[place], step, strength) : el("bdi", {}, text(step.text)));
     return el("section", { className: "turn", id: "turn" + place },
       el("h5", {}, [`turn ${place + 1}`, several && logs.caller && `called by ${text(logs.caller)}`,
         typeof step.ob_len === "number" && `${counted(step.ob_len, "token")} in, ${count(step.ac_len)} out`,
         step.reward ? `reward ${number(step.reward, 3)}` : ""].filter(Boolean).join(" \u00b7 "),
-      step.prompt && step.prompt.after === null && place > 0 && el("span", { className: "new" }, " \u00b7 a new sequence")),
+      anew.has(place) && el("span", { className: "new" }, " \u00b7 a new sequence")),
       list(call.tools).length > 0 && el("details", {}, el("summary", {}, counted(call.tools.length, "tool")),
         el("pre", {}, JSON.stringify(call.tools, null, 1))),
       list(call.messages).map(message), reply,
@@ -302,7 +322,8 @@ function talk(found) {
         !(step.call && ["told", "said"].includes(key))).map(([key, value]) =>
         el("p", { className: key === "said" ? "said" : "" }, el("b", {}, key, " "), el("bdi", {}, text(value)))),
       logs.drift && el("p", { className: "break" }, `The next prompt broke with what was sampled: ${text(logs.drift)}. ${text(logs.drift_at)}`));
-  }), list(row.steps).length === 0 && about("The agent called no model."));
+  }), list(row.steps).length === 0 && about("The agent called no model."),
+  entry.kind === "summary" && about("What was said is not on record: record=1 writes all episodes whole."));
 }
 
 function message(said) {
@@ -341,42 +362,49 @@ function facts({ row, group, entry, pieces }) {
     error && card("Error", el("p", {}, text(error))),
     Object.keys(sums).length > 0 && card("Metrics", lines(Object.entries(sums).map(([key, value]) => [key, number(value, 3).replace(/\.?0+$/, "")]))),
     steps.some((step) => step.prompt) && el("div", { className: "card tree" }, el("h3", {}, "Token sequences"),
-      about(counted(entry.lineages, "datum").replace("datums", "data"), ", ", counted(entry.breaks, "break")), lineages(steps)),
+      about(counted(entry.lineages, "datum").replace("datums", "data"), " to train on, ", counted(entry.breaks, "break")), sequenceList(sequences(steps))),
     steps.some((step) => step.tokens) && !pieces && el("p", { className: "quiet" },
       `The tokenizer ${text(row.tokenizer)} is not on this machine, so tokens have no colours.`),
   ];
 }
 
-/* Turns that go on from one another are a branch; one that goes on from none hangs where it shares
-   the longest beginning with an earlier one. */
-function lineages(steps) {
-  const whole = [], inside = new Map(), roots = [];
+/* An episode's training data: turns each of which goes on with all tokens of the one before. Of one
+   that begins anew: the earlier turn with which it shares the most tokens, how many (all: null), and
+   what broke the caller's earlier sequence. The last few beginnings are looked at. */
+function sequences(steps) {
+  const data = [];
+  if (!steps.some((step) => step.prompt)) return data;
   steps.forEach((step, place) => {
-    const prompt = step.prompt || {}, tokens = list(prompt.tokens);
-    const begun = whole[prompt.after] || [];
-    whole.push([...begun, ...tokens, ...list(step.tokens)]);
-    let parent = prompt.after, shared = 0;
-    if (!whole[parent]) {
-      parent = undefined;
-      whole.slice(0, -1).forEach((other, turn) => {
-        let length = 0;
-        while (length < tokens.length && tokens[length] === other[length]) length++;
-        if (length > shared) [parent, shared] = [turn, length];
-      });
+    const { after = null, tokens } = step.prompt || {}, new_ = [...list(tokens), ...list(step.tokens)];
+    const on = after === null ? null : data.find((each) => each.turns.at(-1) === after);
+    if (on) {
+      on.turns.push(place);
+      if (on.from === null) new_.forEach((token) => on.tokens.push(token));
+      return;
     }
-    const why = (steps[place - 1] && (steps[place - 1].logs || {}).drift) || "";
-    const item = el("li", {}, el("a", { href: location.hash, onclick: (event) => {
-      event.preventDefault();
-      document.getElementById("turn" + place).scrollIntoView({ behavior: "smooth" });
-    } }, `turn ${place + 1}`), shared ? el("span", { className: "quiet" }, ` a new sequence; shares ${counted(shared, "token")} with turn ${parent + 1}${why ? "; " + text(why) : ""}`) : "");
-    if (shared) {
-      if (!inside.has(parent)) inside.set(parent, { list: el("ul"), item: null });
-      inside.get(parent).list.append(item);
-    } else roots.push(item);
-    whole[place].item = item;
-    if (inside.get(parent)) whole[parent].item.append(inside.get(parent).list);
+    const caller = (of) => (of.logs || {}).caller;
+    const last = steps.slice(0, place).findLast((each) => caller(each) === caller(step));
+    const made = { turns: [place], tokens: new_, from: after, shared: null, why: text((last && last.logs || {}).drift) };
+    for (const other of after === null ? data.slice(-20) : []) {
+      let length = 0;
+      while (length < new_.length && new_[length] === other.tokens[length]) length++;
+      if (other.from === null && length > (made.shared || 0)) [made.root, made.shared] = [other.turns[0], length];
+    }
+    data.push(made);
   });
-  return el("ul", {}, roots);
+  return data;
+}
+
+function sequenceList(data) {
+  const turn = (place) => [el("a", { href: location.hash, onclick: (event) => {
+    event.preventDefault();
+    document.getElementById("turn" + place).scrollIntoView({ behavior: "smooth" });
+  } }, String(place + 1)), " "];
+  const begins = ({ from, shared, root, why }) => [
+    from !== null ? `leaves the tokens after turn ${from + 1}` : shared ? `shares its first ${counted(shared, "token")} with that of turn ${root + 1}` : "",
+    why && `broken by: ${why}`].filter(Boolean).join("; ");
+  return el("ol", {}, data.map((datum) => el("li", {}, datum.turns.length === 1 ? "turn " : "turns ", datum.turns.map(turn),
+    el("div", { className: "quiet" }, begins(datum)))));
 }
 
 // -- search, and the page --------------------------------------------------------------------------
@@ -413,7 +441,7 @@ async function show() {
 async function lookAgain() {
   if (document.hidden) return;
   try {
-    const state = await (await fetch("api/state")).json();
+    const state = await (await ask("state")).json();
     document.getElementById("behind").textContent = state.trouble ? `Not all can be read: ${state.trouble}.` : state.behind > 1e6 ? `Reading ${count(Math.round(state.behind / 1e6))} MB more.` : "";
     const name = location.hash.slice(1).split("/")[0];
     if (String(state.version) === version || Date.now() < notBefore || !changes(name)) return;
@@ -434,6 +462,12 @@ document.addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
 let resized;
-addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(show, 200); });
+let width = innerWidth;  // a phone's height changes as one scrolls
+addEventListener("resize", () => {
+  clearTimeout(resized);
+  if (innerWidth !== width) resized = setTimeout(show, 200);
+  width = innerWidth;
+});
 setInterval(lookAgain, 2000);
+keepToken();
 show();

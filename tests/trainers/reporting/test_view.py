@@ -9,15 +9,14 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trainers.conftest import Patch, Shown, copy_of
 
@@ -29,6 +28,7 @@ from evert.trainers.rundir.metrics import TRAIN_REWARD
 from evert.trainers.viewing import asking
 from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import entries
+from evert.trainers.viewing.pieces import load_tokenizer, tokenizer_file
 from evert.trainers.viewing.server import ANSWERS, HEADERS, Viewer
 
 NEVER = threading.Event()
@@ -59,8 +59,8 @@ async def opened(*paths: Path, database: Path) -> AsyncIterator[Page]:
     viewer = Viewer(Index(paths, database))
     viewer.index.look(NEVER)
     viewer.start()
-    async with TestClient(TestServer(viewer.app()), cookie_jar=CookieJar(unsafe=True)) as client:
-        await client.get("/", params={"token": viewer.token})
+    allowed = {"Authorization": f"Bearer {viewer.token}"}
+    async with TestClient(TestServer(viewer.app()), headers=allowed) as client:
         yield Page(client, viewer)
     viewer.stop()
 
@@ -121,12 +121,13 @@ def seen(index: Index) -> list[tuple[Any, ...]]:
     broken = index.ask("SELECT path, broken FROM files ORDER BY path")
     words = [len(asking.search(index, said)) for said in ("yes", "no")]
     rows = sorted((each["grp"], each["reward"], each["said"]) for each in found)
-    return [*rows, *((Path(each["path"]).name, each["broken"]) for each in broken), (*words,)]
+    return [*rows, *((each["path"], each["broken"]) for each in broken), (*words,)]
 
 
 CHANGES = st.sampled_from(["whole", "half", "broken", "anew", "gone", "look"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(CHANGES, st.integers(0, 2), st.booleans()), max_size=12))
 def test_an_index_that_was_kept_up_knows_what_a_new_one_finds(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int, bool]]
@@ -205,22 +206,138 @@ async def test_what_is_damaged_or_gone_is_said_and_the_rest_is_shown(tmp_path: P
             await page.get("search", words=words.encode("utf-8", "replace").decode())
 
 
+def _named_in_no_utf8(run: Path) -> None:
+    run.rename(os.fsdecode(os.fsencode(run.parent) + b"/m\xff"))
+
+
+def _deep(run: Path) -> None:
+    deep = "[" * 1000 + "]" * 1000
+    line = json.dumps(row(1, "deep") | {"about": {"model": 0}, "task": None})
+    (run / "rollouts.jsonl").write_text(line.replace("0}", deep + "}") + "\n")
+    (run / "run.json").write_text(f'{{"settings": {{"models": {deep[50:-50]}}}}}')
+
+
+def _pipes_and_devices(run: Path) -> None:
+    for name in ("run.json", "before.json", "metrics.jsonl", "rollouts/1.jsonl"):
+        os.mkfifo(run / name)
+    for name in ("result.json", "evaluation.json", "batches.jsonl", "rollouts/2.jsonl"):
+        (run / name).symlink_to("/dev/zero")
+
+
+def _numbers_beyond_all_floats(run: Path) -> None:
+    huge = "1" + "0" * 400
+    metrics = '"progress": 1, "env/all/reward/total": {0}, "time/total": {0}}}\n'
+    lines = (f'{{"step": {step}, ' + metrics.format(huge) for step in (0, huge))
+    (run / "metrics.jsonl").write_text("".join(lines))
+
+
+def _links_in_circles(run: Path) -> None:
+    for number in range(12):
+        (run.parent / f"again{number}").symlink_to(run.parent)
+
+
+def _settings_of_other_types(run: Path) -> None:
+    settings: Any = {"steps": "x", "env": {}, "model_name": [1], "max_steps": None}
+    (run / "run.json").write_text(json.dumps({"name": None, "settings": settings, "started": 3}))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _named_in_no_utf8,
+        _deep,
+        _pipes_and_devices,
+        _numbers_beyond_all_floats,
+        _links_in_circles,
+        _settings_of_other_types,
+    ],
+)
+async def test_a_hostile_folder_hides_no_other_run(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    for name in ("before", "mad", "then"):
+        (tmp_path / "runs" / name / "rollouts").mkdir(parents=True)
+    for name in ("before", "then"):
+        (tmp_path / "runs" / name / "rollouts" / "0.jsonl").write_text(json.dumps(row(1)) + "\n")
+    spoil(tmp_path / "runs" / "mad")
+    async with opened(tmp_path / "runs", database=tmp_path / "index") as page:
+        listed = (await page.get("runs"))["runs"]
+        assert [(await page.get("run", run=each["id"]))["id"] for each in listed]
+    whole = sorted(each["name"] for each in listed if each["episodes"])
+    assert whole == ["before", "then"]
+
+
+def test_a_line_that_is_finished_while_its_file_is_read_is_read_whole(tmp_path: Path) -> None:
+    file, line = tmp_path / "rollouts.jsonl", json.dumps(row(2)) + "\n"
+    file.write_text(json.dumps(row(1)) + "\n" + line[:40])
+
+    class Meanwhile(threading.Event):
+        def is_set(self) -> bool:
+            if not file.read_bytes().endswith(b"\n"):
+                with file.open("a") as out:
+                    out.write(line[40:])
+            return False
+
+    with indexed(database=tmp_path / "index") as index:
+        index._paths = [file]
+        index.look(Meanwhile())
+        assert [each[0] for each in seen(index)[:2]] == [1, 2]
+
+
+def test_a_file_is_read_up_to_a_line_without_end_and_the_page_is_told(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("evert.trainers.viewing.index.LONGEST_LINE", 1000)
+    mad = tmp_path / "a.jsonl"
+    mad.write_text(json.dumps(row(1)) + "\n" + "x" * 3000 + "\n" + json.dumps(row(3)) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps(row(2)) + "\n")
+    with indexed(mad, tmp_path / "b.jsonl", database=tmp_path / "index") as index:
+        assert [each[0] for each in seen(index)[:2]] == [1, 2]
+        assert "more than 32 MB" in index.troubles[mad]
+        mad.write_text(json.dumps(row(4)) + "\n")
+        index.look(NEVER)
+        assert not index.troubles
+
+
+def test_an_index_is_for_its_user_alone(tmp_path: Path) -> None:
+    with indexed(database=tmp_path / "index"):
+        for file in tmp_path.glob("index*"):
+            assert file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoder": {"type": "Replace", "pattern": {"String": ""}, "content": "z" * 1000}},
+        {"decoder": {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # a panic
+        {"model": [[]]},
+    ],
+)
+def test_a_hostile_tokenizer_reads_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tokenizer_file("evert-tiny", tmp_path)
+    assert file is not None
+    whole = json.loads(file.read_text())
+    for name, of in {"good": whole, "mad": whole | change}.items():
+        (tmp_path / name).write_text(json.dumps(of))
+        assert (load_tokenizer(tmp_path / name) is None) is (name == "mad")
+
+
 async def test_only_who_has_the_link_is_answered(finished: RunFolder, tmp_path: Path) -> None:
     viewer = Viewer(Index([finished.path], tmp_path / "index"))
-    pages = ["/", "/view.js", *(f"/api/{name}" for name in ANSWERS)]
-    async with TestClient(TestServer(viewer.app()), cookie_jar=CookieJar(unsafe=True)) as client:
-        for page in [*pages, "/?token=", f"/?token={viewer.token[:-1]}"]:
-            answer = await client.get(page)
-            assert (answer.status, "evert view" in await answer.text()) == (403, True), page
-        answer = await client.get("/", params={"token": viewer.token}, allow_redirects=False)
-        cookie = answer.headers["Set-Cookie"]
-        assert "HttpOnly" in cookie
-        assert "SameSite=Strict" in cookie
+    allowed = f"Bearer {viewer.token}"
+    async with TestClient(TestServer(viewer.app())) as client:
+        for name in ANSWERS:
+            for wrong in ("", "Bearer ", allowed[:-1], f"{allowed}x", "Bearer \xff", viewer.token):
+                page = f"/api/{name}?token={viewer.token}"
+                answer = await client.get(page, headers={"Authorization": wrong})
+                assert (answer.status, "evert view" in await answer.text()) == (403, True), page
         for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.x"):
             assert (await client.get("/", headers={"Host": host})).status == 421
         viewer.start()
         for page in ["/", "/view.js", "/uplot.js", "/view.css", "/api/state", "/none", "/api/none"]:
-            answer = await client.get(page)
+            answer = await client.get(page, headers={"Authorization": allowed})
+            assert "Set-Cookie" not in answer.headers
             assert answer.status == (404 if "none" in page else 200)
             assert {name: answer.headers[name] for name in HEADERS} == HEADERS
         for path in ("/..%2fserver.py", "/assets/view.js", "/%2e%2e/lines.py"):
@@ -279,10 +396,12 @@ def test_the_command_serves_until_ctrl_c_and_a_second_one_beside_it(
         for process in (first, second):
             assert process.stdout is not None
             link = process.stdout.readline().strip()
-            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-            assert b"view.js" in opener.open(link).read()
+            assert b"view.js" in urllib.request.urlopen(link).read()
+            address, _, token = link.partition("?token=")
             with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(link.partition("?")[0])
+                urllib.request.urlopen(f"{address}api/runs")
+            allowed = {"Authorization": f"Bearer {token}"}
+            urllib.request.urlopen(urllib.request.Request(f"{address}api/runs", headers=allowed))
         port = link.rpartition(":")[2].partition("/")[0]
         taken = subprocess.run(
             [*command, f"port={port}"], capture_output=True, text=True, env=environment

@@ -1,6 +1,7 @@
 """The page of ``evert view``, of real runs, in a headless Chromium; skipped without one."""
 
 import asyncio
+import http.server
 import json
 import shutil
 import threading
@@ -221,3 +222,57 @@ def test_hostile_text_is_text_in_every_view(
             assert browser.ask("document.scripts.length") == 2
             assert browser.said() == []
             assert all(a.startswith((address, "data:", "about:")) for a in browser.asked_for())
+
+
+def test_no_other_server_of_this_machine_gets_the_links_token(browser: Browser, link: str) -> None:
+    until(lambda: browser.ask("location.search === '' && localStorage.length"))
+    token = browser.ask("localStorage.getItem('evert-token')")
+    got = list[str]()
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got.append(f"{self.path} {self.headers}")
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        browser.ask(f"location.assign('http://127.0.0.1:{other.server_port}/')")
+        until(lambda: got)
+        other.shutdown()
+        thread.join()
+    assert all(token not in each and "Cookie" not in each for each in got)
+
+
+def test_token_sequences_are_those_that_are_trained_on(browser: Browser, link: str) -> None:
+    show(browser, link)
+    turns = [  # the tokens after which a prompt goes on, its new ones, what was sampled, by whom
+        (None, [1, 2], [3], "a"),
+        (None, [1, 9], [4], "b"),
+        (0, [5], [6], "a"),
+        (1, [5], [6], "b"),
+        (0, [7], [8], "a"),  # edits what was said at turn 3
+        (4, [5], [6], "a"),
+    ]
+    steps: list[dict[str, Any]] = [
+        {"prompt": {"after": after, "tokens": new}, "tokens": said, "logs": {"caller": who}}
+        for after, new, said, who in turns
+    ]
+    steps[2]["logs"] = {"caller": "a", "drift": "history"}
+    found = browser.ask(f"sequences({json.dumps(steps)})")
+    assert [each["turns"] for each in found] == [[0, 2], [1, 3], [4, 5]]
+    assert [(each["from"], each["shared"], each["why"]) for each in found] == [
+        (None, None, ""),
+        (None, 1, ""),
+        (0, None, "history"),
+    ]
+
+
+def test_a_run_that_is_opened_by_its_address_has_its_colours(browser: Browser, link: str) -> None:
+    show(browser, link + "#run/1")
+    parts = "[...document.querySelectorAll('.share div')].map(e => e.style.backgroundColor)"
+    assert len(set(browser.ask(parts))) == 4

@@ -56,7 +56,10 @@ def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool
 
 def is_number(value: object) -> bool:
     """Whether a value can be drawn: it is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
