@@ -44,7 +44,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 NOTHING = "nothing"
 """What a process is left with, nearly always."""
 
-PATIENCE = 15.0
+PATIENCE = 100.0
 """Seconds after which a row hangs."""
 
 Agent = Callable[..., Any]
