@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +28,10 @@ folders of such, files of rollouts; without a PATH those in runs/. It only reads
   evert view runs port=8765          then on your own machine: ssh -L 8765:localhost:8765 HOST
 
 """
+
+
+KEPT = 30 * 24 * 3600
+"""Seconds that an index is kept in the cache after it was written to."""
 
 
 class ViewError(EvertError, OSError):
@@ -114,6 +119,9 @@ def _database(paths: Sequence[Path]) -> Iterator[Path]:
     with ExitStack() as held:
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for file in home.glob("view-*"):
+                if file.stat().st_mtime < time.time() - KEPT:
+                    file.unlink(missing_ok=True)
             held.enter_context(FileLock(home / f"{name}.lock", timeout=0))
         except (OSError, Timeout):
             home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="evert-view-")))

@@ -66,14 +66,16 @@ def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[
 
 
 def same_task(index: Index, episode: Row) -> list[Row]:
-    """Episodes of the same task, in the order in which they were played."""
+    """Episodes of the same task, in the order in which they were played: the first and the last."""
     if not episode["same"]:
         return []
+    one = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "
     return index.ask(
-        "SELECT id, run, split, model, step, reward FROM episodes WHERE same = ? AND run = ? "
-        "ORDER BY step, id LIMIT ?",
-        episode["same"], episode["run"], FOUND,
-    )  # fmt: skip
+        "SELECT id, run, split, model, step, reward FROM episodes WHERE id IN ("
+        f"SELECT * FROM ({one} step, id LIMIT ?) UNION "
+        f"SELECT * FROM ({one} step DESC, id DESC LIMIT ?)) ORDER BY step, id",
+        *2 * (episode["same"], episode["run"], FOUND // 2),
+    )
 
 
 def search(index: Index, words: str) -> list[Row]:

@@ -381,6 +381,9 @@ async def test_no_secret_passes_and_nothing_of_a_run_is_written(
 def test_the_command_serves_until_ctrl_c_and_a_second_one_beside_it(
     finished: RunFolder, tmp_path: Path
 ) -> None:
+    (tmp_path / "evert").mkdir()
+    (tmp_path / "evert" / "view-1-old.sqlite").touch()
+    os.utime(tmp_path / "evert" / "view-1-old.sqlite", (0, 0))
     command = [sys.executable, "-m", "evert.trainers.cli", "view", str(finished.path.parent)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
 
@@ -450,3 +453,14 @@ async def test_a_page_finds_what_a_run_writes_while_it_is_looked_at(tmp_path: Pa
             await asyncio.sleep(0.05)
         while not (await page.get("runs"))["runs"][0]["episodes"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+def test_of_many_episodes_of_a_task_the_first_and_the_last_can_be_set_beside(
+    tmp_path: Path,
+) -> None:
+    rows = [row(1) | {"iteration": step} for step in range(300)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    with indexed(tmp_path, database=tmp_path / "index") as index:
+        [entry] = index.ask("SELECT * FROM episodes WHERE step = 150")
+        steps = [each["step"] for each in asking.same_task(index, entry)]
+    assert steps == [*range(100), *range(200, 300)]
