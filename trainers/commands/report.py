@@ -5,7 +5,7 @@ from pathlib import Path
 
 import chz
 
-from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import read_paths_and_settings, settings_help
 from evert.trainers.config.fields import setting, size
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
@@ -63,11 +63,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     """Read the command line: the runs, each once, and how the report is made."""
     from evert.trainers.reporting.run import ReportError
 
-    asked = [each for each in arguments if "=" in each or each.startswith("-")]
-    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may have a =
-    named = [Path(each).expanduser() for each in arguments if each not in pairs]
-    settings = read_settings(ReportSettings, read_pairs(pairs, chz.chz_fields(ReportSettings)))
-    paths = list({path.resolve(): path for path in named}.values())
+    paths, settings = read_paths_and_settings(ReportSettings, arguments)
     if not paths:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
     return paths, settings

@@ -1,7 +1,6 @@
 """``evert view [PATH ...]``: a page of runs and their episodes, live (``viewing/``)."""
 
 import asyncio
-import difflib
 import hashlib
 import os
 import tempfile
@@ -13,9 +12,10 @@ from pathlib import Path
 import chz
 
 from evert.bridge.errors import EvertError
-from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import read_paths_and_settings, settings_help
 from evert.trainers.config.fields import size
 from evert.trainers.system.command import run_async, run_command
+from evert.trainers.system.files import near_path
 
 USAGE = """\
 Usage: evert view [PATH ...] [key=value ...]
@@ -52,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
     """Read the command line: what to view, and where."""
-    asked = [each for each in arguments if "=" in each or each.startswith("-")]
-    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may have a =
-    paths = [Path(each).expanduser() for each in arguments if each not in pairs]
-    settings = read_settings(ViewSettings, read_pairs(pairs, chz.chz_fields(ViewSettings)))
+    paths, settings = read_paths_and_settings(ViewSettings, arguments)
     return paths or [Path("runs")], settings
 
 
@@ -63,19 +60,13 @@ def _run(arguments: Sequence[str]) -> None:
     paths, settings = parse(arguments)
     for path in paths:
         if not path.exists():
-            raise ViewError(_no_path(path))
+            hint = near_path(path) or "Name a folder of runs."
+            raise ViewError(f"There is no folder or file {path}. {hint}")
     with _database(paths) as database:
         try:
             run_async(_serve(paths, database, settings.port))
         except KeyboardInterrupt:
             print("\nStopped.")
-
-
-def _no_path(path: Path) -> str:
-    beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
-    hint = f"Did you mean {beside / near[0]}?" if near else "Name a folder of runs."
-    return f"There is no folder or file {path}. {hint}"
 
 
 async def _serve(paths: Sequence[Path], database: Path, port: int) -> None:

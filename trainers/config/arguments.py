@@ -11,6 +11,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import chz
@@ -43,6 +44,15 @@ def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "")
             raise UsageError(f"There is no setting {key!r} (got {argument!r}).{_near(key, known)}")
         given[key] = value
     return given
+
+
+def read_paths_and_settings(kind: type[T], arguments: Sequence[str]) -> tuple[list[Path], T]:
+    """The paths that a command was given, each once, and its settings."""
+    asked = [each for each in arguments if "=" in each or each.startswith("-")]
+    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may have a =
+    named = [Path(each).expanduser() for each in arguments if each not in pairs]
+    settings = read_settings(kind, read_pairs(pairs, chz.chz_fields(kind)))
+    return list({path.resolve(): path for path in named}.values()), settings
 
 
 def _no_pair(argument: str, known: Collection[str], bare: str) -> str:

@@ -13,7 +13,6 @@ Two columns that the report draws are derived: tokens sampled an episode, and su
 agents record under several names.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,7 +189,4 @@ def _no_run(path: Path) -> str:
         return f"{path} is no run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
         return f"{path} is a file, not a run's folder. {wanted}"
-    beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
-    hint = f"Did you mean {beside / near[0]}?" if near else wanted
-    return f"There is no folder {path}. {hint}"
+    return f"There is no folder {path}. {files.near_path(path) or wanted}"

@@ -3,6 +3,7 @@
 A record is broken where it is no JSON object, or has another type than those who read it need.
 """
 
+import difflib
 import errno
 import json
 import os
@@ -191,6 +192,13 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
         f"{path} cannot be written to: {error.strerror or error}. What was written before is "
         "untouched. Free some space, or choose a folder that can be written to."
     )
+
+
+def near_path(path: Path) -> str:
+    """What may have been meant by a path that there is not, as a question; "": nothing is near."""
+    beside = path.parent if path.parent.is_dir() else Path()
+    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
+    return f"Did you mean {beside / near[0]}?" if near else ""
 
 
 def slug(text: str) -> str:

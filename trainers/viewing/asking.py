@@ -91,20 +91,23 @@ def search(index: Index, words: str) -> list[Row]:
     )  # fmt: skip
 
 
-def episode(index: Index, number: int) -> tuple[Row, bytes] | None:
-    """An episode's entry and its line; None where there is none of that number any more."""
+def episode(index: Index, number: int) -> tuple[Row, bytes]:
+    """An episode's entry and its line.
+
+    Raises:
+        LookupError: There is none of that number any more.
+        OSError: Its file is gone.
+    """
     found = index.ask(
         "SELECT e.*, f.path FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
         number,
     )
     if not found:
-        return None
-    try:
-        with Path(os.fsdecode(found[0]["path"])).open("rb") as file:
-            file.seek(found[0]["place"])
-            return found[0], file.read(found[0]["size"])
-    except OSError:
-        return None
+        raise LookupError(number)
+    entry = found[0]
+    with Path(os.fsdecode(entry.pop("path"))).open("rb") as file:
+        file.seek(entry["place"])
+        return entry, file.read(entry["size"])
 
 
 def _once(found: list[Row]) -> list[Row]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evert.trainers.reporting.figures.metrics import Curve, is_number, time_spent
+from evert.trainers.reporting.figures.metrics import Curve, is_number, thinned, time_spent
 from evert.trainers.reporting.panels import BY_TIME, GAMES_OWN, PANELS, own_metrics, own_panels
 from evert.trainers.reporting.run import CONFIG, curve_of, read_rows
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
@@ -120,14 +120,14 @@ def _final(result: Mapping[str, Any]) -> float | None:
 
 
 def _points(curve: Curve) -> Row:
-    size = -(-len(curve.steps) // MOST_POINTS)
-    starts = range(0, len(curve.steps), max(1, size))
-
-    def thinned(values: Sequence[float]) -> list[float]:
-        return [round(sum(part) / len(part), 6) for i in starts if (part := values[i : i + size])]
-
-    steps = [curve.steps[min(i + size, len(curve.steps)) - 1] for i in starts]
-    return {"steps": steps, "seconds": thinned(curve.seconds), "values": thinned(curve.scores)}
+    size = max(1, -(-len(curve.steps) // MOST_POINTS))
+    ends = [curve.steps[min(start + size, len(curve.steps)) - 1]
+            for start in range(0, len(curve.steps), size)]  # fmt: skip
+    means = {"seconds": curve.seconds, "values": curve.scores}
+    return {"steps": ends} | {
+        name: [round(each, 6) for each in thinned(values, MOST_POINTS)]
+        for name, values in means.items()
+    }
 
 
 def _text(value: Any) -> str:

@@ -183,16 +183,12 @@ class Viewer:
 
     def episode(self, asked: Mapping[str, str]) -> Row:
         """An episode, whole."""
-        found = asking.episode(self.index, int(asked["id"]))
-        if found is None:
-            raise KeyError(asked["id"])
-        entry, line = found
+        entry, line = asking.episode(self.index, int(asked["id"]))
         row, run = shown(line, entry["part"]), self.index.runs[entry["run"]]
         beside = asking.episodes(
             self.index, entry["run"], entry["split"], entry["model"], entry["step"]
         )
         group = [each for each in beside if _group(each) == _group(entry)]
-        del entry["path"]
         texts = _pieces(row, run)
         return {
             "entry": entry, "row": row, "name": run.name, "pieces": texts, "group": group,

@@ -17,9 +17,8 @@ from evert.trainers.reporting.figures.curves import (
     draw_run,
     mean,
     smoothed,
-    thinned,
 )
-from evert.trainers.reporting.figures.metrics import Curve
+from evert.trainers.reporting.figures.metrics import Curve, thinned
 from evert.trainers.reporting.figures.style import (
     DASHES,
     MOST_LINES,

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from evert.trainers.reporting.figures import style
 from evert.trainers.reporting.figures.colours import COLOURS
-from evert.trainers.reporting.figures.metrics import Curve
+from evert.trainers.reporting.figures.metrics import Curve, thinned
 from evert.trainers.reporting.figures.style import DASHES, Axes, head, new_figure
 
 Line: TypeAlias = tuple[str, Curve, str, str]
@@ -26,8 +26,6 @@ FLAT = 10
 """Lines within a tenth of their size are flat, and are drawn so."""
 LEAST = {"nats a token": 0.01}
 """Unit -> the least difference that means anything."""
-MOST_POINTS = 200
-"""Points of the raw line; more are averaged, as they would fall on the same pixels."""
 
 
 def draw_panel(
@@ -134,13 +132,6 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
         known = weight * known + (1 - weight)
         out.append(average / known)
     return out
-
-
-def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[float]:
-    """Means of neighbours, so that there are at most that many."""
-    size = -(-len(values) // most)
-    chunks = [values[start : start + size] for start in range(0, len(values), max(1, size))]
-    return [sum(chunk) / len(chunk) for chunk in chunks]
 
 
 def mean(runs: Sequence[Curve]) -> Curve:

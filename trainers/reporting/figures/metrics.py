@@ -19,6 +19,8 @@ TIME_PARTS = {
     "held-out scores": "time/run_evaluations_parallel",
 }
 """What a step's time is spent on, by the Cookbook's metric; what is left is "the rest"."""
+MOST_POINTS = 200
+"""Points of the raw line; more are averaged, as they would fall on the same pixels."""
 
 
 @dataclass
@@ -76,3 +78,10 @@ def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
     if not (parts["sampling"] and parts["training"]):
         return None
     return {**parts, "the rest": max(0.0, clock(rows)[-1] - sum(parts.values()))}
+
+
+def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[float]:
+    """Means of neighbours, so that there are at most that many."""
+    size = -(-len(values) // most)
+    chunks = [values[start : start + size] for start in range(0, len(values), max(1, size))]
+    return [sum(chunk) / len(chunk) for chunk in chunks]
