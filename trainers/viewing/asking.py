@@ -25,7 +25,7 @@ def counts(index: Index) -> dict[int, Row]:
 
 
 def steps(index: Index, run: int) -> list[Row]:
-    """A run's steps, and an evaluation's models: how their episodes did, where each is known.
+    """A run's steps, or an evaluation's models, each with the rewards of its episodes.
 
     Rewards are of all episodes where the Cookbook wrote of all, else of those on record;
     ``half`` is half the 95 % interval of the mean, by groups.

@@ -72,7 +72,7 @@ def figures(run: Path, rows: Rows) -> Row:
 
 
 def rows(run: Path) -> Rows:
-    """A run's metrics by step; none where there are more than this process has room for."""
+    """A run's metrics by step; none where the files are too large to be read."""
     return read_rows(run) if _fits(run / files.METRICS) and _fits(run / files.BATCHES) else []
 
 

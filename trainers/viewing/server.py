@@ -1,9 +1,9 @@
-"""The page's server: it answers with JSON of what the index has, to who has the link's token.
+"""The page's server: it answers whoever has the link's token, in JSON, from the index.
 
 It listens on this machine alone. The page keeps the link's token and sends it with each question;
-a cookie would go to every server on this machine, whoever runs it. A request for another host's
-name, as a page that was led here by DNS would make, is refused. Nothing that is known to be secret
-leaves: ``redacted`` reads every answer.
+a cookie would go to every server on this machine, whoever runs it. A request that names another
+host is refused: a foreign page whose name leads here (DNS rebinding) makes such. Every answer goes
+through ``redacted``, so that no known secret leaves.
 """
 
 import asyncio
@@ -236,7 +236,7 @@ def _pieces(row: Row, run: Any) -> list[list[str]] | None:
 
 
 def _as_json(value: Row) -> str:
-    """JSON that browsers read: numbers that there are none for are null."""
+    """JSON that browsers read: NaN and infinity become null."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # half of a surrogate pair
