@@ -1,7 +1,7 @@
 """Tokens a second of the embedded engine, against plain transformers on the same model.
 
     python benchmarks/engine.py [--quick] [--device cpu|cuda] [--threads N] [--model NAME]
-        [--sizes 1 16 64] [--rounds 5]
+        [--dtype float32|bfloat16] [--sizes 1 16 64] [--rounds 5]
 
 Sampling is timed three ways on the same prompts and reply lengths: ``transformers.generate`` one
 prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with every request
@@ -31,7 +31,9 @@ from rich.table import Table
 from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL, base_path
+from evert.trainers.engine.common.parallel import give_back_threads
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.models import products
 from evert.trainers.engine.models.base_models import (
     SMALL_MODEL_PARAMETERS,
     attach_lora,
@@ -85,6 +87,7 @@ def seconds(call: Callable[[], int], expected: int) -> float:
     made = call()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    give_back_threads()
     if made != expected:
         raise SystemExit(f"{made} tokens were made, {expected} were asked for")
     return time.perf_counter() - start
@@ -188,10 +191,11 @@ def product_seconds(model: Any, rows: int, *, head: bool) -> float:
         for _ in range(3):
             start = time.perf_counter()
             for linear in [*linears, *([last] if head else [])]:
-                torch.nn.functional.linear(given[linear.in_features], linear.weight)
+                products.linear(given[linear.in_features], linear.weight)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
+    give_back_threads()
     return min(times)
 
 
@@ -287,6 +291,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
     parser.add_argument("--model", help="folder or cached Hub name; default: the shipped base")
+    parser.add_argument("--dtype", default="float32", help="of the weights (default float32)")
     parser.add_argument("--sizes", type=int, nargs="+", help="prompts at a time")
     parser.add_argument("--rounds", type=int, help="default 5, or 1 with --quick")
     args = parser.parse_args()
@@ -305,8 +310,9 @@ def main() -> int:
         if name is None:
             shipped = (base_path() / "model.safetensors").is_file()
             name = BASE_MODEL if shipped else random_model(folder)
-        with embedded_engine(folder, device=args.device, threads=args.threads) as engine:
-            model = load_model(name, engine.device, torch.float32)
+        options = {"device": args.device, "threads": args.threads, "dtype": args.dtype}
+        with embedded_engine(folder, **options) as engine:
+            model = load_model(name, engine.device, getattr(torch, args.dtype))
             args.vocabulary = model.config.vocab_size
             training = tinker.ServiceClient().create_lora_training_client(name, rank=RANK).result()
 
@@ -316,8 +322,9 @@ def main() -> int:
 
             console.print(
                 f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters, context "
-                f"{context_length(model)}; {engine.device}, {args.threads} of {os.cpu_count()} "
-                f"cores, {platform.machine()}, torch {torch.__version__}; {args.rounds} rounds"
+                f"{context_length(model)}; {args.dtype} on {engine.device}, {args.threads} of "
+                f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}; "
+                f"{args.rounds} rounds"
             )
             console.print(measure_sampling(model, new_client, args))
             console.print(measure_training(model, training, args))

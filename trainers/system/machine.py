@@ -1,16 +1,24 @@
-"""This machine: its cores and its free memory, as far as this process may have them."""
+"""This machine: its cores and its free memory, as far as this process may have them; its make."""
 
 import os
+import platform
 from pathlib import Path
 
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
+_PROCESSOR = Path("/proc/cpuinfo")
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def made_by_amd() -> bool:
+    """Whether the processor is AMD's, as far as the system tells."""
+    told = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
+    return "AuthenticAMD" in told
 
 
 def free_memory() -> int:

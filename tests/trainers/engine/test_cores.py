@@ -1,19 +1,23 @@
 """Passes side by side: the same to the bit on any number of cores."""
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradients, model_of
+from tinker import types
 
 from evert.trainers.engine.common import parallel
-from evert.trainers.engine.common.parallel import all_at_once, lanes, side_by_side
+from evert.trainers.engine.common.parallel import Worker, all_at_once, lanes, side_by_side
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.lean import LeanModel
-from evert.trainers.engine.sampling import prefill
+from evert.trainers.engine.sampling import prefill, scheduler
 from evert.trainers.engine.sampling.frozen import freeze
+from evert.trainers.engine.sampling.scheduler import Scheduler
 from evert.trainers.engine.training.passes import Passes
 from evert.trainers.engine.training.trainer import Trainer
 
@@ -61,6 +65,53 @@ def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(monkeypatch: A
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert lanes(CPU) == expected
     assert lanes(torch.device("cuda")) == 1
+
+
+def _held() -> int:
+    """Threads of this process, those of the system's libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(parallel._openmp() is None, reason="this PyTorch has another OpenMP")
+def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
+    training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during: list[int] = []
+    turn = Scheduler._turn
+
+    def compute() -> None:
+        torch.set_num_threads(3)  # of the thread that this is called in
+        torch.ones(2**21).exp_()
+        during.append(_held())
+
+    def turn_and_compute(self: Scheduler) -> None:
+        compute()
+        turn(self)
+
+    monkeypatch.setattr(Scheduler, "_turn", turn_and_compute)
+    monkeypatch.setattr(scheduler, "_LINGER_SECONDS", 600)
+    client = training.save_weights_and_get_sampling_client().result()
+    one = types.SamplingParams(max_tokens=1)
+    worker = Worker("tested")
+    work = (
+        lambda: worker.submit(compute).result(),
+        lambda: client.sample(types.ModelInput.from_ints([1]), 1, one).result(),
+    )
+    before = torch.get_num_threads()
+    try:
+        worker.submit(torch.set_num_threads, 1).result()
+        idle = _held() + 1  # the sampler's thread is to come
+        for each in work:
+            during.clear()
+            each()
+            assert during[0] >= idle + 1
+            deadline = time.monotonic() + 60
+            while _held() > idle and time.monotonic() < deadline:
+                time.sleep(0.01)  # they end by themselves
+            assert _held() <= idle
+    finally:
+        torch.set_num_threads(before)
+        worker.shutdown()
 
 
 @pytest.mark.parametrize("kind", KINDS[1:3])

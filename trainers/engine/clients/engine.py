@@ -8,11 +8,11 @@ import logging
 import time
 import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from evert.trainers.engine.common.errors import CheckpointError, EngineClosedError
+from evert.trainers.engine.common.parallel import Worker
 from evert.trainers.engine.models.base_models import (
     context_length,
     end_tokens,
@@ -55,8 +55,8 @@ class Engine:
         self.models = Loader(self.settings)
         self.device = self.models.device
         self.store = CheckpointStore(self.settings.root)
-        self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
-        self.eyes = ThreadPoolExecutor(1, thread_name_prefix="evert-eyes")
+        self.loader = Worker("evert-loader")
+        self.eyes = Worker("evert-eyes")
         """Reads the images of prompts, one after the other: their order is kept."""
         self.asked_for: set[str] = set()
         """Base models that somebody trains or samples."""
@@ -64,7 +64,7 @@ class Engine:
         self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
         self._schedulers = weakref.WeakValueDictionary()
-        self._workers: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
         self._readers: dict[str, PictureReader] = {}
         self._closed = False
@@ -77,10 +77,10 @@ class Engine:
                 "calls inside the engine's block."
             )
 
-    def new_worker(self) -> ThreadPoolExecutor:
+    def new_worker(self) -> Worker:
         """One thread that runs what it is given in order; the engine ends it."""
         self.check_open()
-        worker = ThreadPoolExecutor(1, thread_name_prefix="evert-trainer")
+        worker = Worker("evert-trainer")
         self._workers.add(worker)
         return worker
 

@@ -1,13 +1,17 @@
-"""Work on several of this machine's cores, where passes are too short for PyTorch's threads.
+"""Work on several of this machine's cores: threads of our own, and PyTorch's for each of them.
 
-Results come in the order of the work: sums are the same to the bit on any number of cores.
+Where passes are too short for PyTorch's threads, they run side by side in ours. Results come in the
+order of the work: sums are the same to the bit on any number of cores.
 """
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +20,8 @@ from evert.trainers.system.machine import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_SOFT = 1  # OpenMP's omp_pause_soft: what was set stays
 
 
 def lanes(device: torch.device) -> int:
@@ -60,3 +66,43 @@ def side_by_side(
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
+
+
+class Worker(ThreadPoolExecutor):
+    """One thread that runs what it is given in order, and holds no core in between."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1, thread_name_prefix=name)
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        """Run a call, as an executor does."""
+
+        def run() -> Result:
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                give_back_threads()
+
+        return super().submit(run)
+
+
+def give_back_threads() -> None:
+    """End the threads that PyTorch computed with for this thread; the next pass starts them anew.
+
+    GNU's OpenMP gives each thread that computes helpers of its own, which spin for their next work.
+    Where it has more than there are cores, idle ones counted, it has all of them sleep instead, and
+    a pass takes up to 1.7 times as long.
+    """
+    openmp = _openmp()
+    if openmp is not None and torch.get_num_threads() > 1:
+        openmp.omp_pause_resource_all(_SOFT)
+
+
+@cache
+def _openmp() -> Any:
+    """GNU's OpenMP as PyTorch brings it; None where it brings another."""
+    for file in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
+        library = ctypes.CDLL(str(file))
+        if hasattr(library, "omp_pause_resource_all"):
+            return library
+    return None

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from evert.trainers.engine.models.products import linear
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ def delta_of(*linears: Any) -> Delta | None:
         return None
     downs = [down for factors in found for down, _ in factors]
     ups: list[Tensor] = []
-    for linear, factors in zip(linears, found, strict=True):
+    for layer, factors in zip(linears, found, strict=True):
         # Of no columns where a layer has no adapter: its rows of the diagonal stay 0.
-        empty = torch.zeros(base_layer(linear).out_features, 0)
+        empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     together: Any = torch.block_diag
     return Delta(torch.cat(downs), together(*(up.to(downs[0]) for up in ups)))
@@ -43,10 +44,10 @@ def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
     """A layer's [..., out] of x [..., in], with what an adapter adds, in the result's type."""
     if delta is None:
         return result
-    inner = F.linear(x.to(delta.down.dtype), delta.down)
+    inner = linear(x.to(delta.down.dtype), delta.down)
     if delta.used is not None:
         inner = inner * (delta.used if inner.ndim == 2 else delta.used[:, None])
-    return (result + F.linear(inner, delta.up)).to(result.dtype)
+    return (result + linear(inner, delta.up)).to(result.dtype)
 
 
 def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:

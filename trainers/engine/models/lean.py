@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from evert.trainers.engine.models.adapters import Delta, base_layer, changed, dealt, delta_of
 from evert.trainers.engine.models.base_models import attention_sizes, base_of
 from evert.trainers.engine.models.logits import computed_again, float_logits
+from evert.trainers.engine.models.products import linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B,T,Hq,D], keys [B,T,Hkv,D], values [B,T,Hkv,D]) -> [B,T,Hq*D]"""
@@ -47,7 +48,7 @@ class Fused:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return changed(F.linear(x, self.weight, self.bias), x, self.delta)
+        return changed(linear(x, self.weight, self.bias), x, self.delta)
 
 
 @dataclass(frozen=True)
@@ -264,9 +265,9 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
         if any(part is None for part in parts):
             continue
         joined = torch.cat([part.detach() for part in parts])
-        for linear, part in zip(linears, torch.split(joined, [*map(len, parts)]), strict=True):
+        for layer, part in zip(linears, torch.split(joined, [*map(len, parts)]), strict=True):
             parameter = nn.Parameter(part, requires_grad=False)
-            setattr(linear, kind, parameter)
+            setattr(layer, kind, parameter)
             placed.add(id(parameter))
     return placed
 

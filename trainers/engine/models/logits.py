@@ -15,20 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from evert.trainers.engine.models.products import linear
+
 STRETCH_BYTES = 2**27  # Of logits at once in training; a backward pass holds about three such
-_BLOCK = 2**14  # Rows of the output layer that are turned into float32 at once
+_BLOCK_BYTES = 2**21  # Of the output layer that are turned into float32 at once
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[..., H] -> [..., V] in float32, whatever the type of the [V, H] weights."""
     if weight.dtype == torch.float32:
-        return F.linear(hidden, weight, bias)
+        return linear(hidden, weight, bias)
     if weight.device.type != "cpu" and not torch.is_grad_enabled():
         flat = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
         logits = flat.view(*hidden.shape[:-1], len(weight))
     else:
-        exact = hidden.float()
-        blocks = [F.linear(exact, block.float()) for block in torch.split(weight, _BLOCK)]
+        exact, rows = hidden.float(), max(1, _BLOCK_BYTES // (4 * weight.shape[1]))
+        blocks = [linear(exact, block.float()) for block in torch.split(weight, rows)]
         logits = torch.cat(blocks, dim=-1)
     return logits if bias is None else logits + bias.float()
 

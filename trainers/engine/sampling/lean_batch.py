@@ -86,11 +86,9 @@ class LeanBatch(Batch):
             values = self._cache.values[layer][ours, :, :length]
             if self._stem:
                 return self._stem.attend(layer, queries, keys, values, bias, without)
-            if queries.dtype != torch.float32:  # scores would be rounded, and a trainer's are not
+            if queries.dtype != torch.float32 and self.device.type != "cpu":
                 return attention(queries, keys, values, mask=seen[:, None, None])
-            grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
-            heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
-            return heads.flatten(1)[:, None]
+            return _attention_of_one(queries, keys, values, bias)
 
         hidden = self._decoder.hidden(tokens[ours, None], positions[:, None], attend)
         return self._decoder.logits(hidden[:, 0])
@@ -248,6 +246,18 @@ def _together(weights: Sequence[Weights]) -> LeanModel:
     numbers = {each: number for number, each in enumerate(different)}
     which = torch.tensor([numbers[each] for each in weights])
     return mixed([each.model for each in different], which.to(different[0].model.device))
+
+
+def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """[B,1,Hq,D] queries over [B,Hkv,L,D] keys, to whose scores ``bias`` [B,1,1,L] is added."""
+    grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
+    if queries.dtype == torch.float32:
+        heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
+    else:  # Rounded where PyTorch's kernel rounds, which a trainer runs, and which is slow here
+        scores = grouped.float() @ keys.float().transpose(-1, -2) + bias
+        shares = torch.exp(scores - scores.amax(-1, keepdim=True))
+        heads = shares.to(values.dtype).float() @ values.float() / shares.sum(-1, keepdim=True)
+    return heads.flatten(1)[:, None].to(queries.dtype)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

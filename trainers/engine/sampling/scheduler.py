@@ -26,6 +26,7 @@ import torch
 from tinker import types
 
 from evert.trainers.engine.common.errors import EngineClosedError
+from evert.trainers.engine.common.parallel import give_back_threads
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.frozen import FrozenModel
@@ -131,6 +132,7 @@ class Scheduler:
         """Block until there is something to do; False when this worker is to end."""
         with self._lock:
             if not self._has_work():
+                give_back_threads()
                 self._lock.wait_for(lambda: self._has_work() or self._closed, _LINGER_SECONDS)
             if self._closed or not self._has_work():
                 self._worker, self._most = None, MAX_ROWS

@@ -1,0 +1,79 @@
+"""Products by oneDNN: the numbers of PyTorch's own, and where they are used."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evert.trainers.engine.models import products
+from evert.trainers.engine.models.products import linear
+from evert.trainers.system import machine
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+    reason="this PyTorch has no oneDNN",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_here() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "_onednn_is_faster", lambda: True)
+        yield
+
+
+@given(
+    st.sampled_from([(80,), (1, 80), (2, 40), (1, 1, 600)]),
+    st.sampled_from([(128, 160), (600, 30), (600, 600)]),
+    st.booleans(),
+    st.sets(st.sampled_from("xwb"), max_size=3),
+)
+@settings(max_examples=40, deadline=None)
+def test_products_and_their_slopes_are_those_of_pytorch(
+    rows: tuple[int, ...], sizes: tuple[int, int], biased: bool, trained: set[str]
+) -> None:
+    features, out = sizes
+    x = torch.randn(*rows, features, requires_grad="x" in trained)
+    weight = torch.randn(out, features, requires_grad="w" in trained)
+    bias = torch.randn(out, requires_grad="b" in trained) if biased else None
+    slope = torch.randn(*rows, out)
+
+    def found(product: Any) -> list[torch.Tensor]:
+        made = product(x, weight, bias)
+        wanted = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
+        slopes = torch.autograd.grad(made, wanted, slope) if wanted else ()
+        return [made.detach(), *slopes]
+
+    for ours, theirs in zip(found(linear), found(F.linear), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+
+
+def test_only_float32_products_that_gain_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    run = products._product
+
+    def watched(x: torch.Tensor, *given: Any) -> torch.Tensor:
+        made.append(tuple(x.shape))
+        return run(x, *given)
+
+    monkeypatch.setattr(products, "_product", watched)
+    for rows, features, out in ((1, 600, 600), (64, 128, 128), (63, 128, 128), (1, 128, 128)):
+        linear(torch.ones(rows, features), torch.ones(out, features))
+        linear(torch.ones(rows, features).bfloat16(), torch.ones(out, features).bfloat16())
+    assert made == [(1, 600), (64, 128)]
+
+
+def test_an_amd_processor_is_known_by_what_the_system_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    told = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_PROCESSOR", told)
+    for text, expected in (("vendor_id\t: AuthenticAMD\n", True), ("GenuineIntel", False)):
+        told.write_text(text)
+        assert machine.made_by_amd() is expected
+    told.unlink()
+    monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 25, AuthenticAMD")
+    assert machine.made_by_amd()

@@ -1,0 +1,72 @@
+"""Products with the weights of layers: by oneDNN, where PyTorch's own way is slow.
+
+PyTorch gives float32 products to MKL, which computes with half the width of an AMD processor:
+oneDNN, which PyTorch has in it, takes half the time there, forward and backward. It has bfloat16's
+products anyhow. A call of it costs 10 us more, so that small products stay as they are.
+
+Shapes: ``...`` rows, I features in, O out.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evert.trainers.system.machine import made_by_amd
+
+_MUCH = 2**20  # Multiplications of a product that gains by it
+_LARGE = 2**18  # Weights of a product that gains by it, whatever the number of rows
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
+    if not _gains(x, weight):
+        return F.linear(x, weight, bias)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in given):
+        made: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return made
+    return _product(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """``_product``, with its derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        rows = slope.flatten(0, -2)
+        return (
+            linear(slope, weight.T) if wanted[0] else None,
+            linear(rows.T, x.flatten(0, -2).T) if wanted[1] else None,
+            rows.sum(0) if wanted[2] else None,
+        )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return made
+
+
+def _gains(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.dtype == weight.dtype == torch.float32
+        and (x.numel() * len(weight) >= _MUCH or weight.numel() > _LARGE)
+        and x.device.type == "cpu"
+        and _onednn_is_faster()
+    )
+
+
+@cache
+def _onednn_is_faster() -> bool:
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and hasattr(torch.ops.mkldnn, "_linear_pointwise") and made_by_amd()
