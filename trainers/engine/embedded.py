@@ -42,7 +42,8 @@ def embedded_engine(
             below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
             counts for adapters only.
         dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA where
-            adapters are trained or nothing is, and else float32. Adapters are in float32.
+            adapters are trained or nothing is, and else float32. Adapters are in float32, and
+            multiplied in this type.
         gradient_checkpointing: Whether the backward pass computes each layer again, which takes
             less memory and a third more time. None: where a pass would not fit otherwise.
         threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often

@@ -2,8 +2,9 @@
 
 An adapter of rank r adds ``up @ down @ x``, with matrices of r rows and r columns. Layers that are
 computed as one have their adapters computed as one, too: the ``down`` lie one below the other, the
-``up`` along a diagonal. The numbers are those of ``peft``, in the adapter's own type, which is
-float32 also where the base is in bfloat16.
+``up`` along a diagonal. The numbers are those of ``peft``. An adapter is in float32, and is
+multiplied in the base's type: in float32 it could take a GPU longer than a base in bfloat16
+does.
 """
 
 from collections.abc import Sequence
@@ -37,17 +38,19 @@ def delta_of(*linears: Any) -> Delta | None:
         empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     together: Any = torch.block_diag
-    return Delta(torch.cat(downs), together(*(up.to(downs[0]) for up in ups)))
+    up = together(*(up.to(downs[0]) for up in ups))
+    base: Tensor = base_layer(linears[0]).weight
+    return Delta(torch.cat(downs).to(base.dtype), up.to(base.dtype))
 
 
 def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """A layer's [..., out] of x [..., in], with what an adapter adds, in the result's type."""
+    """A layer's [..., out] of x [..., in], with what an adapter adds."""
     if delta is None:
         return result
-    inner = linear(x.to(delta.down.dtype), delta.down)
+    inner = linear(x, delta.down)
     if delta.used is not None:
         inner = inner * (delta.used if inner.ndim == 2 else delta.used[:, None])
-    return (result + linear(inner, delta.up)).to(result.dtype)
+    return result + linear(inner, delta.up)
 
 
 def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:

@@ -66,8 +66,10 @@ def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "Pr
     """Load a base model, ready to train or to sample from."""
     source = resolve_model(base_model)
     with no_progress_bars():
-        model = from_pretrained(_auto_class(base_model), base_model, source, dtype=dtype)
-    return model.to(device).eval()  # type: ignore[no-any-return]
+        straight = None if device.type == "cpu" else {"": device}  # not by way of the CPU's memory
+        options = {"dtype": dtype, "device_map": straight}
+        model = from_pretrained(_auto_class(base_model), base_model, source, **options)
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def load_outline(base_model: str) -> "PreTrainedModel":

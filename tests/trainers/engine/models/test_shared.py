@@ -210,4 +210,4 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
             found = output["logprobs"].to_torch()[39:]
             apart.append((found - torch.tensor(reply.logprobs)).abs())
     # 0.02 where logits or attention's scores are rounded to bfloat16.
-    assert 0 < float(torch.cat(apart).mean()) < 0.012
+    assert 0 < float(torch.cat(apart).mean()) < 0.015
