@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import sys
 import threading
+import time
 import types as python_types
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from evert.trainers.engine.clients import rest_client, service_client
 from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common import parallel
 from evert.trainers.engine.common.errors import (
     CheckpointError,
     EngineClosedError,
@@ -27,6 +29,8 @@ from evert.trainers.engine.common.errors import (
     TrainingError,
 )
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.sampling import prefill
+from evert.trainers.engine.training.passes import Passes
 
 SdkServiceClient = tinker.ServiceClient
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -288,3 +292,29 @@ def test_threads_are_set_inside_the_block_only(tmp_path: Path) -> None:
     with embedded_engine(tmp_path, threads=before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_an_engine_that_closes_ends_a_pass_before_its_next_micro_batch(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, run = threading.Event(), Passes.logprobs
+    passes: list[Any] = []
+    monkeypatch.setattr(parallel, "cores", lambda: 1)
+    monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", 64)
+
+    with embedded_engine(tmp_path) as engine:
+
+        def first_waits_for_the_close(self: Passes, *given: Any) -> torch.Tensor:
+            passes.append(given)
+            begun.set()
+            while not engine._closed:
+                time.sleep(0.01)
+            return run(self, *given)
+
+        monkeypatch.setattr(Passes, "logprobs", first_waits_for_the_close)
+        client = tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+        future = client.forward_backward([datum(60, n) for n in range(5)], "cross_entropy")
+        assert begun.wait(60)
+    with pytest.raises(EngineClosedError):
+        future.result()
+    assert len(passes) == 1

@@ -153,7 +153,7 @@ class Engine:
         return self.new_sampler(self._load_saved(path), tokenizer, info.steps, *number)
 
     def close(self) -> None:
-        """Stop all threads; clients that are left refuse further calls."""
+        """Stop all threads, a pass before its next micro-batch; clients refuse further calls."""
         self._closed = True
         for thread in (self.loader, self.eyes, *self._workers):
             thread.shutdown(wait=True, cancel_futures=True)
@@ -169,8 +169,13 @@ class Engine:
         return self.models.adapted(info.base_model, folder)
 
     def _trainer(self, base_model: str, model: Any, tokenizer: Any) -> Trainer:
-        checkpointing, reader = self.settings.gradient_checkpointing, self.reader(base_model)
-        return Trainer(model, tokenizer, checkpointing=checkpointing, reader=reader)
+        return Trainer(
+            model,
+            tokenizer,
+            checkpointing=self.settings.gradient_checkpointing,
+            reader=self.reader(base_model),
+            check_open=self.check_open,
+        )
 
     def _new_run(
         self, base_model: str, model: Any, rank: int | None, user_metadata: dict[str, str]

@@ -51,8 +51,12 @@ class Trainer:
         *,
         checkpointing: bool | None = None,
         reader: PictureReader | None = None,
+        check_open: Callable[[], None] = lambda: None,
     ) -> None:
-        """Train what requires a gradient; ``checkpointing=None``: where a pass would not fit."""
+        """Train what requires a gradient; ``checkpointing=None``: where a pass would not fit.
+
+        ``check_open`` is asked before each micro-batch and raises to end the pass.
+        """
         self.model = model
         self.limits = Limits(
             model.get_input_embeddings().weight.shape[0],
@@ -63,6 +67,7 @@ class Trainer:
         self.steps = 0
         self.passes = Passes(model)
         self._checkpointing = checkpointing
+        self._check_open = check_open
         self._optimizer: torch.optim.AdamW | None = None
         self._failure: str | None = None
 
@@ -289,6 +294,7 @@ class Trainer:
         self.passes.set_checkpointing(budget.checkpointing and backward)
 
         def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
+            self._check_open()
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
