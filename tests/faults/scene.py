@@ -298,8 +298,8 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 
 
 async def settled(before: Inventory, expected: str) -> str:
-    """What is left as soon as it is what was expected, or after a while."""
-    for _ in range(200):
+    """What is left as soon as it is what was expected, or after a long while."""
+    for _ in range(round(PATIENCE / 0.005)):
         if is_as(Inventory.now().since(before), expected):
             break
         await asyncio.sleep(0.005)

@@ -7,6 +7,7 @@ From a name to its logits:
     shared.py       one base in memory, whoever uses it
     adapters.py     what adapters add to a base beside them
     lean.py         a forward pass of our own for Llama-like models
+    products.py     products with the weights of layers
     logits.py       logits and log-probabilities, a stretch at a time
     encoding.py     tokenizers that threads share
     pictures.py     images among tokens
