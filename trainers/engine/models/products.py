@@ -16,8 +16,9 @@ from torch import Tensor
 
 from evert.trainers.system.machine import made_by_amd
 
-_MUCH = 2**20  # Multiplications of a product that gains by it
-_LARGE = 2**18  # Weights of a product that gains by it, whatever the number of rows
+_GAINS = 2**27
+"""What the numbers of inputs and of weights make, multiplied, where oneDNN is faster: measured from
+1 to 3,000 rows, and from 128 features to 3,072."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,8 +60,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _gains(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.dtype == weight.dtype == torch.float32
-        and (x.numel() * len(weight) >= _MUCH or weight.numel() > _LARGE)
+        x.numel() * weight.numel() >= _GAINS  # asked first: it is the cheapest
+        and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and _onednn_is_faster()
     )
