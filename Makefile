@@ -2,7 +2,7 @@
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
 #   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
-#                (about 13 minutes on two cores); figures and plots; `make real-short`: a step of it
+#                (about 5 minutes on two cores); figures and plots; `make real-short`: a step of it
 #   make test    the tests of each change
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
