@@ -1,4 +1,4 @@
-"""This machine: its cores and its free memory, as far as this process may have them; its make."""
+"""This machine: its maker, and the cores and free memory that this process may have."""
 
 import os
 import platform

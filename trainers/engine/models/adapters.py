@@ -38,9 +38,8 @@ def delta_of(*linears: Any) -> Delta | None:
         empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     together: Any = torch.block_diag
-    up = together(*(up.to(downs[0]) for up in ups))
     base: Tensor = base_layer(linears[0]).weight
-    return Delta(torch.cat(downs).to(base.dtype), up.to(base.dtype))
+    return Delta(torch.cat(downs).to(base), together(*(up.to(base) for up in ups)))
 
 
 def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:

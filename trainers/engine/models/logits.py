@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from evert.trainers.engine.models.products import linear
 
 STRETCH_BYTES = 2**27  # Of logits at once in training; a backward pass holds about three such
-_BLOCK_BYTES = 2**21  # Of the output layer that are turned into float32 at once
+_BLOCK = {"cpu": 2**10, "cuda": 2**14}
+"""Rows of the output layer that are turned into float32 at once; a CPU's stay in its cache."""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,7 +30,7 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         flat = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
         logits = flat.view(*hidden.shape[:-1], len(weight))
     else:
-        exact, rows = hidden.float(), max(1, _BLOCK_BYTES // (4 * weight.shape[1]))
+        exact, rows = hidden.float(), _BLOCK.get(weight.device.type, 2**14)
         blocks = [linear(exact, block.float()) for block in torch.split(weight, rows)]
         logits = torch.cat(blocks, dim=-1)
     return logits if bias is None else logits + bias.float()

@@ -17,16 +17,17 @@ from torch import Tensor
 from evert.trainers.system.machine import made_by_amd
 
 _GAINS = 2**27
-"""What the numbers of inputs and of weights make, multiplied, where oneDNN is faster: measured from
-1 to 3,000 rows, and from 128 features to 3,072."""
+"""oneDNN is faster where the number of inputs times the number of weights is at least this.
+
+Measured from 1 to 3,000 rows, and from 128 features to 3,072.
+"""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
     if not _gains(x, weight):
         return F.linear(x, weight, bias)
-    given = (x, weight) if bias is None else (x, weight, bias)
-    if torch.is_grad_enabled() and any(each.requires_grad for each in given):
+    if torch.is_grad_enabled():
         made: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return made
     return _product(x, weight, bias)

@@ -198,7 +198,7 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False):
         client = tinker.ServiceClient().create_lora_training_client("evert-tiny", rank=4).result()
         sampler = client.save_weights_and_get_sampling_client().result()
-        prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(8)]
+        prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(32)]
         futures = [sampler.sample(prompt(*each), 1, params(max_tokens=30)) for each in prompts]
         replies = [future.result().sequences[0] for future in futures]
         apart = []
@@ -210,4 +210,4 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
             found = output["logprobs"].to_torch()[39:]
             apart.append((found - torch.tensor(reply.logprobs)).abs())
     # 0.02 where logits or attention's scores are rounded to bfloat16.
-    assert 0 < float(torch.cat(apart).mean()) < 0.015
+    assert 0 < float(torch.cat(apart).mean()) < 0.012
