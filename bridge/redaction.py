@@ -144,17 +144,18 @@ def _learn(present: Mapping[Any, Any]) -> None:
     """Find the secrets anew. Threads that do so at the same time find the same; those that are
     looking through ``_marks`` meanwhile keep the list that they have."""
     global _marks
-    snapshot = dict(present)
+    snapshot, told = dict(present), dict(_told)
     parts = (argument.partition("=") for argument in sys.argv)
     arguments = ((name, value) for name, _, value in parts)
     found: dict[str, str] = {}
-    for given in (os.environ.copy().items(), arguments, [*_told.items()]):
+    for given in (os.environ.copy().items(), arguments, told.items()):
         for name, secret in _secrets(given):
             for spelling in _spellings(secret):
                 found.setdefault(spelling, f"[{name}]")
     _marks = sorted(found.items(), key=lambda one: -len(one[0]))
     _variables.clear()
-    _variables.update(snapshot)
+    if told == _told:  # else somebody told one meanwhile
+        _variables.update(snapshot)
 
 
 def _secrets(given: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

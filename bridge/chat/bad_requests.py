@@ -30,6 +30,12 @@ def bad_request(
     )
 
 
+def failed(model: str, how: str) -> openai.BadRequestError:
+    """The error for a call to a model that gave no reply: code ``model_failed``."""
+    message = f"The model {model!r} {how:.1000}"
+    return bad_request(message, param="model", code="model_failed")
+
+
 def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
     """The error on which agents compact their history: code ``context_length_exceeded``.
 

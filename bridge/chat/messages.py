@@ -121,9 +121,7 @@ def _read_part(part: object, index: int, number: int) -> ContentPart:
         if kind == "image" and "image" in part:
             return ImagePart(type="image", image=part["image"])
     place = f"messages[{index}].content[{number}]"
-    raise bad_request(
-        f"{place} is {part!r:.200}; expected a part of type 'text' or 'image_url'.", param=place
-    )
+    raise unexpected(place, part, "a part of type 'text' or 'image_url'.")
 
 
 def _read_assistant(fields: Mapping[str, Any], place: str, result: Message) -> None:

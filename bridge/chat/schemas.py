@@ -12,12 +12,13 @@ the policy. Nothing is ever fetched.
 
 import json
 import logging
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from jsonschema_rs import RegexOptions, ValidationError, Validator, validator_for
 from jsonschema_rs import ValidationErrorKind as Kind
+
+from evert.bridge.chat.fields import is_deeper
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def first_error(schema: str, value: Any) -> str | None:
         _warn(schema, f"{getattr(error, 'message', error)!s:.300}")
         return None
     try:
-        if not _is_deeper(value, DEEPEST):
-            _validator(schema, _without_errors_of_alternatives).validate(value)
+        if not is_deeper(value, DEEPEST):
+            _validator(schema, as_told=True).validate(value)
     except ValidationError as error:
         if not isinstance(error.kind, Kind.Referencing):
             steps = (f"[{s}]" if isinstance(s, int) else f".{s}" for s in error.instance_path)
@@ -53,24 +54,32 @@ def first_error(schema: str, value: Any) -> str | None:
 
 
 @lru_cache(256)
-def _validator(schema: str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Validator:
-    value = json.loads(schema, object_hook=hook)
+def _validator(schema: str, *, as_told: bool = False) -> Validator:
+    value = json.loads(schema)
+    value = _without_errors_of_alternatives(value) if as_told else value
     options = RegexOptions()
     return validator_for(value, offline=True, validate_formats=False, pattern_options=options)
 
 
-def _without_errors_of_alternatives(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a schema that says only whether one of its alternatives fits."""
+_NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
+"""Keywords whose objects are values, or have names of the agent's before lists."""
+
+
+def _without_errors_of_alternatives(schema: Any) -> Any:
+    """The schema, which says only whether one of its alternatives fits."""
+    if isinstance(schema, list):
+        return [_without_errors_of_alternatives(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    part = {
+        name: inner if name in _NO_SCHEMAS else _without_errors_of_alternatives(inner)
+        for name, inner in schema.items()
+    }
     names = [name for name in ("anyOf", "oneOf") if isinstance(part.get(name), list)]
     if names:
         conditions = [{"if": {name: part.pop(name)}, "else": False} for name in names]
         part["allOf"] = [*part.get("allOf", ()), *conditions]
     return part
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deeper(one, levels - 1) for one in inner)
 
 
 @lru_cache(100)

@@ -6,7 +6,7 @@ from the start, and aiohttp itself reads its own ``ClientResponse`` from there.
 """
 
 import asyncio
-from http import HTTPStatus
+from http.client import responses
 from typing import Any
 
 import aiohttp
@@ -58,7 +58,7 @@ class _Wire(asyncio.Transport):
 
 def _written(answer: Answer) -> bytes:
     lines = [
-        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+        f"HTTP/1.1 {answer.status} {responses.get(answer.status, '')}",
         f"content-type: {answer.content_type}",
         f"content-length: {len(answer.content)}",
     ]

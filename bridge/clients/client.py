@@ -61,7 +61,7 @@ class _Handle:
         Raises:
             RewardError: It is no finite number.
         """
-        self._endpoint.inbox.notes.add("metric", key, reward_of(value, f"The metric {key!r}"))
+        self._endpoint.inbox.notes.add("metric", str(key), reward_of(value, f"The metric {key!r}"))
 
     def seat(self, name: str) -> Self:
         """The client of one of the agent's trained roles; its rewards and notes are the role's.
@@ -217,7 +217,7 @@ class AsyncChat(_Chat):
         """Ask the policy; the arguments are those of OpenAI's chat completions.
 
         Suspends the agent until the trainer has sampled. Which fields count is written in
-        ``evert.bridge.clients.dialects.chat_completions``.
+        ``docs/requests.md``.
 
         Raises:
             openai.BadRequestError: The request cannot be served as it is, or the prompt is too

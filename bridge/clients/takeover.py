@@ -107,11 +107,6 @@ def remove() -> None:
             _patches.remove(patch)
 
 
-def is_installed() -> bool:
-    """Whether take-over is in effect."""
-    return _is_installed
-
-
 def _patch_all() -> None:
     for name in ("httpx", "httpx2"):
         try:
@@ -158,10 +153,15 @@ async def _request(
     original: Function, session: Any, method: str, str_or_url: Any, **options: Any
 ) -> Any:
     send = functools.partial(original, session, method, str_or_url, **options)
-    endpoint, url = current_endpoint(), URL(str_or_url)
-    path = f"/{url.path}"  # or within a session's base
-    method = method.upper()
-    if endpoint is None or endpoint.match(method, path) is None:
+    endpoint = current_endpoint()
+    if endpoint is None:
+        return await send()
+    try:
+        url = URL(str_or_url)
+    except (TypeError, ValueError):
+        return await send()  # which raises its own
+    path, method = f"/{url.path}", method.upper()  # or within a session's base
+    if endpoint.match(method, path) is None:
         return await send()
     data, body = options.get("data"), options.get("json")
     content = data if body is None else session.json_serialize(body)

@@ -22,7 +22,12 @@ it then notes in another task than the one that called is of that reply."""
 
 
 class Overlap:
-    """Which calls are sampled ahead of the runner."""
+    """Which calls are sampled ahead of the runner.
+
+    Attributes:
+        ahead: What samples calls that meet; None: the runner samples them.
+        is_met: Whether calls have met.
+    """
 
     __slots__ = ("_account", "ahead", "is_met")
 
@@ -30,10 +35,6 @@ class Overlap:
         self._account = account
         self.ahead: Ahead | None = None
         self.is_met = False
-
-    def sample_by(self, ahead: Ahead | None) -> None:
-        """Have calls that meet sampled ahead of the runner; None: the runner samples them."""
-        self.ahead = ahead
 
     @property
     def most(self) -> int | None:
@@ -57,7 +58,7 @@ class Overlap:
         most = budget.sample(outstanding.cap(budget), length, sampled)
         timeout = budget.limits.sampling_turn_timeout_seconds
         outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
-        inbox.lay_down(call, outstanding)
+        inbox.ahead[call] = outstanding
         outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
         return True
 

@@ -106,7 +106,7 @@ async def do_parallel_rollout(
 
 def _play_by(env: Env, ahead: Ahead) -> None:
     if isinstance(env, ChatAgentEnv):
-        env._turns.overlap.sample_by(ahead)
+        env._turns.overlap.ahead = ahead
 
 
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:

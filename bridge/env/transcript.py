@@ -3,7 +3,7 @@
 Of each call it keeps what is new: the messages after the reply that the agent goes on from.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evert.bridge.chat.reply import Reply
@@ -15,7 +15,7 @@ from evert.bridge.conversations.conversation import Conversation, Point
 class Asked:
     """A model call that an action answered."""
 
-    request: ChatRequest
+    request: ChatRequest  # without its messages
     after: int | None
     messages: list[Any]
     key: tuple[Conversation, int]
@@ -43,7 +43,8 @@ class Transcript:
             start = 0 if after is None else last.sent + 1
         key = conversation, len(points)
         self._answers[key] = len(self.calls)
-        self.calls.append(Asked(request, after, conversation.sent[start:], key, points, met))
+        new = conversation.sent[start:]
+        self.calls.append(Asked(replace(request, messages=[]), after, new, key, points, met))
 
     def reply(self, turn: int) -> Reply | None:
         """What the agent got in answer to a turn's call; None where it got nothing.

@@ -86,8 +86,7 @@ class Turns:
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
-        if self.overlap.ahead is not None:
-            inbox.watch(self._look)
+        inbox.watch(self._look)
         self.account.hints = episode.hints
         return await self._advance()
 

@@ -29,7 +29,7 @@ from evert.bridge.errors import InvalidAgentError, RewardError, repr_of
 Agent = Callable[..., Any]
 """``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
 
-An agent that builds its own client takes nothing, or the task alone (``faces/takeover.py``).
+An agent that builds its own client takes nothing, or the task alone (``clients/takeover.py``).
 """
 
 FORMS = (
@@ -261,22 +261,34 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             "an async one. Declare it `async def` and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
-    for what in ("metrics", "logs"):
-        if not isinstance(found := getattr(outcome, what), Mapping):
-            raise RewardError(
-                f"The {what} in the Outcome of the agent {name} are {repr_of(found)}; expected a "
-                "dict. Leave them out where there are none."
-            )
-    metrics = {
-        str(key): reward_of(number, f"The metric {key!r} in the Outcome of the agent {name}")
-        for key, number in outcome.metrics.items()
-    }
+    outcome = with_notes_read(outcome, f"in the Outcome of the agent {name}")
     if outcome.reward is None:
         if rewarded:
-            return replace(outcome, metrics=metrics)
+            return outcome
         raise RewardError(
             f"The agent {name} ended without a reward: it returned {repr_of(value)} and never "
             "called client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")
-    return replace(outcome, reward=reward, metrics=metrics)
+    return replace(outcome, reward=reward)
+
+
+def with_notes_read(outcome: Outcome, whose: str) -> Outcome:
+    """The outcome, whose metrics are finite numbers; all notes have texts for names.
+
+    Raises:
+        RewardError: Its metrics or logs are something else; ``whose`` they are is in the message.
+    """
+    for what in ("metrics", "logs"):
+        if not isinstance(found := getattr(outcome, what), Mapping):
+            raise RewardError(
+                f"The {what} {whose} are {repr_of(found)}; expected a dict. Leave them out where "
+                "there are none."
+            )
+    metrics = {
+        str(key): reward_of(number, f"The metric {key!r} {whose}")
+        for key, number in outcome.metrics.items()
+    }
+    return replace(
+        outcome, metrics=metrics, logs={str(key): log for key, log in outcome.logs.items()}
+    )

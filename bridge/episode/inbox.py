@@ -237,10 +237,6 @@ class Inbox(Generic[P]):
                 return call
         return None
 
-    def lay_down(self, call: ParkedCall, kept: P) -> None:
-        """Keep a call that is sampled ahead, until it is taken anew."""
-        self.ahead[call] = kept
-
     def watch(self, look: Callable[[], None]) -> None:
         """Have ``look`` called when a call comes and nobody waits for one."""
         self._on_call = look

@@ -47,8 +47,9 @@ class Notes:
     def take(self, turn: int) -> list[Note]:
         """The notes of the transition of action number ``turn``, which is handed out now."""
         taken: list[Note] = []
-        for _ in range(len(self._waiting)):  # a thread may add some meanwhile: the next one's
-            note = self._waiting.pop(0)
+        notes = self._waiting[:]
+        del self._waiting[: len(notes)]  # a thread may add some meanwhile: the next one's
+        for note in notes:
             (taken if note.turn in (None, turn) else self._late).append(note)
         return taken
 

@@ -77,11 +77,11 @@ class BranchEnv(ChatAgentEnv):
         """
         overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
         ahead = overlap.ahead
-        overlap.sample_by(None if self._turn else ahead)  # nothing that comes before the turn
+        overlap.ahead = None if self._turn else ahead  # nothing that comes before the turn
         begun = await super().initial_observation()
         for turn in range(self._turn):
             if turn == self._turn - 1:
-                overlap.sample_by(ahead)
+                overlap.ahead = ahead
             if isinstance(begun, InitialObservationOverflow):
                 break
             action = await policy(*begun)

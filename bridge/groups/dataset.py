@@ -77,6 +77,11 @@ class AgentDataset(RLDataset):
                 raise InvalidDatasetError(f"{name} must be at least 1, got {size}.")
         if len(tasks) == 0:
             raise InvalidDatasetError("A dataset needs at least one task, got none.")
+        if opponents is not None and len(options.get("seats", ())) < 2:
+            raise InvalidDatasetError(
+                "opponents= needs an agent with two roles or more: name them with seats=(...), or "
+                "leave opponents out."
+            )
         self.agent = agent
         self.tasks = tasks
         self.batch_size = batch_size

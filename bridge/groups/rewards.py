@@ -11,7 +11,7 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.seats import SeatEnv
-from evert.bridge.episode.agent import Outcome, agent_name, reward_of
+from evert.bridge.episode.agent import Outcome, agent_name, reward_of, with_notes_read
 from evert.bridge.errors import InvalidAgentError, repr_of
 from evert.bridge.records.sequences import transcript
 from evert.bridge.tokens.bases import default_renderer
@@ -82,7 +82,5 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
 
 def _outcome(given: float | Outcome, name: str) -> Outcome:
     outcome = given if isinstance(given, Outcome) else Outcome(given)
-    noted = outcome.metrics.items()
-    metrics = {key: reward_of(value, f"The metric {key!r} of {name}") for key, value in noted}
-    reward = reward_of(outcome.reward, f"A reward of {name}")
-    return replace(outcome, reward=reward, metrics=metrics)
+    outcome = with_notes_read(outcome, f"of {name}")
+    return replace(outcome, reward=reward_of(outcome.reward, f"A reward of {name}"))

@@ -42,7 +42,13 @@ class _Said(MessageCompleter):
         self._function = function
 
     async def __call__(self, messages: list[Message]) -> Message:
-        return Message(role="assistant", content=self._function(messages))
+        said: object = self._function(messages)
+        if not isinstance(said, str):
+            raise InvalidModelError(
+                f"The function of a model returned {said!r:.200}; expected the reply's text. "
+                "For an async one make a MessageCompleter."
+            )
+        return Message(role="assistant", content=said)
 
 
 FrozenModel: TypeAlias = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request, failed
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.messages import as_fields, read_message
 from evert.bridge.chat.reply import Reply, TokenLogprob, read_reply
@@ -74,12 +74,17 @@ class RemoteModel:
                     messages=messages,
                     **{name: value for name, value in fields.items() if value is not None},
                 )
-        [choice, *_] = completion.choices
+        if not completion.choices:
+            raise failed(request.model, f"gave no choice: {completion.model_dump()!r:.300}")
+        choice, usage = completion.choices[0], completion.usage
         sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
         sent.setdefault("content", "")
-        usage = completion.usage
+        try:
+            message = read_message(sent, 0, {})
+        except openai.BadRequestError as error:
+            raise failed(request.model, f"gave a reply that cannot be read: {error}") from error
         reply = read_reply(
-            read_message(sent, 0, {}),
+            message,
             truncated=choice.finish_reason == "length",
             call_ids=new_call_ids(),
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,

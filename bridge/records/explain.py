@@ -47,9 +47,10 @@ def explain(
     cause = where = ""  # of the break before a prompt: noted with the action that led to it
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
-        lengths = [shared(prompt, before) for before in known]
-        length = max(lengths, default=0)
-        turn = len(lengths) - 1 - lengths[::-1].index(length) if length else None  # the latest
+        length, turn = 0, None
+        for each in reversed(range(len(known))):  # the latest of those that it shares most with
+            if len(known[each]) > length and (common := shared(prompt, known[each])) > length:
+                length, turn = common, each
         is_whole = turn is not None and length == len(known[turn])
         for text in (
             _heading(number, transition, len(prompt)),

@@ -58,7 +58,8 @@ class Recorder:
         """
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
-            env.seed = Draws(env.seed).seed
+            owner = getattr(env, "table", env)  # of seats it is their table's
+            owner.seed = Draws(owner.seed).seed
         return env
 
     def add(
@@ -105,7 +106,7 @@ class Recorder:
         if not rows:
             return
         name = f"{rows[0]['iteration']:06}.jsonl"
-        file = self.path if self.path.suffix else self.path / name
+        file = self.path if self.path.suffix == ".jsonl" else self.path / name
         if file not in self._groups:
             self._groups[file] = self._begun(file)
         number = self._groups[file]
@@ -115,16 +116,17 @@ class Recorder:
         self._groups[file] += 1
 
     def _begun(self, file: Path) -> int:
-        """Prepare a file for the first write; the next group's number, after those there are."""
+        """Prepare a file for the first write; a number for its next group, unlike the others."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file() or not self.path.suffix:
+        if not file.is_file() or file != self.path:
             file.write_bytes(b"")
             return 0
         with file.open("r+b") as there:
-            lines = [*there]
-            if lines and not lines[-1].endswith(b"\n"):
+            count = sum(1 for _ in there)
+            there.seek(max(0, there.tell() - 1))
+            if count and there.read(1) != b"\n":
                 there.write(b"\n")
-        return len(lines)
+        return count
 
 
 class Gathering(Recorder):

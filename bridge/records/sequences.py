@@ -53,13 +53,11 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
 
 def _begun(flat: Sequence[Any], known: Sequence[FlatPrompt]) -> int | None:
     """The number of the longest of the known sequences that a prompt begins with."""
-    # the last token first: a slice of the whole costs its length
-    begun = [
-        number
-        for number, ids in enumerate(known)
-        if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids
-    ]
-    return max(begun, key=lambda number: len(known[number]), default=None)
+    for number in sorted(range(len(known)), key=lambda number: -len(known[number])):
+        ids = known[number]  # the last token first: a slice of the whole costs its length
+        if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
+            return number
+    return None
 
 
 def shared(first: FlatPrompt, second: FlatPrompt) -> int:

@@ -1,9 +1,4 @@
-"""Reading an action: the reply its tokens stand for, and what to do when they do not parse.
-
-The policy for replies that do not parse is the Cookbook's (``ParseErrorPolicy``), as
-``EnvFromMessageEnv`` keeps it: broken framing ends the episode, broken tool calls are asked again
-a number of times. Without a policy the agent gets the text as it is and decides itself.
-"""
+"""Reading an action: the reply its tokens stand for, and what is wrong where they do not parse."""
 
 import operator
 from collections.abc import Iterable, Sequence

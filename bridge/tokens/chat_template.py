@@ -33,6 +33,7 @@ from evert.bridge.tokens.call_format import (
     hermes_text,
 )
 from evert.bridge.tokens.escaping import ControlTokens
+from evert.bridge.tokens.pretrained import read_json
 from evert.bridge.tokens.probes import (
     RESULT,
     SAID,
@@ -216,10 +217,10 @@ class ChatTemplate:
         )
 
     def _learn_stops(self) -> list[int]:
-        pattern, found = self._control.pattern, None
+        found = None
         for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it as the next one begins
             rest = self.text(shape).rpartition("Qzreply")[2]
-            found = None if pattern is None else pattern.search(rest)
+            found = self._control.pattern.search(rest)
             if found is not None:
                 break
             self._ends_replies = False
@@ -295,7 +296,7 @@ class ChatTemplate:
             for before, after in pairwise(shape):
                 rest = rest.partition(str(before["content"]))[2]
                 frame = rest.partition(str(after["content"]))[0]
-                if self._control.pattern is None or not self._control.pattern.search(frame):
+                if not self._control.pattern.search(frame):
                     found[frame.strip()] = None
         return [frame for frame in found if len(frame) > 1]
 
@@ -338,10 +339,6 @@ def _as_call(call: ToolCall) -> dict[str, Any]:
 
 def _ends_of(folder: str) -> list[int]:
     """The ends that a model's folder names in its generation config."""
-    try:
-        read = json.loads((Path(folder) / "generation_config.json").read_bytes())
-        ends = read.get("eos_token_id")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return []
+    ends = read_json(Path(folder) / "generation_config.json").get("eos_token_id")
     found = ends if isinstance(ends, list) else [ends]
     return [end for end in found if type(end) is int]

@@ -23,7 +23,7 @@ from itertools import accumulate, chain
 from types import SimpleNamespace
 from typing import Any
 
-from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.base import Message, ToolCall
 
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
@@ -44,8 +44,8 @@ class ControlTokens:
         names = [name for name in found if len(name.strip()) > 1]
         self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match first
         self.by_id = {found[name]: name for name in names}
-        # Finds them, as a tokenizer does; None where there are none.
-        self.pattern = re.compile("|".join(map(re.escape, self.names))) if names else None
+        # Finds them, as a tokenizer does; nothing where there are none.
+        self.pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")
         self._longest = max(map(len, names), default=0)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
         self._endings = {name[start:] for name in names for start in range(1, len(name))}
@@ -65,7 +65,7 @@ class ControlTokens:
 
         Of a tokenizer that looks for control tokens in the normal form of a text, this is marked.
         """
-        if self.pattern is None:
+        if not self.names:
             return text
         if self._normal is not None:
             text = self._normalized(text)
@@ -94,7 +94,6 @@ class ControlTokens:
     def _normalized(self, text: str) -> str:
         """A text as the tokenizer makes it anyway before it looks for control tokens."""
         assert self._normal is not None
-        assert self.pattern is not None
         normal = self._normal(text)
         stays = self._normal(normal) == normal  # else it would be changed twice
         holds = len(self.pattern.findall(normal)) > len(self.pattern.findall(text))
@@ -156,15 +155,10 @@ class ControlTokens:
         marked = self.mark(value)
         if marked == value:
             return found[0]
-        assert self.pattern is not None
         plain = marked.replace(MARK, "")
         if plain == value and self.pattern.search(plain) is None:  # only its ends are marked
             return f'"{MARK}{found[0][1:-1]}{MARK}"'
         return _json_string(marked)
-
-    def mark_tool(self, tool: ToolSpec) -> ToolSpec:
-        """``tool`` with every string in it marked, the names of its parameters too."""
-        return self.mark_deep(dict(tool))  # type: ignore[no-any-return]
 
     def mark_deep(self, value: Any) -> Any:
         """A JSON value with every string in it marked, keys too."""
@@ -211,7 +205,6 @@ class MarkedTokenizer:
             if len(text) <= _CACHED_LENGTH:  # most of them
                 return list(self._remembered(text, **options))
             return list(self._encode_anew(text, **options))
-        assert self._control.pattern is not None  # or nothing were marked
         pieces = text.split(MARK)
         plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
         tokens: list[int] = []

@@ -4,7 +4,6 @@ Whether code is trusted is the Cookbook's variable ``HF_TRUST_REMOTE_CODE``: wor
 inherit it. Commands set it by their ``trust_remote_code``, whatever it was before.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from evert.bridge.chat.fields import json_object
 from evert.bridge.errors import InvalidModelError
 
 logger = logging.getLogger(__name__)
@@ -124,14 +124,16 @@ def _has_its_own_tokenizer(folder: Path) -> bool:
     """Whether transformers lacks its tokenizer's class, for which it silently takes another."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-    read = _read(folder / "tokenizer_config.json")
+    read = read_json(folder / "tokenizer_config.json")
     named = read.get("tokenizer_class")
     known = isinstance(named, str) and tokenizer_class_from_name(named) is not None
     return "auto_map" in read and not known and not code_is_trusted()
 
 
 def _untrusted(name: str, folder: Path) -> InvalidModelError:
-    maps = {file.name: _read(file).get("auto_map") for file in sorted(folder.glob("*config.json"))}
+    maps = {
+        file.name: read_json(file).get("auto_map") for file in sorted(folder.glob("*config.json"))
+    }
     named = "; ".join(f"{file} names {found!r:.100}" for file, found in maps.items() if found)
     return InvalidModelError(
         f"Model {name!r} needs Python code that comes with it: auto_map in {named or 'its files'}. "
@@ -140,9 +142,9 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a model's file; empty where there is none."""
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return json_object(file.read_bytes()) or {}
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}

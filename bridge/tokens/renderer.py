@@ -166,7 +166,7 @@ class PromptRenderer:
         """The messages that offer ``tools`` in this renderer's format."""
         try:
             with _Refusing(self._name, NotImplementedError):
-                marked = [self._control.mark_tool(tool) for tool in tools]
+                marked = [self._control.mark_deep(dict(tool)) for tool in tools]
                 if marked != tools:
                     self._check_spells()
                 return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)

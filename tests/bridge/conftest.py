@@ -94,7 +94,8 @@ class Elsewhere:
             return web.json_response({"error": error}, status=self.status)
         usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
         head = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
-        return web.json_response({**head, "choices": [self.choice], "usage": usage})
+        choices = [self.choice] if self.choice else []
+        return web.json_response({**head, "choices": choices, "usage": usage})
 
 
 @pytest_asyncio.fixture

@@ -25,7 +25,7 @@ from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
-from evert.bridge.errors import EnvClosedError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.errors import EnvClosedError, InvalidAgentError
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, sort_by_lineage
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
@@ -89,12 +89,6 @@ async def test_cleanup_logs_what_fails_and_closes_the_rest(
 
     assert not env.is_running
     assert "Closing an environment failed: OSError('stuck')" in caplog.text
-
-
-def test_a_group_has_at_least_one_env() -> None:
-    for size in (0, -1):
-        with pytest.raises(InvalidDatasetError, match=f"group_size must be at least 1, got {size}"):
-            ChatAgentGroupBuilder(identity_agent, 7, size)
 
 
 def unreachable_agents() -> list[Any]:

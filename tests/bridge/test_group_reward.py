@@ -133,6 +133,9 @@ async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error()
         await rewarded(lambda group: [Outcome(), 1.0], identity_agent, 7)
     with pytest.raises(RewardError, match=r"The metric 'x' of .* is nan"):
         await rewarded(lambda group: [Outcome(1.0, {"x": math.nan}), 1.0], identity_agent, 7)
+    nothing: Any = None
+    with pytest.raises(RewardError, match=r"The metrics of .* are None; expected a dict"):
+        await rewarded(lambda group: [Outcome(1.0, nothing), 1.0], identity_agent, 7)
 
 
 # -- a frozen model judges -------------------------------------------------------------------------

@@ -193,6 +193,31 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(
     await play_without_a_call(agent, models=models)
 
 
+async def test_a_model_that_says_nothing_that_can_be_read_is_named(
+    elsewhere: Elsewhere, models: dict[str, Any]
+) -> None:
+    async def soon(messages: list[Message]) -> str:
+        raise AssertionError  # nobody awaits it
+
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
+    broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
+    rows: list[tuple[str, dict[str, Any], str]] = [
+        ("judge", {}, "The model 'judge' gave no choice: .*'total_tokens': 11"),
+        ("judge", {**elsewhere.choice, **broken}, "The model 'judge' gave a reply that cannot be"),
+        ("none", {}, "returned None; expected the reply's text"),
+        ("soon", {}, "returned <coroutine .*; expected the reply's text. For an async one make a"),
+    ]
+
+    async def agent(client: AgentClient) -> float:
+        for name, elsewhere.choice, told in rows:
+            with pytest.raises((openai.BadRequestError, InvalidModelError), match=told):
+                await hello(client, name)
+        return 1.0
+
+    others: Any = {"none": lambda messages: None, "soon": soon}
+    await play_without_a_call(agent, models={**models, **others})
+
+
 async def over_responses(client: AgentClient) -> str:
     async with client.openai.responses.stream(model="judge", input="Hello?") as stream:
         return (await stream.get_final_response()).output_text

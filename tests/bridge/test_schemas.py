@@ -79,6 +79,10 @@ def test_an_error_says_where_it_is_and_one_of_alternatives_that_none_is_allowed(
         ({**within, "items": {"$ref": "#/properties/x/anyOf/0"}}, [5.5], "$: it is not valid"),
         ({"allOf": [{"$ref": "#"}]}, 5, None),
         ({"type": "string"}, nested(20, 5), "$: it is not valid"),
+        # What a value has to be is no schema, and is told as it is.
+        ({"const": {"anyOf": ["a"]}}, 5, '$: {"anyOf":["a"]} was expected'),
+        ({"enum": [{"anyOf": ["a"], "allOf": 5}]}, 5, '$: 5 is not one of {"allOf":5,'),
+        ({"dependentRequired": {"anyOf": ["a"]}}, {"anyOf": 5}, '$: "a" is a required property'),
     ]
     for schema, value, expected in rows:
         told = first_error(json.dumps(schema), value)

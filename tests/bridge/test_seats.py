@@ -366,3 +366,5 @@ async def test_all_episodes_of_a_group_meet_one_opponent_and_seats_take_turns() 
     group = await do_group_rollout(first, policy_of(lambda prompt: "yes"))
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5] * 3
     assert dataset.group(0).seats == SEATS
+    with pytest.raises(InvalidDatasetError, match="opponents= needs an agent with two roles"):
+        AgentDataset(debate, ["a"], opponents=opponents, **sizes)

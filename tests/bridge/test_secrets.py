@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from evert.bridge import redaction
 from evert.bridge.redaction import (
     is_secret,
     keep_secret,
@@ -153,6 +154,19 @@ def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(
     monkeypatch.setenv("LONGER_TOKEN", "s3cret-and-longer-than-the-other")
     monkeypatch.setenv("OTHER_TOKEN", "s3cret-that-stays")
     assert redacted(Text("it is s3cret-that-stays")) == "it is [OTHER_TOKEN]"
+
+
+def test_what_is_told_while_another_thread_learns_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    spellings = redaction._spellings
+
+    def told_meanwhile(secret: str) -> set[str]:
+        keep_secret("LATE_TOKEN", "told-meanwhile-1")
+        return spellings(secret)
+
+    monkeypatch.setattr(redaction, "_spellings", told_meanwhile)
+    monkeypatch.setenv("EARLY_TOKEN", "known-already-1")
+    redacted("")
+    assert redacted("known-already-1 told-meanwhile-1") == "[EARLY_TOKEN] [LATE_TOKEN]"
 
 
 def test_what_the_process_was_started_with_and_was_told_is_known(

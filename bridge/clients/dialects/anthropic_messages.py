@@ -246,7 +246,7 @@ def _blocks_of(content: object, place: str, within: str = ".content") -> Iterato
     if isinstance(content, (list, tuple)):
         return shapes.placed(content, f"{place}{within}")
     raise bad_request(
-        f"{place}.content must be a string or a list of blocks, got {content!r:.200}.", param=place
+        f"{place}{within} must be a string or a list of blocks, got {content!r:.200}.", param=place
     )
 
 

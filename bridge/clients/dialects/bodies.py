@@ -8,10 +8,11 @@ large integers as floats, and refuse the half characters that JavaScript sends.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.fields import is_deeper
 
 LONG_BODY = 2**17
 """Bytes that are read, at worst, in 20 ms: what has more goes to a thread."""
@@ -35,7 +36,7 @@ def read_body(content: bytes) -> Mapping[str, Any]:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is no JSON: {error}.") from None
-    if _is_deeper(body, MAX_DEPTH):
+    if is_deeper(body, MAX_DEPTH):
         raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     if not isinstance(body, dict):
         raise bad_request(f"The body must be a JSON object, got {body!r:.200}.")
@@ -45,18 +46,3 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 def _count(text: str) -> int:
     """How many values are in a text at most, if none of it is within quotes."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")
-
-
-def _is_deeper(value: object, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth + 1):
-        level = [inner for one in level for inner in _inside(one)]
-        if not level:
-            return False
-    return True
-
-
-def _inside(value: object) -> Collection[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -10,11 +10,11 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from evert.bridge.chat.bad_requests import failed
 from evert.bridge.chat.reply import Reply
 from evert.bridge.clients.dialects.bodies import LONG_BODY
 from evert.bridge.clients.dialects.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
@@ -69,6 +69,10 @@ class Calls:
             connection.rest(self._resting, connections.RESTING)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if len(self._pending) > REMEMBERED:
+            done = [key for key, one in self._pending.items() if one.reply.done()]
+            for key in done[:-REMEMBERED]:
+                del self._pending[key]
         if max(self._at_once, len(self._pending)) > connections.AT_ONCE:
             message = f"The rollout has {connections.AT_ONCE} calls that wait; try again later."
             busy = failure(429, message, "rate_limit_error", "too_many_calls")
@@ -84,7 +88,8 @@ class Calls:
             identity = _identity(request.path, content)
         else:
             identity = await off_loop(_identity, request.path, content)
-        pending = self._find(call, identity, _is_retry(request.headers))
+        is_retry = request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
+        pending = self._find(call, identity, is_retry)
         pending.clients += 1
         try:
             if call.stream:
@@ -100,15 +105,20 @@ class Calls:
         known = self._pending.get(identity)
         if is_retry and known is not None and not known.reply.cancelled():
             return known
-        reply = asyncio.create_task(self._endpoint.episode.call(call.request), name="http")
+        reply = asyncio.create_task(self._asked(call), name="http")
         reply.add_done_callback(_retrieve)
         pending = self._pending[identity] = _Pending(reply)
         self._pending.move_to_end(identity)
-        if len(self._pending) > REMEMBERED:
-            done = [key for key, one in self._pending.items() if one.reply.done()]
-            for key in done[:-REMEMBERED]:
-                del self._pending[key]
         return pending
+
+    async def _asked(self, call: Call) -> Reply:
+        try:
+            return await self._endpoint.episode.call(call.request)
+        except REFUSALS:
+            raise
+        except Exception as error:  # a frozen model's own
+            name = call.request.model
+            raise failed(name, f"failed: {type(error).__name__}: {error}") from error
 
 
 def _identity(path: str, content: bytes) -> bytes:
@@ -125,10 +135,6 @@ def _retrieve(reply: "asyncio.Task[Reply]") -> None:
 def _give_up(pending: _Pending) -> None:
     if pending.clients == 0:
         pending.reply.cancel()
-
-
-def _is_retry(headers: Mapping[str, str]) -> bool:
-    return headers.get("x-stainless-retry-count", "0") not in ("0", "")
 
 
 async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:

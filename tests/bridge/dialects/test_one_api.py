@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+import openai
+import pytest
 from tests.bridge.dialects.apis import (
     CHAT,
     GEMINI,
@@ -119,7 +121,7 @@ def test_a_response_can_be_continued_by_its_id() -> None:
     said = reply("So.", reasoning="Hm.", calls=(("add", "{}"),), finish_reason="tool_calls")
     first = dialect.write(said, dialect.read(body), "1", body)
     result = {"type": "function_call_output", "call_id": "call-0", "output": "5"}
-    body = {"input": [result], "previous_response_id": first["id"], "store": False}
+    body = {"input": [result], "previous_response_id": first["id"]}
 
     calls = {"tool_calls": [called("call-0")], "reasoning_content": "Hm."}
     history = [
@@ -134,6 +136,25 @@ def test_a_response_can_be_continued_by_its_id() -> None:
     for text in ("So?", "In several ways?"):
         third = dialect.read({"input": text, "previous_response_id": second["id"]})
         assert third.messages == [*history, {"role": "user", "content": text}]
+
+
+def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> None:
+    dialect, texts = Responses("policy"), [f"{n}" * 50 for n in range(9)]
+    kept: list[Any] = []
+    for length in (3, 6, 9):
+        body: Fields = {
+            "instructions": "Add.",
+            "input": [{"role": "user", "content": t} for t in texts[:length]],
+        }
+        made = dialect.write(reply("So."), dialect.read(body), str(length), body)
+        kept.append(dialect._conversations[made["id"]])
+    assert [len(each) for each in kept] == [4, 7, 10]
+    assert all(one is other for one, other in zip(kept[0][:3], kept[2], strict=False))
+
+    body["store"] = False
+    made = dialect.write(reply("So."), dialect.read(body), "x", body)
+    with pytest.raises(openai.BadRequestError, match="not found in this rollout"):
+        dialect.read({"input": "Hi", "previous_response_id": made["id"]})
 
 
 # -- gemini ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.clients.http import calls, server
+from evert.bridge.clients.http import calls, connections, server
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -180,6 +180,59 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
     assert not between.episode_done
     assert "Again" in prompt_renderer(None).decode(between.next_observation.to_ints())
     assert (await step(env, "second")).reward == 1.0
+
+
+class Slow(MessageCompleter):
+    """Takes so many seconds, and fails."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def __call__(self, messages: Any) -> Any:
+        await asyncio.sleep(self._seconds)
+        raise ValueError("no such game")
+
+
+async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
+    monkeypatch.setattr(calls, "REMEMBERED", 1)
+    monkeypatch.setattr(connections, "AT_ONCE", 1)
+
+    async def agent(client: AgentClient) -> float:
+        with left_alone():
+            async with openai_of(client, timeout=0.2, max_retries=0) as sdk:
+                for text in ("one", "two"):
+                    asked: Any = {"model": "slow", "messages": [user(text)]}
+                    with pytest.raises(openai.APITimeoutError):
+                        await sdk.chat.completions.create(**asked)
+                await asyncio.sleep(0.2)
+                asked = {"model": "policy", "messages": QUESTION, "timeout": 30}
+                await sdk.chat.completions.create(**asked)
+        return 1.0
+
+    assert reward(await play(agent, models={"slow": Slow(60)})) == 1.0
+
+
+@pytest.mark.usefixtures("often_pinged")
+async def test_a_frozen_model_that_fails_is_named_whole_or_in_a_stream() -> None:
+    told = "The model 'judge' failed: ValueError: no such game"
+    said: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        asked = {"model": "judge", "messages": QUESTION}
+        async with session_of(client) as session:
+            for stream in (False, True):
+                body = {**asked, "stream": stream}
+                with left_alone():
+                    answer = await session.post("chat/completions", json=body)
+                    said.append(f"{answer.status} {await answer.text()}")
+        return 1.0
+
+    for seconds in (0.0, 0.2):
+        await play_without_a_call(agent, models={"judge": Slow(seconds)})
+
+    assert [one[:3] for one in said] == ["400", "400", "400", "200"]
+    assert all(told in one and '"model_failed"' in one for one in said)
 
 
 # -- streams -------------------------------------------------------------------------------------

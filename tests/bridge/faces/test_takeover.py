@@ -213,6 +213,16 @@ async def test_requests_without_any_sdk() -> None:
     assert [one["choices"][0]["message"]["content"] for one in said] == ["Bare."] * 7
 
 
+async def test_aiohttps_own_error_for_an_address_stays_its_own() -> None:
+    async def agent() -> float:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.InvalidUrlClientError):
+                await session.post("http://[bad/", json={})
+        return 1.0
+
+    await play_without_a_call(agent)
+
+
 async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
     body = {"model": MODEL, "messages": messages("Hi"), "n": 2}
     rows: list[tuple[bool, dict[str, Any], bool]] = [
@@ -344,7 +354,7 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
 
     game = asyncio.create_task(play(agent))
     await inside.wait()
-    assert takeover.is_installed()
+    assert takeover._is_installed
     router, at = LM15["openai-chat"], {"base_url": elsewhere.url}
     said = [await async_openai("Hi", **at), await router.ask("Hi", **at)]
     for ask in (blocking_openai, router.ask_blocking):
@@ -598,10 +608,10 @@ def test_nobody_sees_a_difference_and_removing_it_leaves_everything_as_it_was() 
         return seen, inspect.signature(function), inspect.getsource(function)
 
     originals = patches()
-    assert not takeover.is_installed()
+    assert not takeover._is_installed
     takeover.install()
     patched = patches()
-    assert takeover.is_installed()
+    assert takeover._is_installed
     assert all(new is not old for new, old in zip(patched, originals, strict=True))
     assert [*map(looks, patched)] == [*map(looks, originals)]
     assert [pickle.loads(pickle.dumps(new)) for new in patched] == patched
@@ -613,7 +623,7 @@ def test_nobody_sees_a_difference_and_removing_it_leaves_everything_as_it_was() 
     for _ in range(2):
         takeover.remove()
         assert patches() == originals
-        assert not takeover.is_installed()
+        assert not takeover._is_installed
     assert "apply_async" not in vars(ThreadPool)  # what was inherited is inherited again
     assert "_guarded_task_generation" not in vars(ThreadPool)
 
@@ -635,10 +645,10 @@ def test_an_exception_while_it_is_installed_leaves_nothing_installed(
 
     assert patches() == originals
     assert sys.meta_path == finders
-    assert not takeover.is_installed()
+    assert not takeover._is_installed
     monkeypatch.undo()
     takeover.install()
-    assert takeover.is_installed()
+    assert takeover._is_installed
 
 
 @pytest.mark.usefixtures("removed")

@@ -13,6 +13,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
 from evert import (
+    AgentClient,
     ChatAgentEnv,
     ChatAgentGroupBuilder,
     Recorder,
@@ -89,6 +90,14 @@ async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation
     last = played.transitions[-1]
     assert new == last.ob.length + len(last.ac.tokens)
     assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
+
+
+async def test_an_env_that_is_watched_holds_no_message_twice() -> None:
+    env = Recorder("nowhere.jsonl").watch(ChatAgentEnv(chat, {"a": 1}))
+    await do_single_rollout(ScriptedPolicy(THREE), env)
+    assert env.transcript is not None
+    assert [len(asked.messages) for asked in env.transcript.calls] == [2, 1, 1]
+    assert not any(asked.request.messages for asked in env.transcript.calls)
 
 
 async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
@@ -207,7 +216,7 @@ async def test_a_group_is_written_by_its_builder_in_the_order_of_play(tmp_path: 
 
 
 async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: Path) -> None:
-    for place, numbers in ((tmp_path / "r.jsonl", [0, 1, 2]), (tmp_path / "rollouts", [0])):
+    for place, numbers in ((tmp_path / "r.jsonl", [0, 1, 2]), (tmp_path / "run-1.5", [0])):
         for groups in (2, 1):  # the second time as a process that does the batch again
             recorder = Recorder(place)
             for _ in range(groups):
@@ -215,6 +224,21 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
                 await do_group_rollout(builder, policy_of())
 
         assert [record.row["group_idx"] for record in read_records(place)] == numbers
+
+
+async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def agent(client: AgentClient) -> float:
+        seen.append(client.seed)
+        for name in ("one", "other"):
+            await ask(client.seat(name))
+        return 1.0
+
+    recorder = Recorder(tmp_path / "r.jsonl")
+    builder = ChatAgentGroupBuilder(agent, seats=("one", "other"), record=recorder)
+    await do_group_rollout(builder, policy_of())
+    assert [record.row["seed"] for record in read_records(recorder.path)] == seen * 2
 
 
 async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:

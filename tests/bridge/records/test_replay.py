@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.bridge.records.test_recording import CALL, calls_a_tool, chat, compacts, recorded
+from tests.bridge.test_parallel import PATIENCE, Together
 from tests.kit import Numbered, ask, assistant, call, policy_of, rewards, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
@@ -245,6 +246,21 @@ async def test_a_branch_samples_and_earns_its_own_alone(tmp_path: Path) -> None:
         assert ["two" in prompt for prompt in policy.prompts] == [True] * round(2 * earned)
         assert env.earned == earned
         assert rewards(trajectory) == [0.5] * round(2 * earned)
+
+
+async def test_a_branch_samples_a_call_that_comes_while_another_is_sampled(tmp_path: Path) -> None:
+    async def agent(client: Any) -> float:
+        async def later(pause: float) -> None:
+            await asyncio.sleep(pause)
+            await ask(client, f"after {pause}")
+
+        await ask(client, "first")
+        await asyncio.gather(later(0.0), later(0.05))
+        return 1.0
+
+    env = BranchEnv(await record_of(tmp_path, agent, *"xyz"), 1, agent)
+    async with asyncio.timeout(PATIENCE):
+        await do_parallel_rollout(Together(2), env)
 
 
 async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) -> None:
