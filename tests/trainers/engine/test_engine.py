@@ -1,6 +1,7 @@
 """The engine's clients, in the SDK's place in this process, as the Cookbook calls them."""
 
 import asyncio
+import gc
 import multiprocessing
 import pickle
 import sys
@@ -231,6 +232,17 @@ def test_a_client_works_in_another_process(training: Any, tiny_model: str) -> No
     assert found == pytest.approx(expected, abs=1e-5)
     assert same
     assert there != here
+
+
+def test_clients_that_come_to_a_process_share_their_base(tmp_path: Path, tiny_model: str) -> None:
+    with embedded_engine(tmp_path, device="cpu", full_parameter=False):
+        training: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        path = training.save_weights_for_sampler("x").result().path
+        sent = [pickle.dumps(training.create_sampling_client(path)) for _ in range(2)]
+        gc.collect()  # none of them is known here any more: they come as from another process
+        first, second = [pickle.loads(each) for each in sent]
+        assert first is not second
+        assert first.sampler.scheduler is second.sampler.scheduler  # there is one for each base
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path, tiny_model: str) -> None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import tinker
@@ -81,7 +81,6 @@ class _Pickled:
     base_model: str
     path: str | None
     settings: EngineSettings
-    root: Path
     records: bool
 
 
@@ -172,8 +171,7 @@ class SamplingClient(Ready):
             next(self._copies),
             self._source.base_model,
             self._source.path(),
-            self._engine.settings,
-            self._engine.store.root,
+            replace(self._engine.settings, root=self._engine.store.root),
             self._records,
         )
         return _unpickle, (state,)
@@ -247,7 +245,7 @@ def _unpickle(state: _Pickled) -> SamplingClient:
 
 def _settle(state: _Pickled) -> SamplingClient:
     """Make a client in a process that is not the one it came from."""
-    engine = Engine(replace(state.settings, root=state.root))
+    engine = _engine_of(state.settings)
     if state.path is None:
         found = engine.base_sampler(state.base_model)
     else:
@@ -255,6 +253,12 @@ def _settle(state: _Pickled) -> SamplingClient:
     sampler = finished(found).future()
     source = Source(state.base_model, state.path)
     return SamplingClient(engine, sampler, source, records=state.records)
+
+
+@cache
+def _engine_of(settings: EngineSettings) -> Engine:
+    """Of a process that clients come to: they share what is loaded."""
+    return Engine(settings)
 
 
 def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
