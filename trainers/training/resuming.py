@@ -151,7 +151,7 @@ def _correct_batches(log: Path, root: Path) -> None:
         path = record.get("state_path")
         if record["name"] == "final" or path is None or not store.is_intact(path):
             return record
-        return {**record, "batch": store.read(path).steps}
+        return {**record, "batch": store.info(path).steps}
 
     files.change_lines(log / CHECKPOINTS, fixed)
 

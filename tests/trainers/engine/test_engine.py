@@ -9,6 +9,7 @@ import threading
 import time
 import types as python_types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from evert.trainers.engine.common.errors import (
 )
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.sampling import prefill
+from evert.trainers.engine.store.checkpoints import CheckpointInfo, CheckpointStore
 from evert.trainers.engine.training.passes import Passes
 
 SdkServiceClient = tinker.ServiceClient
@@ -208,6 +210,29 @@ def test_a_damaged_checkpoint_is_refused_by_every_way_in(engine: Engine, trainin
             way(path).result()
     with pytest.raises(CheckpointError, match="saved to sample from"):
         resume(weights).result()
+
+
+def test_a_checkpoint_is_read_once_to_train_on_and_twice_to_sample(
+    training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = training.save_state("x").result().path
+    service: Any = tinker.ServiceClient()
+    ways: list[tuple[Callable[[], Any], int]] = [
+        (lambda: service.create_training_client_from_state_with_optimizer(path).result(), 1),
+        (lambda: training.load_state(path).result(), 1),
+        (lambda: service.create_sampling_client(path).sampler, 2),
+    ]
+    reads, read = list[str](), CheckpointStore.read
+
+    def counted(store: CheckpointStore, path: str) -> CheckpointInfo:
+        reads.append(path)
+        return read(store, path)
+
+    monkeypatch.setattr(CheckpointStore, "read", counted)
+    for way, times in ways:
+        reads.clear()
+        way()
+        assert reads == [path] * times
 
 
 def _score_elsewhere(client: Any) -> tuple[list[float | None], list[int], bool]:

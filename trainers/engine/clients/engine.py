@@ -26,7 +26,7 @@ from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
-from evert.trainers.engine.store.checkpoints import CheckpointStore, RunInfo
+from evert.trainers.engine.store.checkpoints import CheckpointInfo, CheckpointStore, RunInfo
 from evert.trainers.engine.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,8 @@ class Engine:
         info = self.store.read(path)
         if user_metadata is None:
             user_metadata = self.store.run_info(path).user_metadata
-        run = self._new_run(info.base_model, self._load_saved(path), info.lora_rank, user_metadata)
+        model = self._load_saved(path, info)
+        run = self._new_run(info.base_model, model, info.lora_rank, user_metadata)
         if with_optimizer:
             run.trainer.load_optimizer(self.store.folder(path))
         return run
@@ -120,7 +121,8 @@ class Engine:
                 f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a client of it: "
                 "ServiceClient.create_training_client_from_state."
             )
-        trainer = self._trainer(run.base_model, self._load_saved(path), run.trainer.tokenizer)
+        model = self._load_saved(path, info)
+        trainer = self._trainer(run.base_model, model, run.trainer.tokenizer)
         if with_optimizer:
             trainer.load_optimizer(self.store.folder(path))
         run.trainer = trainer
@@ -150,7 +152,7 @@ class Engine:
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)
-        return self.new_sampler(self._load_saved(path), tokenizer, info.steps, *number)
+        return self.new_sampler(self._load_saved(path, info), tokenizer, info.steps, *number)
 
     def close(self) -> None:
         """Stop all threads, a pass before its next micro-batch; clients refuse further calls."""
@@ -162,8 +164,8 @@ class Engine:
         for scheduler in [*self._schedulers.values()]:
             scheduler.close()
 
-    def _load_saved(self, path: str) -> Any:
-        info, folder = self.store.read(path), self.store.folder(path)
+    def _load_saved(self, path: str, info: CheckpointInfo) -> Any:
+        folder = self.store.folder(path)
         if info.lora_rank is None:
             return self.models.own(str(folder))
         return self.models.adapted(info.base_model, folder)

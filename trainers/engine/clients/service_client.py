@@ -146,7 +146,7 @@ class ServiceClient:
     ) -> tinker.BackcompatTrainingClientFuture:
         def resume() -> Any:
             named = base_model and self.engine.stand_ins.of(base_model)
-            _check_base(named, self.engine.store.read(path).base_model)
+            _check_base(named, self.engine.store.info(path).base_model)
             return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
 
         return self._started(resume)
