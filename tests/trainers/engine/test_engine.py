@@ -37,6 +37,7 @@ from evert.trainers.engine.training.passes import Passes
 
 SdkServiceClient = tinker.ServiceClient
 ADAM = types.AdamParams(learning_rate=1e-2)
+PICTURE = types.ModelInput(chunks=[types.ImageChunk(data=b"", format="png", expected_tokens=1)])
 
 
 def datum(length: int = 8, seed: int = 0) -> types.Datum:
@@ -92,15 +93,22 @@ def test_inside_the_block_the_sdks_names_are_the_engines(tmp_path: Path) -> None
 def test_leaving_the_block_ends_threads_and_clients(tmp_path: Path, tiny_model: str) -> None:
     before = set(threading.enumerate())
     with embedded_engine(tmp_path):
-        training = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        service: Any = tinker.ServiceClient()
+        training = service.create_lora_training_client(tiny_model).result()
         train(training)
         sampling = training.save_weights_and_get_sampling_client().result()
         sampling.sample(prompt(), 1, params()).result()
     assert set(threading.enumerate()) <= before
-    with pytest.raises(EngineClosedError, match="no longer in use"):
-        training.forward([datum()], "cross_entropy")
-    with pytest.raises(EngineClosedError, match="no longer in use"):
-        sampling.sample(prompt(), 1, params()).result()
+    calls: list[Callable[[], Any]] = [
+        lambda: service.create_lora_training_client(tiny_model),
+        lambda: service.create_training_client_from_state("tinker://x/weights/x"),
+        lambda: training.forward([datum()], "cross_entropy"),
+        lambda: sampling.sample(prompt(), 1, params()),
+        lambda: sampling.sample(PICTURE, 1, params()),
+    ]
+    for call in calls:
+        with pytest.raises(EngineClosedError, match="no longer in use"):
+            call().result()
 
 
 def test_asynchronous_forms_do_not_warn(engine: Engine, tiny_model: str) -> None:
@@ -151,6 +159,18 @@ async def test_a_sampling_client_may_be_awaited(training: Any, tiny_model: str) 
         assert made.sample(prompt(), 1, params()).result().sequences
 
 
+async def test_who_waits_no_longer_for_a_sampling_client_leaves_it_to_load(
+    engine: Engine, tiny_model: str
+) -> None:
+    busy = threading.Event()
+    engine.loader.submit(busy.wait, 60)
+    client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    with pytest.raises(TimeoutError):
+        await client.result_async(timeout=0.01)
+    busy.set()
+    assert await client is client
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("full_parameter", [True, False])
 def test_a_run_goes_on_exactly_where_it_was_saved(
@@ -177,12 +197,13 @@ def test_a_run_goes_on_exactly_where_it_was_saved(
                 future = asyncio.run(answer) if form else answer
                 assert future.result().path == path
                 check(first, name + form, optimizer=name != "load_state")
-    with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
+    with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter) as engine:
         service: Any = tinker.ServiceClient()
         again = service.create_training_client_from_state_with_optimizer(path).result()
         check(again, "resumed", optimizer=True)
-        fresh = service.create_training_client_from_state(path).result()
-        check(fresh, "from the state", optimizer=False)
+        for form in (path, str(engine.store.folder(path))):
+            fresh = service.create_training_client_from_state(form).result()
+            check(fresh, form, optimizer=False)
         run = service.create_rest_client().get_training_run_by_tinker_path(path).result()
         assert run.user_metadata == {"renderer_name": "qwen3_instruct"}
         assert run.is_lora is not full_parameter
@@ -301,9 +322,8 @@ def test_what_cannot_be_served_says_why(engine: Engine, tiny_model: str, tmp_pat
     training = service.create_lora_training_client(tiny_model).result()
     with pytest.raises(SamplingRequestError, match="neither model_path nor base_model"):
         service.create_sampling_client()
-    picture = types.ModelInput(chunks=[types.ImageChunk(data=b"", format="png", expected_tokens=1)])
     with pytest.raises(SamplingRequestError, match="not text"):
-        client.sample(picture, 1, params()).result()
+        client.sample(PICTURE, 1, params()).result()
     with pytest.raises(TrainingError, match="AdamW"):
         training.optim_step(types.DimuonParams(learning_rate=1.0))
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
@@ -351,7 +371,9 @@ def test_an_engine_that_closes_ends_a_pass_before_its_next_micro_batch(
         monkeypatch.setattr(Passes, "logprobs", first_waits_for_the_close)
         client = tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
         future = client.forward_backward([datum(60, n) for n in range(5)], "cross_entropy")
+        asked_later = client.optim_step(ADAM)
         assert begun.wait(60)
-    with pytest.raises(EngineClosedError):
-        future.result()
+    for each in (future, asked_later):
+        with pytest.raises(EngineClosedError, match="no longer in use"):
+            each.result()
     assert len(passes) == 1

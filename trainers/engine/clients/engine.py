@@ -26,7 +26,7 @@ from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
-from evert.trainers.engine.store.checkpoints import CheckpointInfo, CheckpointStore, RunInfo
+from evert.trainers.engine.store.checkpoints import PATH, CheckpointInfo, CheckpointStore, RunInfo
 from evert.trainers.engine.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -100,11 +100,15 @@ class Engine:
     def resume_run(
         self, path: str, user_metadata: dict[str, str] | None, *, with_optimizer: bool
     ) -> TrainingRun:
-        """Load a checkpoint into a new run; without ``user_metadata``, its own run's is kept."""
+        """Load a checkpoint into a new run.
+
+        Without ``user_metadata``, its own run's is kept, which a folder's path does not name.
+        """
         self.check_open()
         info = self.store.read(path)
         if user_metadata is None:
-            user_metadata = self.store.run_info(path).user_metadata
+            named = PATH.fullmatch(path) is not None
+            user_metadata = self.store.run_info(path).user_metadata if named else {}
         model = self._load_saved(path, info)
         run = self._new_run(info.base_model, model, info.lora_rank, user_metadata)
         if with_optimizer:
@@ -158,7 +162,7 @@ class Engine:
         """Stop all threads, a pass before its next micro-batch; clients refuse further calls."""
         self._closed = True
         for thread in (self.loader, self.eyes, *self._workers):
-            thread.shutdown(wait=True, cancel_futures=True)
+            thread.shutdown(wait=True)  # What waits there asks ``check_open`` in its turn
         for sampler in [*self._samplers]:
             sampler.close()
         for scheduler in [*self._schedulers.values()]:

@@ -160,7 +160,8 @@ class SamplingClient(Ready):
     async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
         """The client, once its weights are loaded; raises what went wrong if they cannot be."""
         async with asyncio.timeout(timeout):
-            await asyncio.wrap_future(self._sampler)
+            # Cancelling it does not reach the loading, for which others wait.
+            await asyncio.wrap_future(chain(self._sampler, lambda _: self.future()))
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
@@ -180,12 +181,20 @@ class SamplingClient(Ready):
         self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]"
     ) -> "_AwaitableFutureCompatWrapper[T]":
         """What is asked of a prompt once it is read: in another thread if it holds images."""
+        self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
             return _AwaitableFutureCompatWrapper(ask(reader.read(prompt)))
         return _AwaitableFutureCompatWrapper(
-            chain(self._engine.eyes.submit(_read_with, reader, prompt), ask)
+            chain(self._engine.eyes.submit(self._read_images, reader, prompt), ask)
         )
+
+    def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> Row:
+        self._engine.check_open()  # It may have closed since this was asked for
+        try:
+            return reader.read(prompt)
+        except ValueError as error:
+            raise SamplingRequestError(f"The prompt {error}") from error
 
     def _sample(
         self, row: Row, num_samples: int, params: types.SamplingParams, wanted: Wanted
@@ -293,10 +302,3 @@ def _check_options(**given: int) -> None:
             raise UnsupportedError(
                 f"{name} is {given[name]}; the embedded engine does not have it. {instead}."
             )
-
-
-def _read_with(reader: PictureReader, prompt: types.ModelInput) -> Row:
-    try:
-        return reader.read(prompt)
-    except ValueError as error:
-        raise SamplingRequestError(f"The prompt {error}") from error

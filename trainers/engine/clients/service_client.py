@@ -152,6 +152,8 @@ class ServiceClient:
         return self._started(resume)
 
     def _started(self, make_run: Any, *args: Any) -> tinker.BackcompatTrainingClientFuture:
+        self.engine.check_open()
+
         def start() -> Any:
             return TrainingClient(self.engine, make_run(*args))
 

@@ -187,8 +187,12 @@ class TrainingClient(Ready):
 
     def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
         self._engine.check_open()
-        # Looked up when its turn comes: ``load_state`` before it may have changed the trainer.
-        return submit(self._worker, lambda: call(self._run.trainer))
+        return submit(self._worker, self._in_turn, call)
+
+    def _in_turn(self, call: Callable[[Trainer], T]) -> T:
+        self._engine.check_open()  # It may have closed since this was asked for
+        # Looked up now: ``load_state`` before it may have changed the trainer.
+        return call(self._run.trainer)
 
     def _load(
         self, path: str, *, with_optimizer: bool
