@@ -259,7 +259,7 @@ def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
     """One of a model as it is now."""
     return Sampler(
         FrozenLean(model), None, seed=0, context_length=4096, end_tokens=frozenset(),  # type: ignore[arg-type]
-        scheduler=scheduler,
+        vocabulary=2**31, scheduler=scheduler or Scheduler(),
     )  # fmt: skip
 
 
@@ -418,7 +418,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
     bench.add(f"{shape}: the host waits", times, "", "at most 1", failed=often > 1)
     far = far_from(one.score(rows[0]).result()[1:], base, rows[0])
     _judge(bench, f"{shape}: scores, beside transformers' own", far, torch.bfloat16)
-    one.close()
+    one.scheduler.close()
 
 
 def measure_training(bench: Bench, shape: str, base: Any) -> None:

@@ -46,11 +46,10 @@ class Sampler:
         seed: int,
         context_length: int,
         end_tokens: frozenset[int],
-        vocabulary: int = 2**31,
-        scheduler: Scheduler | None = None,
+        vocabulary: int,
+        scheduler: Scheduler,
     ) -> None:
-        self.scheduler = scheduler or Scheduler()
-        self._own = scheduler is None
+        self.scheduler = scheduler
         self._model = model
         self._tokenizer = tokenizer
         self._seed = seed
@@ -117,10 +116,8 @@ class Sampler:
         return asked.future
 
     def close(self) -> None:
-        """Refuse further calls; requests without an answer fail, unless others' work goes on."""
+        """Refuse further calls; what was asked before goes on."""
         self._closed = True
-        if self._own:
-            self.scheduler.close()
 
     def _check_open(self) -> None:
         if self._closed:

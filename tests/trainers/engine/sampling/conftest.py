@@ -9,6 +9,7 @@ import torch
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.sampling.frozen import FrozenLean
 from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,12 @@ def make(model: Any, tiny_model: str) -> Iterator[Callable[..., Sampler]]:
 
     def build(kind: Any = FrozenLean, own: Any = None, **options: Any) -> Sampler:
         settings: dict[str, Any] = {
-            "seed": 0, "context_length": 512, "end_tokens": frozenset({256}), **options
+            "seed": 0, "context_length": 512, "end_tokens": frozenset({256}), "vocabulary": 2**31,
+            "scheduler": Scheduler(), **options,
         }  # fmt: skip
         made.append(Sampler(kind(own or model), load_tokenizer(tiny_model), **settings))
         return made[-1]
 
     yield build
     for sampler in made:
-        sampler.close()
+        sampler.scheduler.close()

@@ -139,7 +139,9 @@ class World:
             for model in self.models:
                 frozen = self.kind(model)
                 frozen.weights = replace(frozen.weights, prefixes=PrefixCache(room))
-                options: dict[str, Any] = {"end_tokens": ENDS, "context_length": 512, "seed": SEED}
+                options: dict[str, Any] = {
+                    "end_tokens": ENDS, "context_length": 512, "seed": SEED, "vocabulary": 2**31,
+                }  # fmt: skip
                 made.append(Sampler(frozen, self.tokenizer, scheduler=scheduler, **options))
             yield made
             scheduler.close()

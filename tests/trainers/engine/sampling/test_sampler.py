@@ -4,7 +4,6 @@ What is drawn, ``test_oracle.py`` compares.
 """
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -136,17 +135,6 @@ def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: pytest.MonkeyPat
         if worker is not None:
             worker.join(timeout=10)
         assert sampler.scheduler._worker is None
-
-
-def test_closing_answers_those_who_wait_and_refuses_the_rest(make: Make) -> None:
-    sampler = make()
-    future = sampler.sample(prompts(10)[0], 4, params(max_tokens=500))
-    sampler.close()
-    with pytest.raises(EngineClosedError):
-        future.result(timeout=60)
-    with pytest.raises(EngineClosedError, match="no longer in use"):
-        sampler.sample(prompts(10)[0], 1, params())
-    assert not [t for t in threading.enumerate() if t.name == "evert-sampler" and t.is_alive()]
 
 
 def test_a_cancelled_request_is_dropped_and_the_others_go_on(make: Make) -> None:
