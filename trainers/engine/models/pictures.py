@@ -53,6 +53,7 @@ class Picture:
 
 
 _named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those that are held
+_lock = Lock()  # Held by a reader that looks a picture up, or enters one
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,6 @@ class PictureReader:
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model
         self._last: OrderedDict[int, Picture] = OrderedDict()
-        self._lock = Lock()
 
     def read(self, prompt: types.ModelInput) -> Row:
         """The ids of a prompt, and its pictures. May be called by several threads.
@@ -102,12 +102,12 @@ class PictureReader:
     def _picture(self, chunk: types.ImageChunk) -> Picture:
         digest = blake2b(chunk.data, digest_size=8, key=self._preparation).digest()
         name = -1 - (int.from_bytes(digest) >> 1)
-        with self._lock:
+        with _lock:
             picture = self._last.pop(name, None) or _named.get(name)
         if picture is None:
             picture = self._prepared(name, chunk.data)
-        with self._lock:
-            _named[name] = self._last[name] = picture
+        with _lock:  # another thread may have read it, too: rows are to hold the one that is named
+            picture = self._last[name] = _named.setdefault(name, picture)
             while sum(kept.patches.nbytes for kept in self._last.values()) > _KEPT_BYTES:
                 self._last.popitem(last=False)
         if chunk.expected_tokens not in (None, picture.tokens):

@@ -35,10 +35,14 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
 
 
 def training_runs(store: CheckpointStore) -> list[types.TrainingRun]:
-    """All runs, the latest first."""
-    names = [file.parent.name for file in store.root.glob("*/run.json")]
-    runs = [training_run(store, f"tinker://{name}/weights/any") for name in names]
-    return sorted(runs, key=lambda run: run.last_request_time, reverse=True)
+    """All runs, the latest first; those that cannot be read are left out."""
+    found = []
+    for file in store.root.glob("*/run.json"):
+        try:
+            found.append(training_run(store, f"tinker://{file.parent.name}/weights/any"))
+        except CheckpointError:
+            continue
+    return sorted(found, key=lambda run: run.last_request_time, reverse=True)
 
 
 def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpoint]:

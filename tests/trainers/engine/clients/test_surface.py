@@ -111,7 +111,9 @@ def files_of(rest: Any, path: str) -> list[Path]:
     return [Path(url.removeprefix("file://")) for url in urls.values()]
 
 
-def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: str) -> None:
+def test_runs_and_checkpoints_are_listed(
+    engine: Engine, rest: Any, training: Any, tiny_model: str
+) -> None:
     service: Any = tinker.ServiceClient()
     other = service.create_lora_training_client(tiny_model, user_metadata={"who": "b"}).result()
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
@@ -124,6 +126,9 @@ def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: s
     assert listed[1].size_bytes == sum(file.stat().st_size for file in files_of(rest, state))
     assert (listed[1].expires_at - listed[1].time).total_seconds() == pytest.approx(7200)
     assert listed[0].expires_at is None
+    for name, content in (("torn", "{"), ("of another name", "{}")):
+        (engine.store.root / name).mkdir()
+        (engine.store.root / name / "run.json").write_text(content)
     runs = rest.list_training_runs().result()
     assert (len(runs.training_runs), runs.cursor.total_count) == (2, 2)
     mine = rest.get_training_run(training.model_id).result()

@@ -2,7 +2,9 @@
 
 import gc
 import io
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,22 @@ def test_the_pictures_read_last_are_kept_and_all_others_go(seeing: str, monkeypa
     del first
     gc.collect()
     assert name not in pictures._named
+
+
+def test_threads_that_read_a_picture_at_once_hold_the_same(seeing: str, monkeypatch: Any) -> None:
+    both, prepared = threading.Barrier(2, timeout=60), PictureReader._prepared
+
+    def in_step(self: PictureReader, *given: Any) -> pictures.Picture:
+        both.wait()
+        return prepared(self, *given)
+
+    monkeypatch.setattr(PictureReader, "_prepared", in_step)
+    one, other = PictureReader(seeing), PictureReader(seeing)
+    for number, readers in enumerate([(one, one), (one, other)]):
+        asked = grey(80 + number)
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda reader, asked=asked: reader.read(asked), readers)
+        assert first.pictures[0] is second.pictures[0]
 
 
 def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
