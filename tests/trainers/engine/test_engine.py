@@ -339,9 +339,10 @@ def test_what_cannot_be_served_says_why(engine: Engine, tiny_model: str, tmp_pat
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    engine = embedded_engine(tmp_path, device="cuda")
-    with pytest.raises(ModelNotFoundError, match="no CUDA here"), engine:
-        pass
+    for device, text in (("cuda", "no CUDA here"), ("tpu", "'tpu' .*expected 'cpu', 'cuda' or")):
+        engine = embedded_engine(tmp_path, device=device)
+        with pytest.raises(ModelNotFoundError, match=text), engine:
+            pass
 
 
 def test_threads_are_set_inside_the_block_only(tmp_path: Path) -> None:

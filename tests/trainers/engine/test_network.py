@@ -40,6 +40,7 @@ def test_nothing_reaches_another_machine_by_any_way() -> None:
             lambda: door.connect_ex(OUTSIDE),
             lambda: datagrams.sendto(b"", OUTSIDE),
             lambda: datagrams.sendto(b"", 0, OUTSIDE),
+            lambda: datagrams.sendmsg([b""], [], 0, OUTSIDE),
         ]
         for way in ways:
             with pytest.raises(NetworkRefusedError, match=r"'192\.0\.2\.1'.*allow_hosts"):

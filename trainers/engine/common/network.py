@@ -21,7 +21,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
 
-_DOORS = ("connect", "connect_ex", "sendto")
+_DOORS = ("connect", "connect_ex", "sendto", "sendmsg")
 
 _lock = threading.Lock()
 _active: list["_Allowed"] = []
@@ -93,8 +93,10 @@ def _guarded_door(name: str) -> Callable[..., Any]:
     original = getattr(socket.socket, name)
 
     def door(self: socket.socket, *args: Any) -> Any:
-        # connect(address), connect_ex(address), sendto(data[, flags], address)
-        if self.family in (socket.AF_INET, socket.AF_INET6) and args:
+        # connect(address), connect_ex(address), sendto(data[, flags], address), and
+        # sendmsg(buffers[, ancillary, flags, address]), whose address may be None
+        named = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
+        if named and self.family in (socket.AF_INET, socket.AF_INET6):
             _check(args[-1][0])
         return original(self, *args)
 

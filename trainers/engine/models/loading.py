@@ -118,4 +118,10 @@ def _resolve_device(device: str) -> torch.device:
         raise ModelNotFoundError(
             f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or 'auto'."
         )
-    return torch.device(device)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ModelNotFoundError(
+            f"Device {device!r} was asked for, which PyTorch does not know; expected 'cpu', 'cuda' "
+            "or 'auto' (CUDA where there is one)."
+        ) from error

@@ -225,6 +225,7 @@ class Trainer:
         ]
         with torch.enable_grad():
             loss, metrics = loss_fn(data, logprobs)
+            _check_custom(loss)
             loss.backward()
             # Cross-entropy is -sum(w log p), so w = -dC/dlogp carries C's gradient.
             carriers = [
@@ -321,6 +322,17 @@ def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -
     for parameter, slope in zip(parameters, slopes, strict=True):
         if slope is not None:
             parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
+
+
+def _check_custom(loss: Any) -> None:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return
+    shape = f" of shape {[*loss.shape]}" if isinstance(loss, Tensor) else ""
+    slope = ", without a gradient" if shape and not loss.requires_grad else ""
+    raise TrainingError(
+        f"The custom loss is a {type(loss).__name__}{shape}{slope}; expected a tensor of one "
+        "number, computed from the log-probabilities. Sum it up, and detach nothing."
+    )
 
 
 def _gradient_of(logprobs: Tensor, index: int) -> Tensor:

@@ -306,8 +306,15 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
     assert same(gradients(model), expected, 1e-5)
     assert output.metrics["loss:sum"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert output.metrics["mine"] == 3.0
-    with pytest.raises(TrainingError, match="datum 1"):  # which it ignores
-        trainer.forward_backward_custom(data, lambda data, logprobs: (logprobs[0].sum(), {}))
+    wrong: list[tuple[Callable[[list[types.Datum], list[Any]], Any], str]] = [
+        (lambda data, logprobs: (logprobs[0].sum(), {}), "datum 1"),  # which it ignores
+        (lambda data, logprobs: (logprobs[0], {}), r"is a Tensor of shape \[7\]; expected .* one"),
+        (lambda data, logprobs: (torch.ones(()), {}), r"of shape \[\], without a gradient; expect"),
+        (lambda data, logprobs: (1.0, {}), "is a float; expected"),
+    ]
+    for ours, text in wrong:
+        with pytest.raises(TrainingError, match=text):
+            trainer.forward_backward_custom(data, ours)
 
 
 def test_an_adapter_alone_is_trained_and_saved(tiny_model: str, tmp_path: Path) -> None:
