@@ -274,7 +274,8 @@ def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
 def _damaged(path: str, file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one "
-        "(repair_checkpoint_log strikes damaged ones off a run's list)."
+        "(evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log strikes damaged ones "
+        "off a run's list)."
     )
 
 

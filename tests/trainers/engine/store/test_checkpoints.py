@@ -186,7 +186,8 @@ def test_repair_makes_the_cookbook_resume_from_the_newest_whole_one(
     lines.insert(0, {"name": "elsewhere", "batch": 0, "state_path": "tinker://hosted/weights/x"})
     log = tmp_path / "checkpoints.jsonl"
     assert repair_checkpoint_log(tmp_path, store) == []  # a run without a list
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    torn = '{"name": "3", "ba'  # as a crash leaves it
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     assert repair_checkpoint_log(tmp_path, store) == []
     (store.folder(paths[2]) / "model.safetensors").write_text("weightZ")
     assert repair_checkpoint_log(tmp_path, store) == [paths[2]]
