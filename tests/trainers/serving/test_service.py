@@ -127,9 +127,9 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
 async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
-    await until(lambda: bool(client.sampler.scheduler.decoding))
+    await until(lambda: bool(client.sampler.scheduler._runs))
     task.cancel()
-    await until(lambda: not client.sampler.scheduler.decoding)
+    await until(lambda: not client.sampler.scheduler._runs)
     assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
 
 

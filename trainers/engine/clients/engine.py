@@ -46,11 +46,9 @@ class TrainingRun:
 class Engine:
     """Models, samplers and checkpoints behind the embedded clients."""
 
-    def __init__(
-        self, settings: EngineSettings | None = None, stand_ins: StandIns | None = None
-    ) -> None:
+    def __init__(self, settings: EngineSettings, stand_ins: StandIns | None = None) -> None:
         import_lazy_modules()
-        self.settings = settings or EngineSettings()
+        self.settings = settings
         self.stand_ins = stand_ins or StandIns()
         self.models = Loader(self.settings)
         self.device = self.models.device

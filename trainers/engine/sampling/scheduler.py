@@ -83,11 +83,6 @@ class Scheduler:
         self._worker: threading.Thread | None = None
         self._closed = False
 
-    @property
-    def decoding(self) -> bool:
-        """Whether rows are being decoded."""
-        return bool(self._runs)
-
     def sample(self, rows: Sequence[Row]) -> None:
         """Have rows decoded; their request's future has the answer."""
         with self._lock:

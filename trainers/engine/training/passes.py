@@ -5,7 +5,6 @@ runs as transformers runs it. Logits that are large are computed a stretch at a 
 model that takes a plain output layer, which is tried once, on a few tokens.
 """
 
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -33,8 +32,6 @@ class Passes:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.count = 0  # Passes so far
-        self._counting = threading.Lock()
         self._sight = sight_of(model)
         self.folds = can_be_lean(model)  # Whether what rows begin with alike is computed once
         self._checkpointing = False
@@ -78,8 +75,6 @@ class Passes:
 
         May run in several threads at a time.
         """
-        with self._counting:
-            self.count += 1
         if self.folds:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)

@@ -71,11 +71,6 @@ class Trainer:
         self._optimizer: torch.optim.AdamW | None = None
         self._failure: str | None = None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.passes.device
-
     def forward(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
     ) -> types.ForwardBackwardOutput:
@@ -168,7 +163,7 @@ class Trainer:
                     "Load it with the base model and rank it was saved with."
                 )
             # AdamW keeps its step counter on the CPU.
-            place = value if field == "step" else value.to(self.device)
+            place = value if field == "step" else value.to(self.passes.device)
             optimizer.state[trained[name]][field] = place
 
     def _trained(self) -> dict[str, Tensor]:
@@ -194,7 +189,7 @@ class Trainer:
                 "The weights are unchanged. Correct the data and run both again."
             )
         if not bool(torch.isfinite(norm)):
-            self._zero_gradient()
+            self.model.zero_grad()
             raise TrainingError(
                 f"The optimizer step was refused: the gradient's norm is {float(norm)}. The "
                 "weights are unchanged. Look for advantages or log-probabilities that are not "
@@ -206,12 +201,9 @@ class Trainer:
         try:
             yield
         except Exception as error:
-            self._zero_gradient()
+            self.model.zero_grad()
             self._failure = str(error)
             raise
-
-    def _zero_gradient(self) -> None:
-        self.model.zero_grad(set_to_none=True)
 
     def _run_custom(
         self, data: list[types.Datum], loss_fn: CustomLoss
@@ -247,13 +239,14 @@ class Trainer:
         backward: bool,
     ) -> types.ForwardBackwardOutput:
         loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
-        examples = [each.to(self.device) for each in read_examples(data, loss_fn, self.limits)]
+        device = self.passes.device
+        examples = [each.to(device) for each in read_examples(data, loss_fn, self.limits)]
         lengths = [len(example.tokens) for example in examples]
         budget: PassBudget | None = pass_budget(
             lengths,
             base_of(self.model).config,
             self.passes.dtype,
-            self.device,
+            device,
             checkpointing=self._checkpointing if backward else True,  # nothing is kept
             slopes=sum(p.nbytes for p in self._trained().values()),
         )
@@ -269,7 +262,7 @@ class Trainer:
             if backward:
                 self._put_back(before)
         raise TrainingError(
-            f"There is not enough memory on {self.device} for a pass over {max(lengths)} tokens, "
+            f"There is not enough memory on {device} for a pass over {max(lengths)} tokens, "
             "one datum at a time and with gradient checkpointing. Train an adapter "
             "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
         )
@@ -278,7 +271,7 @@ class Trainer:
         return {p: p.grad.clone() for p in self.model.parameters() if p.grad is not None}
 
     def _put_back(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        self._zero_gradient()
+        self.model.zero_grad()
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
 
