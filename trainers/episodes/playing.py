@@ -8,7 +8,6 @@ In order: the record, its file, :func:`planned` (what there is to play), :func:`
 """
 
 import asyncio
-import hashlib
 import json
 import math
 from collections import defaultdict
@@ -27,6 +26,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.env.seats import episode_envs, with_opponents
+from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.opponents import Opponents
 from evert.bridge.models.tinker_model import TinkerModel
@@ -85,8 +85,7 @@ class Episode:
     @property
     def draws(self) -> int:
         """Seed of all that is drawn in it: tasks that begin alike are not played alike."""
-        text = f"{self.split}/{self.task}/{self.seed}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) >> 1
+        return seed_of(self.split, self.task, self.seed) >> 1
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Episode":

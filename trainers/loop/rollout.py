@@ -7,7 +7,6 @@ depends on ``seed``, the task's place, the episode's and the seat's, and not on 
 """
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +119,7 @@ class _Draws:
         found = self.policies[seat]
         if isinstance(found, TokenCompleter):
             return found
-        draws = f"{self.seed}/{place}/{member}/{seat}".encode()
-        number = int.from_bytes(hashlib.blake2b(draws, digest_size=4).digest()) >> 1
+        number = seed_of(self.seed, place, member, seat) >> 1
         return SeededPolicy(found, self.max_tokens, self.temperature, number)
 
 
@@ -149,7 +147,9 @@ def _by_seat(
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
     """The options; what the user left out is set to fit the first model that is sampled."""
-    policy, training = policies[0], [each for each in policies if isinstance(each, InTraining)]
+    sampled = [each for each in policies if not isinstance(each, TokenCompleter)]
+    policy = sampled[0] if sampled else None
+    training = [each for each in sampled if isinstance(each, InTraining)]
     tokenizers = [each.renderer.tokenizer for each in training]
     if len({getattr(each, "name_or_path", each) for each in tokenizers}) > 1:
         raise InvalidDatasetError(
@@ -159,7 +159,7 @@ def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
     renderer, context = options.get("renderer"), options.get("context_length")
     if isinstance(policy, InTraining):
         renderer, context = renderer or policy.renderer, context or policy.context_length
-    elif isinstance(policy, tinker.SamplingClient):
+    elif isinstance(policy, tinker.SamplingClient | ServedSamplingClient):
         base = policy.get_base_model()
         renderer, context = renderer or model_renderer(base), context or context_length_here(base)
     given: EnvOptions = {**options}

@@ -17,6 +17,7 @@ from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.chat.messages import read_message
 from evert.bridge.tokens.renderer import PromptRenderer, supervised_example
+from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
 from evert.trainers.loop.errors import ModelInputError
 
 Reduction = Literal["none", "mean"]
@@ -44,15 +45,15 @@ def target_datum(
     if isinstance(target, str) and not _are_ids(prompt):
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
         return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
-    before = _ids(renderer, prompt)
+    before = _flat(renderer, prompt)
     after = renderer.spell(target) if isinstance(target, str) else [int(one) for one in target]
     if not before or not after:
         raise ModelInputError(
             f"Got a prompt of {len(before)} tokens and a target of {len(after)}; expected at least "
             "one token of each."
         )
-    weights = torch.tensor([0.0] * len(before) + [1.0] * len(after))
-    whole = tinker.ModelInput.from_ints([*before, *after])
+    whole = tinker.ModelInput(chunks=chunks_of([*before, *after]))
+    weights = torch.tensor([0.0] * (whole.length - len(after)) + [1.0] * len(after))
     return datum_from_model_input_weights(whole, weights, reduction=reduction)
 
 
@@ -91,11 +92,10 @@ def _messages(prompt: Any) -> list[Message]:
     return [read_message(message, index, {}) for index, message in enumerate(prompt)]
 
 
-def _ids(renderer: PromptRenderer, prompt: Any) -> list[int]:
+def _flat(renderer: PromptRenderer, prompt: Any) -> FlatPrompt:
     if _are_ids(prompt):
         return [int(token) for token in prompt]
-    flat = renderer.full([renderer.escape(message) for message in _messages(prompt)])
-    return [token for token in flat if isinstance(token, int)]
+    return renderer.full([renderer.escape(message) for message in _messages(prompt)])
 
 
 def _are_ids(prompt: Prompt) -> bool:

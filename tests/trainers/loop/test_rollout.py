@@ -20,6 +20,8 @@ from evert import (
     InvalidDatasetError,
     ScriptedPolicy,
 )
+from evert.bridge.tokens.bases import base_tokenizer, model_renderer
+from evert.trainers.serving.service import PolicyService
 
 NAN = float("nan")
 SEATS = ("player", "judge")
@@ -224,6 +226,20 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
 
     future = await trainer.forward_backward_async(same.data(gamma=1.0), "importance_sampling")
     assert len((await future).loss_fn_outputs) == len(same.data())
+
+
+async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine: Any) -> None:
+    base = "evert-tiny-20q"
+    client = tinker.ServiceClient().create_sampling_client(base_model=base)
+    script = ScriptedPolicy(lambda _: "so", model_renderer(base))
+    expected = base_tokenizer(base).encode("<|im_start|>user\nGo.<|im_end|>\n")
+    with PolicyService() as service:
+        for sampled in (client, service.offer(client)):
+            seats = {"player": script, "judge": sampled}
+            batch = await evert.rollout(duel, ["Go."], seats=seats, group_size=1, max_tokens=2)
+            [[trajectory]] = batch.seats["player"].trajectories
+            assert trajectory is not None
+            assert trajectory.transitions[0].ob.to_ints()[: len(expected)] == expected
 
 
 async def test_what_agents_draw_follows_from_the_seed() -> None:

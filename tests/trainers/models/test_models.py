@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
+from tests.bridge.test_images import chunks, data_url, seen, vision
 from tests.kit import ask, assistant, user
 
 import evert
@@ -16,7 +17,7 @@ from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.loop.scoring import lesson_datum
+from evert.trainers.loop.scoring import lesson_datum, target_datum
 
 NAMES = ("player", "judge")
 
@@ -149,6 +150,14 @@ async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are()
     data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
     learned = [int((each.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for each in data]
     assert learned == [3, 7]  # of a pair the reply alone
+
+
+def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids() -> None:
+    for target in ("Red.", [7, 8]):
+        datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
+        assert len(chunks(datum.model_input)) == 1
+        weights = datum.loss_fn_inputs["weights"].to_numpy()
+        assert len(weights) == datum.model_input.length > weights.sum() > 1
 
 
 async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> None:
