@@ -2,11 +2,17 @@
 
 import csv
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.kit import play, reward
 
@@ -69,7 +75,8 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     assert (row["tasks"], row["episodes"]) == ("gymnasium:Blackjack-v1", "2")
     episodes = tmp_path / "all" / "gymnasium-Blackjack-v1" / "episodes.jsonl"
     before = episodes.read_bytes()
-    assert cli.main(["evaluate", given[4]]) == 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.main(["evaluate", "out=~/all"]) == 0
     assert episodes.read_bytes() == before
     shutil.rmtree(episodes.parent)
     assert cli.main(["evaluate", given[4]]) == 0
@@ -77,6 +84,33 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     assert again["settings"]["limits"]["max_turns"] == "3"
     assert cli.main([*given, "seed=1"]) == 1
     assert "gymnasium:Blackjack-v1: failed: " in capsys.readouterr().out
+
+
+STUBBORN = """\
+#!/bin/sh
+trap 'echo told' INT
+echo $$
+while :; do sleep 0.05 & wait $!; done
+"""
+
+
+def test_ctrl_c_reaches_an_evaluation_once_and_one_that_does_not_end_is_killed(
+    tmp_path: Path,
+) -> None:
+    program, said = tmp_path / "stubborn", tmp_path / "said"
+    program.write_text(STUBBORN)
+    program.chmod(0o700)
+    code = "import sys, pathlib; from evert.trainers.commands import evaluate_all as these"
+    code += "; these.STOP_SECONDS = 1; these._evaluate(sys.argv[1], {}, pathlib.Path(sys.argv[2]))"
+    command = [sys.executable, "-c", code, str(program), str(said)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as evaluating:
+        while not said.exists() or not said.read_text():
+            time.sleep(0.01)
+        os.killpg(evaluating.pid, signal.SIGINT)  # as a terminal does
+        assert b"KeyboardInterrupt" in evaluating.communicate(timeout=60)[1]
+    number, *told = said.read_text().split()
+    assert told == ["told"]
+    assert not psutil.pid_exists(int(number))
 
 
 def test_what_is_typed_wrong_is_answered_before_anything_is_played(

@@ -12,8 +12,6 @@ What has them nowhere is named, and left out.
 """
 
 import csv
-import io
-import os
 import shlex
 import signal
 import subprocess
@@ -32,7 +30,7 @@ from evert.bridge.redaction import redacted
 from evert.envs.tasksets import GROUP
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.rundir.folder import RunFolder, output_folder
-from evert.trainers.system.files import EVALUATION, slug
+from evert.trainers.system.files import EVALUATION, as_csv, read_json, slug
 from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
@@ -84,7 +82,7 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
             rows += [{"tasks": name, **row} for row in _scores(Path(mine["out"]))]
             said = why or f"{time.monotonic() - began:.0f} s"
             console.print(redacted(f"{number}/{len(found)}  {name}: {said}"), soft_wrap=True)
-            folder.write(SCORES, _as_csv(rows))
+            folder.write(SCORES, as_csv(rows))
     except KeyboardInterrupt as stopped:
         again = shlex.join(["evert", "evaluate", f"out={path}"])
         stopped.add_note(f"Interrupted. What was played is kept; to go on: {again}")
@@ -96,7 +94,7 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
 
 def typed_before(out: str | None) -> dict[str, str]:
     """What was typed for the evaluations of a folder; whether code is trusted it cannot say."""
-    found = (RunFolder(Path(out), resumed=True).read_json(EVALUATION) or {}) if out else {}
+    found = (read_json(Path(out).expanduser() / EVALUATION) or {}) if out else {}
     typed: dict[str, str] = found.get(TYPED, {})
     return {key: value for key, value in typed.items() if key != "trust_remote_code"}
 
@@ -122,7 +120,7 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
     """The first Python that can make a taskset's game; else "" and why this one cannot."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
-    others = sorted(Path(environments).glob("*/bin/python"))
+    others = sorted(Path(environments).expanduser().glob("*/bin/python"))
     why = ""
     for python in [sys.executable, *map(str, others)]:
         done = subprocess.run(
@@ -138,13 +136,19 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     """Evaluate on one; "", or what went wrong."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
     command = [python, "-m", "evert.trainers.cli", "evaluate", *pairs]
-    with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+    with (
+        output.open("wb") as file,
+        # A session of its own: Ctrl-C at the terminal is ours to pass on, once.
+        subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
+    ):
         try:
             status = process.wait()
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(STOP_SECONDS)
+            except (KeyboardInterrupt, subprocess.TimeoutExpired):
+                process.kill()
             raise
     if status == 0:
         return ""
@@ -158,15 +162,6 @@ def _scores(folder: Path) -> list[dict[str, str]]:
     with suppress(FileNotFoundError), (folder / SCORES).open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if not row["category"]]
     return []
-
-
-def _as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    written = io.StringIO()
-    names = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(written, names, lineterminator=os.linesep)
-    writer.writeheader()
-    writer.writerows(rows)
-    return written.getvalue()
 
 
 def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:

@@ -10,8 +10,6 @@ As many runs at a time as there is room for; what is searched and remembered is 
 """
 
 import asyncio
-import csv
-import io
 import shlex
 import sys
 import time
@@ -32,7 +30,7 @@ from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process
 from evert.trainers.system.command import run_async, run_command
-from evert.trainers.system.files import SWEEP, RunFolderError, cannot_read, read_json, slug
+from evert.trainers.system.files import SWEEP, RunFolderError, as_csv, cannot_read, read_json, slug
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
@@ -207,12 +205,8 @@ class Sweep:
         best = {**asdict(ranked[0]), "command": command} if ranked else None
         about = {"search": plan.search, "objective": plan.settings.objective, "best": best}
         self._folder.write_json(JSON, {**about, "planned": plan.trials, "runs": rows})
-        text, names = io.StringIO(), list(rows[0]) if rows else ["run"]
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        self._folder.write(CSV, text.getvalue())
-        shown = [name for name in names if name not in ("status", "error")]
+        self._folder.write(CSV, as_csv(rows))
+        shown = [name for name in (rows[0] if rows else ["run"]) if name not in ("status", "error")]
         table = Table(*shown)
         for row in rows:
             table.add_row(*(show(row[name]) for name in shown))

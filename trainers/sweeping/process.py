@@ -1,7 +1,7 @@
 """A run as a process of its own: ``evert train`` with its output in a file.
 
-A crash, or the kernel killing what takes too much memory, ends that run and nothing else. On Linux
-the processes are forked from one that has imported everything already (``multiprocessing``'s fork
+A crash, or the kernel killing what takes too much memory, ends that run and nothing else. The
+processes are forked from one that has imported everything already (``multiprocessing``'s fork
 server): importing takes longer than a short run. It has touched no model and no GPU.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -24,8 +23,7 @@ from evert.trainers import cli
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RUN
-from evert.trainers.system.machine import free_memory
-from evert.trainers.system.provenance import machine
+from evert.trainers.system.machine import cores, free_memory
 
 PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]
 PRELOADED += [
@@ -43,10 +41,8 @@ SPARE = 1.5
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Start ``evert train``; ``output`` gets what it prints, ``environment`` is beside ours."""
-    linux = sys.platform == "linux"
-    context: Any = multiprocessing.get_context("forkserver" if linux else "spawn")
-    if linux:
-        context.set_forkserver_preload(PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
     output.touch()  # it may end before it opens it
     process: BaseProcess = context.Process(target=_live, args=whole)
@@ -121,5 +117,5 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
         run = psutil.Process(pid)
         for process in (run, *run.children(recursive=True)):
             taken += process.memory_full_info().uss  # what is shared with the fork server stays
-    cores = int(machine()["cpus"] or 1) // int(engine.get("threads", 1))
-    return max(1, min(cores, 1 + int(free_memory() / (SPARE * taken))))
+    side_by_side = cores() // int(engine.get("threads", 1))
+    return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * taken))))

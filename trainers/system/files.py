@@ -3,13 +3,15 @@
 A record is broken where it is no JSON object, or has another type than those who read it need.
 """
 
+import csv
 import difflib
 import errno
+import io
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,16 @@ def near_path(path: Path) -> str:
     beside = path.parent if path.parent.is_dir() else Path()
     near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
     return f"Did you mean {beside / near[0]}?" if near else ""
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a CSV file's text; a column for each name that any of them has."""
+    written = io.StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(written, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue()
 
 
 def slug(text: str) -> str:

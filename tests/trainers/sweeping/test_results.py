@@ -46,7 +46,7 @@ def room(path: Path, steps: int = 1, **engine: Any) -> int:
 def test_as_many_fit_as_cores_and_memory_are_enough_for_and_nobody_knows_before_the_first_step(
     tmp_path: Path, monkeypatch: Patch, engine: Any, beside: float, fit: int
 ) -> None:
-    monkeypatch.setattr(process, "machine", lambda: {"cpus": 8})
+    monkeypatch.setattr(process, "cores", lambda: 8)
     monkeypatch.setattr(process, "free_memory", lambda: of_mine(beside))
     assert room(tmp_path, **engine) == fit
     over = room_for(RunFolder(tmp_path, resumed=True), 2**22 + 1)  # as a run that is over
