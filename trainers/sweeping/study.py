@@ -106,7 +106,7 @@ def _value(given: Mapping[str, str], key: str) -> Any:
     prepare(settings)
     name, _, path = key.partition(".")
     value = getattr(settings, name)
-    return value[path] if path else value
+    return value[path or "id"] if isinstance(value, Mapping) else value
 
 
 def _parts(key: str, text: str) -> Sequence[str]:
@@ -123,7 +123,8 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
         return distributions.CategoricalDistribution(tuple(dict.fromkeys(values)))
     values = [ast.literal_eval(value) if isinstance(value, str) else value for value in values]
     whole = all(isinstance(value, int) for value in values)
-    log = ends[3] == "log" or (ends[3] is None and not whole and values[0] > 0)
+    scale = (ends[3] or "").lower()
+    log = scale == "log" or (not scale and not whole and values[0] > 0)
     make: Any = distributions.IntDistribution if whole else distributions.FloatDistribution
     try:
         return cast(BaseDistribution, make(*values, log=log))

@@ -15,6 +15,7 @@ from evert.trainers.sweeping.study import Plan, Record, Run, choices, read_plan
 from evert.trainers.system.files import RunFolderError
 
 GAME = {"env": "identity", "steps": "2"}
+CARDS, LAKE = "gymnasium:Blackjack-v1", "gymnasium:FrozenLake-v1"
 SEEDS = {"seed": "0,1,2"}
 
 
@@ -43,7 +44,8 @@ Cat, Float, Int = CategoricalDistribution, FloatDistribution, IntDistribution
         ({"on_agent_error": "-1..1"}, {"on_agent_error": Float(-1, 1)}, 20),
         ({"on_agent_error": "0.1..0.5"}, {"on_agent_error": Float(0.1, 0.5, log=True)}, 20),
         ({"on_agent_error": "0.1..0.5:linear"}, {"on_agent_error": Float(0.1, 0.5)}, 20),
-        ({"batch_size": "4..64:log"}, {"batch_size": Int(4, 64, log=True)}, 20),
+        ({"batch_size": "4..64:LOG"}, {"batch_size": Int(4, 64, log=True)}, 20),
+        ({"env": "", "tasks": f"{CARDS},{LAKE}"}, {"tasks": Cat((CARDS, LAKE))}, 2),
         ({"learning_rate": "1e-3,0.001,2e-3"}, {"learning_rate": Cat((1e-3, 2e-3))}, 2),
         (
             {"env": "identity,guess-number", "threads": "None,2"},
