@@ -163,9 +163,18 @@ class Failures:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Failures":
-        """What ``asdict`` made of it."""
+        """What ``asdict`` made of it.
+
+        Raises:
+            KeyError, TypeError, ValueError: Another version wrote it, or it is damaged.
+        """
         found = [(Failure(**failure), int(count)) for failure, count in record["found"]]
-        return cls(int(record["episodes"]), dict(record["kinds"]), found)
+        kinds = {kind: int(count) for kind, count in dict(record["kinds"]).items()}
+        known = {*kinds, *(failure.kind for failure, _ in found)} <= KINDS.keys()
+        texts = [text for failure, _ in found for text in (failure.error, failure.traceback)]
+        if not known or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"a failure has no text, or is of none of the kinds {[*KINDS]}")
+        return cls(int(record["episodes"]), kinds, found)
 
     @property
     def count(self) -> int:
@@ -230,7 +239,7 @@ def read_batches(path: Path) -> tuple[Failures, int]:
     """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
     failures, skipped = list[Failures](), 0
     for record in read_jsonl(path / BATCHES):
-        with suppress(KeyError, TypeError, ValueError):  # not as evert writes them
+        with suppress(KeyError, TypeError, ValueError):  # not as this version writes them
             failures.append(Failures.read(record))
             skipped += bool(record["metrics"][SKIPPED])
     return together(failures), skipped

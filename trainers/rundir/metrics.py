@@ -29,7 +29,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
             held_out, there = _held_out(row), found.get(step, {})
             found[step] = _held_out(there) | row if is_step(row) else there | held_out
     for batch in read_jsonl(path.with_name(BATCHES)):
-        found.get(batch.get("step", -1), {}).update(batch.get("metrics", {}))
+        found.get(batch.get("step", -1), {}).update(batch.get("metrics") or {})
     return [found[step] for step in sorted(found) if is_step(found[step])]
 
 
@@ -39,10 +39,9 @@ def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     The Cookbook scores the same weights once more at step 0, by other episodes.
     """
     scores = (read_json(folder / BEFORE) or {}).get("scores") if row.get("step") == 0 else None
-    if not scores or HELD_OUT_REWARD not in row:
-        return {**row}
-    own = scores.get("temperature_1", {}).get("reward")
-    return {**row, HELD_OUT_REWARD: row[HELD_OUT_REWARD] if own is None else own}
+    own = scores.get("temperature_1") if scores and HELD_OUT_REWARD in row else None
+    reward = own.get("reward") if isinstance(own, dict) else None
+    return {**row} if reward is None else {**row, HELD_OUT_REWARD: reward}
 
 
 def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:

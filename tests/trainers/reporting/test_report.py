@@ -191,6 +191,27 @@ def test_a_step_done_again_keeps_only_the_held_out_scores_of_the_first(made: Mad
     assert run.rows[1][HELD_OUT_REWARD] == 0.5
 
 
+def test_what_another_version_wrote_is_left_out(made: MadeUp) -> None:
+    made.rows[0][HELD_OUT_REWARD] = 0.25
+    failure = {"kind": "agent_error", "error": "ValueError: no table"}
+    line = {"episodes": 4, "kinds": {"agent_error": 1}, "found": [[failure, 1]]}
+    others: list[dict[str, Any]] = [
+        {"kinds": {"unheard_of": 1}},
+        {"kinds": {"agent_error": "a"}},
+        {"found": [[{**failure, "kind": "unheard_of"}, 1]]},
+        {"found": [[{**failure, "error": 3}, 1]]},
+        {"metrics": None},
+    ]
+    path = made.write(finished=False)
+    lines = [{"step": 0, "metrics": {SKIPPED: 1.0}, **line, **other} for other in ({}, *others)]
+    write_lines(path / "batches.jsonl", lines)
+    (path / "before.json").write_text('{"scores": {"temperature_1": 3}}')
+    run = read_run(path)
+    assert run.rows[0][HELD_OUT_REWARD] == 0.25
+    assert run.skipped == 1
+    assert run.failures.said().startswith("2 of 8 episodes failed (2 agent errors)")
+
+
 def test_success_is_found_under_the_names_that_agents_use(made: MadeUp) -> None:
     for name in ("success", "found", "correct"):
         made.rows = [row(0, **{f"env/all/{name}": 0.5}), row(1, **{f"test/env/all/{name}": 0.75})]
