@@ -72,6 +72,8 @@ def take_up(
     if folder.resumed:
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
+    else:
+        _cut(folder.path, 0)  # of a run that was killed before it had begun
     if engine == "embedded":
         tidy(folder.path)
     folder.write_json(RUN, about)
