@@ -7,7 +7,7 @@ import chz
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import setting, size, trust
+from evert.trainers.config.fields import device, setting, size, trust
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
@@ -29,7 +29,7 @@ class PlanSettings:
 
     model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name")
     trust_remote_code: bool = trust()
-    device: str = setting("auto", "cpu, cuda or auto")
+    device: str = device("cpu, cuda or auto")
     dtype: str = setting(
         "auto", "float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
     )

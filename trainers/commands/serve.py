@@ -13,7 +13,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.backend import threads_of
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import Dtype, setting, size, trust
+from evert.trainers.config.fields import Dtype, device, port, setting, size, trust
 from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
 
 USAGE = """\
@@ -38,12 +38,12 @@ class ServeSettings:
     model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
     name: str = setting("", "what it is called there; empty: the model's own name")
     host: str = setting("127.0.0.1", "interface; 0.0.0.0 lets other machines in, over plain HTTP")
-    port: int = size(0, "0: a free one", 0)
+    port: int = port("0: a free one")
     api_key_env: str = setting(
         "VLLM_API_KEY", "variable with the key to ask for; not set: a random one"
     )
     trust_remote_code: bool = trust()
-    device: str = setting("auto", "cpu, cuda or auto")
+    device: str = device("cpu, cuda or auto")
     threads: int | None = size(None, "CPU threads; None: 1 if tiny")
     dtype: Dtype = setting(
         "auto", "of the weights; auto: bfloat16 on CUDA for models that adapters train"
@@ -123,4 +123,3 @@ key: {shown}
 
 COMMAND = Command(ServeSettings, USAGE, _run, "model")
 main, parse = COMMAND.main, COMMAND.parse
-KEYS = chz.chz_fields(ServeSettings).keys()

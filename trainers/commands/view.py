@@ -13,7 +13,7 @@ import chz
 
 from evert.bridge.errors import EvertError
 from evert.trainers.config.arguments import read_paths_and_settings, settings_help
-from evert.trainers.config.fields import size
+from evert.trainers.config.fields import port
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import near_path
 
@@ -42,7 +42,7 @@ class ViewError(EvertError, OSError):
 class ViewSettings:
     """Where the page is served, on this machine alone."""
 
-    port: int = size(0, "of the page on 127.0.0.1; 0: a free one", 0)
+    port: int = port("of the page on 127.0.0.1; 0: a free one")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +83,7 @@ async def _serve(paths: Sequence[Path], database: Path, port: int) -> None:
         site = web.TCPSite(runner, "127.0.0.1", port)
         try:
             await site.start()
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ViewError(
                 f"The page cannot be served at 127.0.0.1:{port}: {error}. Choose another port=, "
                 "or leave it out for a free one."

@@ -75,11 +75,10 @@ def check_engine(settings: TrainSettings) -> EngineChoice:
     from evert.trainers.engine.models.base_models import resolve_model
 
     kind, _, number = settings.device.partition(":")
-    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if int(number or 0) >= there.get(kind, 1):
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise RecipeError(
-            f"device={settings.device}: PyTorch sees {there[kind]} such devices here. Pass "
-            "device=cpu, or device=auto for what there is."
+            f"device={settings.device}: PyTorch sees {torch.cuda.device_count()} such devices "
+            "here. Pass device=cpu, or device=auto for what there is."
         )
     resolve_model(settings.model_name)
     return choice

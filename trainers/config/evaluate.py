@@ -8,7 +8,16 @@ import chz
 from evert.envs.games import Game, games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, setting, size, trust
+from evert.trainers.config.fields import (
+    Dtype,
+    RecipeError,
+    by_path,
+    device,
+    parallel,
+    setting,
+    size,
+    trust,
+)
 from evert.trainers.config.opponents import opponent, own_opponent
 from evert.trainers.config.recipes import choose_recipe, game_name, game_of, taskset_of
 from evert.trainers.config.train import MAPPINGS as TRAINING
@@ -64,7 +73,7 @@ class EvaluateSettings(EpisodeSettings):
     api_key_env: str | None = setting(
         None, "variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
-    device: str = setting("auto", "embedded: cpu, cuda or auto")
+    device: str = device("embedded: cpu, cuda or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
     dtype: Dtype = setting(
         "auto", "embedded: of the weights; auto: the run's, or what training would have"

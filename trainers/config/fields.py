@@ -1,6 +1,7 @@
 """Fields of settings that check themselves, and what they raise."""
 
 import math
+import re
 from typing import Any, Literal, TypeAlias
 
 import chz
@@ -50,6 +51,29 @@ def share(default: float, doc: str) -> Any:
             )
 
     return chz.field(default=default, doc=doc, validator=check)
+
+
+def device(doc: str) -> Any:
+    """The field of where a model computes; whether there is such a device is found out later."""
+
+    def check(settings: Any, _: str) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.device):
+            raise RecipeError(
+                f"device takes auto, cpu, cuda or cuda with a number (cuda:1), got "
+                f"{settings.device!r}."
+            )
+
+    return chz.field(default="auto", doc=doc, validator=check)
+
+
+def port(doc: str) -> Any:
+    """The field of a port to listen on; 0 is a free one."""
+
+    def check(settings: Any, _: str) -> None:
+        if not 0 <= settings.port < 2**16:
+            raise RecipeError(f"port must be from 0 to 65535, got {settings.port}.")
+
+    return chz.field(default=0, doc=doc, validator=check)
 
 
 def parallel() -> Any:

@@ -23,11 +23,10 @@ def league(settings: TrainSettings, renderer_name: str) -> "League | None":
     """The league of a run, in no folder yet; None where it has none."""
     from evert.bridge.groups.opponents import League
 
-    if settings.league > 1 or ((settings.league or settings.test_opponent) and not settings.seats):
+    if (settings.league or settings.test_opponent) and not settings.seats:
         raise RecipeError(
             f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
-            f"{','.join(settings.seats) or '(none)'}: opponents need an agent with two seats or "
-            "more (seats=x,o), and a league is a share from 0 to 1."
+            "(none): opponents need an agent with two seats or more (seats=x,o)."
         )
     if not settings.league:
         return None

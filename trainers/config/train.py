@@ -3,7 +3,6 @@
 A recipe stands with its game (``evert.envs.games``): defaults that are laid under what is given.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from evert.trainers.config.fields import (
     Dtype,
     RecipeError,
     by_path,
+    device,
     parallel,
     setting,
     share,
@@ -66,7 +66,7 @@ class TrainSettings(EpisodeSettings):
         "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
     )
     base_url: str | None = setting(None, "address of a service of your own")
-    device: str = setting("auto", "embedded: cpu, cuda, cuda:1, ... or auto")
+    device: str = device("embedded: cpu, cuda, cuda:1, ... or auto")
     threads: int | None = size(None, "embedded: CPU threads of a pass; None: 1 if tiny")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights; None: below 50 M parameters"
@@ -119,7 +119,7 @@ class TrainSettings(EpisodeSettings):
         "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; how: "
         "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
-    league: float = size(0.0, "share of the groups in which a past checkpoint plays one seat", 0)
+    league: float = share(0.0, "share of the groups in which a past checkpoint plays one seat")
     test_opponent: str = setting(
         "", "who has the other seats of held-out tasks: a player, a model; '': nobody"
     )
@@ -172,13 +172,6 @@ class TrainSettings(EpisodeSettings):
             raise RecipeError(
                 f"warm_up_steps={self.warm_up_steps} has nothing to warm up on. Pass "
                 "demonstrations=package.module:function, or leave warm_up_steps out."
-            )
-
-    @chz.validate
-    def _device(self) -> None:
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise RecipeError(
-                f"device takes auto, cpu, cuda or cuda with a number (cuda:1), got {self.device!r}."
             )
 
     @chz.validate
