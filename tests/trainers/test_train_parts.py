@@ -1,5 +1,6 @@
 """The parts of the training command, without training."""
 
+import asyncio
 import io
 import json
 import math
@@ -265,6 +266,27 @@ async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
     text = shown(tmp_path, 1, *rows)
     assert text.startswith("training: step 1/1  reward 0.50  ")
     assert len(text.splitlines()) == 1
+
+
+async def test_a_display_or_a_tracker_that_fails_ends_the_training_at_once(tmp_path: Path) -> None:
+    ended = list[str]()
+
+    def take(row: Mapping[str, Any]) -> None:
+        raise OSError("no space")
+
+    async def training() -> None:
+        (tmp_path / METRICS).write_text(json.dumps(step_row(0)) + "\n")
+        try:
+            async with asyncio.timeout(10):
+                await asyncio.Event().wait()
+        except (asyncio.CancelledError, TimeoutError) as error:
+            ended.append(type(error).__name__)
+            raise
+
+    with pytest.raises(OSError, match="no space"):
+        async with follow(tmp_path, take):
+            await training()
+    assert ended == ["CancelledError"]
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:

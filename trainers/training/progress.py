@@ -70,7 +70,10 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
 
 @asynccontextmanager
 async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
-    """Hand over each line that ``metrics.jsonl`` grows by inside the block, in order."""
+    """Hand over each line that ``metrics.jsonl`` grows by inside the block, in order.
+
+    An error of ``take`` cancels the block, and is raised.
+    """
     from tinker_cookbook.stores.storage import storage_from_uri
     from tinker_cookbook.stores.training_store import TrainingRunStore
 
@@ -81,10 +84,17 @@ async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
         for row in store.read_new_metrics():
             take(row)
 
+    inside = asyncio.current_task()
+
     async def poll() -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            catch_up()
+        try:
+            while True:
+                await asyncio.sleep(POLL_SECONDS)
+                catch_up()
+        except Exception:
+            if inside is not None:
+                inside.cancel()
+            raise
 
     polling = asyncio.create_task(poll(), name="follow metrics")
     try:
