@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.conftest import Patch, Shown, chat_endpoint
 
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers.commands import evaluate, train
@@ -237,6 +237,24 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
     assert "error: openai:gpt: the endpoint does not answer as it should: APIConnectionE" in said
     assert f"to go on: evert evaluate {out}" in said
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
+
+
+def test_an_evaluation_goes_on_whose_address_has_a_password(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "unused")
+    asked = list[str]()
+
+    def reply(body: dict[str, Any], key: str) -> dict[str, Any]:
+        asked.append(key)
+        return {"role": "assistant", "content": "six"}
+
+    with chat_endpoint(reply) as url:
+        address = url.replace("://", "://me:open-sesame@")
+        typed = ["env=identity", "models=openai:gpt", f"base_url={address}", "split=test"]
+        typed += ["max_tasks=1", "seeds=1", f"out={tmp_path}/e"]
+        assert [run(*typed), run(*typed)] == [0, 0]
+    assert len(asked) == 1
 
 
 KEY = "a-key-of-ours-1"

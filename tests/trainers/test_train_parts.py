@@ -56,6 +56,7 @@ def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
     assert (chosen.steps, chosen.batch_size, chosen.learning_rate) == (3, 2, 0.5)
     assert (chosen.loss_fn, chosen.max_tokens) == ("ppo", games()["identity"].recipe["max_tokens"])
     assert parse(["env=guess-number"]).env == "guess_number"  # as it may be written
+    assert parse(["env=identity", "wandb_name=inf"]).wandb_name == "inf"  # which is a text here
 
 
 def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> None:

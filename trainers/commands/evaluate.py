@@ -65,7 +65,10 @@ Settings, with their values:
 """
 
 KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # which are given as models.NAME=
-MAY_CHANGE = frozenset({"models", "seeds", "parallel", "record", "device", "threads", "out"})
+MAY_CHANGE = frozenset(
+    {"models", "seeds", "parallel", "record", "device", "threads", "out"}
+    | {"base_url", "api_key_env"}  # on record without a password, and told apart by its digest
+)
 """Settings with which an evaluation may go on: they leave what was played as it is."""
 
 

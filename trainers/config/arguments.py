@@ -124,7 +124,8 @@ def read_settings(
         values |= layer
     typed = dict(given)
     for key, value in given.items():
-        _check_finite(called(key), value)
+        if _type_at(kind, key) not in (str, str | None):
+            _check_finite(called(key), value)
         if isinstance(value, str):
             typed[key] = chz.blueprint.Castable(value)
     try:

@@ -94,7 +94,8 @@ class Contestant:
 
     def _episode(self) -> list[Any]:
         names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
-        values = [(name, getattr(self.settings, name)) for name in names]
+        values: list[Any] = [(name, getattr(self.settings, name)) for name in names]
+        values = [(n, dict(sorted(v.items())) if isinstance(v, Mapping) else v) for n, v in values]
         found = [*values, fingerprint(self.settings.beside)]
         return [*found, self.settings.opponent] if self.settings.opponent else found
 

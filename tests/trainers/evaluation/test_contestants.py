@@ -119,6 +119,12 @@ def test_what_else_decides_what_is_said_is_in_the_digest(run: Path, other: dict[
         assert found(name, agent_timeout=9.0, close_timeout=1.0).digest == found(name).digest
 
 
+def test_the_order_in_which_settings_are_typed_is_in_no_digest() -> None:
+    limits = {"max_turns": "3", "max_trajectory_tokens": "100"}
+    turned = dict(reversed(limits.items()))
+    assert found("oracle", limits=limits).digest == found("oracle", limits=turned).digest
+
+
 def test_everybody_has_a_digest_of_their_own() -> None:
     names = ["evert-tiny", "evert-tiny-20q", "openai:a", "openai:b", "oracle", "random"]
     names += ["org/model", "org/other", "tinker://a/b", "tinker://a/c"]
