@@ -195,7 +195,7 @@ def furthest(folder: Path) -> str:
 
 def state(folder: Path) -> dict[str, Any]:
     """What a run is to be known by: figures, steps, checkpoints, and what should not be there."""
-    run = RunFolder(folder, resumed=True)
+    run = RunFolder(folder)
     rows = {name: [timeless(row) for row in read_jsonl(folder / name)] for name in
             (METRICS, BATCHES, f"{WARM_UP}/{METRICS}")}  # fmt: skip
     listed = [record.get("name") for record in run.checkpoints()]

@@ -141,7 +141,7 @@ def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str
 
 def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:
     """A run's curves, read from its folder."""
-    folder = RunFolder(Path(result["folder"]), resumed=True)
+    folder = RunFolder(Path(result["folder"]))
     return curves(folder.steps(), result["held_out"]["after"]["temperature_1"]["reward"])
 
 

@@ -156,7 +156,7 @@ def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
         log_path=str(folder),
         console=Console(quiet=True),
     )
-    return curves(RunFolder(folder, resumed=True).steps())[0]
+    return curves(RunFolder(folder).steps())[0]
 
 
 def in_own_loop(folder: Path, recipe: Recipe, seed: int) -> Curve:

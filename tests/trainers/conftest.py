@@ -73,7 +73,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
                 subprocess.run(command, cwd=home, env=environment(), stdout=shown, stderr=errors)
     assert (home / "runs").exists(), (home / "stderr").read_text()
     (path,) = (home / "runs").iterdir()
-    return RunFolder(path, resumed=True)
+    return RunFolder(path)
 
 
 def copy_of(run: RunFolder, path: Path) -> RunFolder:
@@ -82,7 +82,7 @@ def copy_of(run: RunFolder, path: Path) -> RunFolder:
     def copy(source: str, target: str) -> None:
         (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
 
-    return RunFolder(shutil.copytree(run.path, path, copy_function=copy), resumed=True)
+    return RunFolder(shutil.copytree(run.path, path, copy_function=copy))
 
 
 @pytest.fixture

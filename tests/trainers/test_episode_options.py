@@ -335,7 +335,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def named(home: Path) -> RunFolder:
     """A run of the agent that names its own models."""
     assert train.main([*SMALL, *NAMED, "log_path=runs/named"]) == 0
-    return RunFolder(Path("runs/named"), resumed=True)
+    return RunFolder(Path("runs/named"))
 
 
 def config(folder: RunFolder) -> dict[str, Any]:
@@ -413,7 +413,7 @@ def test_two_roles_are_trained_and_evaluated_beside_a_run(named: RunFolder, caps
     assert train.main([*SMALL, *words, "log_path=runs/debate"]) == 0
 
     assert "\nfrozen: judge is runs/named@2\n" in capsys.readouterr().out
-    run = RunFolder(Path("runs/debate"), resumed=True)
+    run = RunFolder(Path("runs/debate"))
     assert {f"env/all/seat/{seat}/reward" for seat in ("pro", "con")} <= run.steps()[-1].keys()
     judge = config(run)["env_options"]["models"]["judge"]
     assert Path(judge["model_path"]).is_relative_to(Path("runs/named/checkpoints").resolve())
@@ -449,7 +449,7 @@ def test_an_endpoint_answers_and_its_key_is_written_nowhere(home: Path, monkeypa
         guest = [f"models.simulator={address}#guest", "models.simulator.api_key_env=GUEST_KEY"]
         assert train.main([*SMALL, *words, *guest, "steps=1", "log_path=runs/guest"]) == 0
     assert asked == {("guest", "Bearer s3cret")}
-    run = RunFolder(Path("runs/guest"), resumed=True)
+    run = RunFolder(Path("runs/guest"))
     assert run.steps()[-1]["env/all/wish"] == len("Some tea.")
     model = config(run)["env_options"]["models"]["simulator"]
     assert (model["model"], model["api_key_env"]) == ("guest", "GUEST_KEY")
@@ -474,7 +474,7 @@ def test_a_service_is_trained_on_alike_and_its_weights_answer_beside_the_policy(
         arguments = [*SMALL, *words, *service, f"models.simulator={path}", "steps=1"]
         assert train.main(arguments) == 0
     assert "engine: http://service.invalid (TINKER_API_KEY is set)" in capsys.readouterr().out
-    run = RunFolder(Path("runs/service"), resumed=True)
+    run = RunFolder(Path("runs/service"))
     assert (run.read_json("run.json") or {})["engine"]["engine"] == "service"
     assert not (run.path / "checkpoints").exists()
     assert run.steps()[-1]["env/all/wish"] > 0

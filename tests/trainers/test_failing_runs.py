@@ -114,7 +114,7 @@ def run(agent: str, *arguments: str) -> int:
 
 
 def folder() -> RunFolder:
-    return RunFolder(Path("run"), resumed=True)
+    return RunFolder(Path("run"))
 
 
 def result() -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_to_the_same_figures(finished: RunFolder, tmp_path:
 def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
     command = [sys.executable, "-m", "evert.trainers.cli", "train", *tiny, "steps=200"]
-    folder = RunFolder(tmp_path / "run", resumed=True)
+    folder = RunFolder(tmp_path / "run")
     with subprocess.Popen(
         [*command, "log_path=run"], cwd=tmp_path, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -181,8 +181,9 @@ def test_a_run_does_not_go_on_with_another_engine(copied: RunFolder) -> None:
     about = copied.read_json(files.RUN) or {}
     settings = train.parse([f"log_path={copied.path}"])
     copied.write_json(files.RUN, {**about, "engine": {"engine": "service"}})
+    folder = RunFolder(copied.path, resumed=True)
     with pytest.raises(RunFolderError, match=r"trained with engine=service, .* are on a service"):
-        take_up(copied, settings, (), "embedded", None)  # type: ignore[arg-type]
+        take_up(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
 
 
 def test_a_run_inherits_no_batches_of_one_that_was_killed_in_its_first_step(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | No
 def folder_of(run: int, folder: Path) -> RunFolder:
     """A run's folder, which may not be there yet."""
     found = list((folder / "runs").glob(f"{run:03}-*"))
-    return RunFolder(found[0] if found else folder / "none", resumed=True)
+    return RunFolder(found[0] if found else folder / "none")
 
 
 def rows_of(folder: Path) -> dict[int, dict[str, str]]:

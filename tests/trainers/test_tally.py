@@ -324,7 +324,7 @@ class Told:
     def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
         self.said: list[str] = []
         path.mkdir(exist_ok=True)
-        folder = RunFolder(path, resumed=False)
+        folder = RunFolder(path)
         self.tally = Tally(folder, self.said.append, start, steps, failed_steps)
         self.path = path
 

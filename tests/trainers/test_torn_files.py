@@ -110,7 +110,7 @@ def named(path: Path) -> None:
 
 def compared(path: Path) -> None:
     """What a sweep reads of it."""
-    objective_of(RunFolder(path, resumed=True), "held_out")
+    objective_of(RunFolder(path), "held_out")
 
 
 READERS = (taken_up, reported, named, compared)

@@ -54,13 +54,13 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         shutil.copytree(folder, folder.with_name("first"))
         assert train.main([f"log_path={folder}", "steps=3"]) == 0
     assert "wandb" not in errors.getvalue()  # it has a lot to say
-    return RunFolder(folder, resumed=True)
+    return RunFolder(folder)
 
 
 @pytest.fixture
 def first(tracked: RunFolder) -> RunFolder:
     """The run as it was before its resumption."""
-    return RunFolder(tracked.path.with_name("first"), resumed=True)
+    return RunFolder(tracked.path.with_name("first"))
 
 
 def wandb_records(folder: RunFolder) -> list[Any]:
@@ -140,7 +140,7 @@ def test_each_steps_metrics_are_in_it_once_resumed(first: RunFolder, tracked: Ru
 
 
 def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, resumed=False)
+    folder = RunFolder(tmp_path)
     with (
         pytest.raises(RuntimeError, match="the mistake"),
         tracking(settings(wandb_project="p"), folder, {"steps": 1}, QUIET),
@@ -250,7 +250,7 @@ def step_row(step: int, reward: float) -> dict[str, Any]:
 def test_a_resumed_run_replaces_steps_that_are_done_again_and_makes_up_for_those_that_are_missing(
     tmp_path: Path, written: int, done: int
 ) -> None:
-    folder = RunFolder(tmp_path, resumed=True)
+    folder = RunFolder(tmp_path)
     log_rows(folder, [step_row(step, 0.0) for step in range(written)])
     lines = [json.dumps(step_row(step, 0.5)) + "\n" for step in range(4)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
@@ -262,11 +262,11 @@ def test_a_resumed_run_replaces_steps_that_are_done_again_and_makes_up_for_those
 
 def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Path) -> None:
     (bare := tmp_path / "bare").mkdir()
-    with tracking(settings(), RunFolder(bare, resumed=False), {}, QUIET) as logger:
+    with tracking(settings(), RunFolder(bare), {}, QUIET) as logger:
         logger.log_metrics({"step": 0}, 0)
         logger.log_metrics({})
     assert list(bare.iterdir()) == []
-    folder = RunFolder(tmp_path, resumed=True)
+    folder = RunFolder(tmp_path)
     checkpoint(folder, 3)
     with tracking(settings(tensorboard=True), folder, ABOUT, QUIET) as logger:
         logger.log_metrics({HELD_OUT_REWARD: 0.5})

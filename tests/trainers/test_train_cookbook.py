@@ -57,7 +57,7 @@ def test_from_python_values_are_given_as_they_are() -> None:
 def test_a_resumed_run_keeps_what_was_set_and_takes_more(tmp_path: Path) -> None:
     first = parse(["env=identity", "cookbook.temperature=0.8"])
     assert recorded(first)["cookbook"] == {"temperature": "0.8"}
-    folder = RunFolder(tmp_path, resumed=False)
+    folder = RunFolder(tmp_path)
     folder.write_json(RUN, {"settings": recorded(first)})
     folder.write_json(BEFORE, {})
     again = parse([f"log_path={tmp_path}", "cookbook.compute_post_kl=True"])

@@ -178,7 +178,7 @@ def test_a_run_that_reached_nothing_leaves_no_folder_or_makes_room(tmp_path: Pat
         raise KeyError
     assert not path.exists()
     path.mkdir()
-    RunFolder(path, resumed=False).write_json(RUN, {"settings": recorded(settings())})
+    RunFolder(path).write_json(RUN, {"settings": recorded(settings())})
     (path / "logs.log").write_text("begun, and killed")
     with open_run(settings(log_path=str(path), seed=1), str) as folder:
         assert not folder.resumed
@@ -223,7 +223,7 @@ def test_the_rows_of_a_step_are_one_row_and_what_comes_later_is_none(tmp_path: P
 
 def steps_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     (path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return RunFolder(path, resumed=True).steps()
+    return RunFolder(path).steps()
 
 
 def step_row(step: int, held_out: float | None = None) -> dict[str, Any]:

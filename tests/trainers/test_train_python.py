@@ -124,7 +124,7 @@ def test_what_has_an_import_path_is_written_down_by_it() -> None:
     assert path_of("a.b:c") == "a.b:c"
     assert path_of(make_agent("e")) == "says"
     assert path_of(functools.partial(command.main, [])) == "main"
-    assert path_of(RunFolder(Path(), True).write) == "write"
+    assert path_of(RunFolder(Path()).write) == "write"
     assert path_of(TASKS) == "2 tasks"
 
 

@@ -167,7 +167,7 @@ def _evaluate(
     from evert.trainers.episodes.playing import Episode, EpisodeLog, planned
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    folder, played = RunFolder(path, resumed=True), list[Episode]()
+    folder, played = RunFolder(path), list[Episode]()
     with run_folder.alone_in(path, "evaluating", "out"):
         folder.write_json(EVALUATION, {"settings": chz.asdict(settings), **origin()})
         log = EpisodeLog(path)

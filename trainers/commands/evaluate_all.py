@@ -64,7 +64,7 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
     typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
-    folder = RunFolder(path, resumed=True)
+    folder = RunFolder(path)
     folder.write_json(EVALUATION, {"settings": {"tasks": ALL}, TYPED: typed, **origin()})
     found, silent = listed()
     rows, failed = list[dict[str, str]](), False

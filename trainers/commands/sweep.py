@@ -111,7 +111,7 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
         )
     plan = read_plan({**recorded, **given})
     path = run_folder.output_folder(given.get("out"), "sweeps", plan.name, SWEEP)
-    folder = RunFolder(path, resumed=True)
+    folder = RunFolder(path)
     about = {"arguments": {**recorded, **asked}, "command": [*command]}
     folder.write_json(SWEEP, {**about, **origin()})
     return folder, plan
@@ -156,7 +156,7 @@ class Sweep:
     async def _do(self, run: "Run") -> None:
         values = "-".join(f"{key}-{value}" for key, value in run.values.items())
         name = slug(f"{run.number:03}-{values}")[:NAME_LENGTH]
-        folder = RunFolder(self._folder.path / "runs" / name, resumed=True)
+        folder = RunFolder(self._folder.path / "runs" / name)
         output = self._folder.path / "output" / f"{run.number:03}.txt"
         for parent in (folder.path.parent, output.parent):
             parent.mkdir(exist_ok=True)

@@ -46,8 +46,8 @@ class RunFolder:
     """A run's folder; of a finished run, what it has to tell."""
 
     path: Path
-    resumed: bool
-    """Whether there was a run in it that had begun when it was opened."""
+    resumed: bool = False
+    """Whether a run in it had begun when ``open_run`` opened it."""
 
     @property
     def begun(self) -> bool:

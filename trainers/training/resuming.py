@@ -42,7 +42,7 @@ def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
     """
     path = Path(given.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
-        resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
+        resumes = given.get("log_path") and RunFolder(path).begun
     before = recorded_settings(path, TrainSettings) if resumes else {}
     if "rollouts" in given:  # other workers, or none: what was said of those before is of no use
         before = {key: value for key, value in before.items() if key not in WORKERS}
@@ -92,7 +92,7 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
 
 
 def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -> None:
-    path, warm = folder.path, RunFolder(folder.path / WARM_UP, resumed=True)
+    path, warm = folder.path, RunFolder(folder.path / WARM_UP)
     broken = {f for log in (path, warm.path) for f in _files(log) if files.drop_broken_lines(f)}
     if embedded:
         _correct_batches(warm.path, path / STORE)
@@ -208,7 +208,7 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
     try:
         with run_folder.alone_in(path, "training", "log_path"):
             new = _is_empty(path)
-            folder = RunFolder(path, resumed=RunFolder(path, False).begun)
+            folder = RunFolder(path, resumed=RunFolder(path).begun)
             _check_is_ours(folder, settings)
             try:
                 yield folder

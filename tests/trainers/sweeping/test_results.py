@@ -33,7 +33,7 @@ def room(path: Path, steps: int = 1, **engine: Any) -> int:
     if steps:
         record = {"name": "x", "state_path": "tinker://x", "batch": steps}
         (path / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
-    return room_for(RunFolder(path, resumed=True), os.getpid())
+    return room_for(RunFolder(path), os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_as_many_fit_as_cores_and_memory_are_enough_for_and_nobody_knows_before_
     monkeypatch.setattr(process, "cores", lambda: 8)
     monkeypatch.setattr(process, "free_memory", lambda: of_mine(beside))
     assert room(tmp_path, **engine) == fit
-    over = room_for(RunFolder(tmp_path, resumed=True), 2**22 + 1)  # as a run that is over
+    over = room_for(RunFolder(tmp_path), 2**22 + 1)  # as a run that is over
     assert over >= fit  # which takes no memory
     assert 0 < free_memory() <= psutil.virtual_memory().total
 
@@ -103,7 +103,7 @@ def finished(tmp_path: Path) -> RunFolder:
         {"step": 1, "progress/done_frac": 0.5, "a": 2, "odd": float("nan")},
     ]
     (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return RunFolder(tmp_path, resumed=True)
+    return RunFolder(tmp_path)
 
 
 def test_the_objective_is_a_held_out_score_or_a_last_metric(finished: RunFolder) -> None:
@@ -112,7 +112,7 @@ def test_the_objective_is_a_held_out_score_or_a_last_metric(finished: RunFolder)
 
 
 def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_path: Path) -> None:
-    nothing = RunFolder(tmp_path / "nothing", resumed=True)
+    nothing = RunFolder(tmp_path / "nothing")
     for run, objective, message in (
         (finished, "reward", "'reward' is None, no finite number; it has .*a, eval, odd, held_out"),
         (finished, "odd", "'odd' is nan, no finite number"),
