@@ -139,7 +139,6 @@ OTHERS = {
     "serve model=evert-tiny port=70000": "port must be from 0 to 65535, got 70000.",
     "serve model=evert-tiny device=foo": "device takes auto, cpu, cuda",
     "engine plan device=foo": "device takes auto, cpu, cuda",
-    "view old port=70000": "port must be from 0 to 65535, got 70000.",
     "engine": "evert engine got 'nothing'; it takes plan",
     "engine plan lora_rank=0": "lora_rank must be at least 1",
     "engine plan dtype=int8": "dtype is 'int8'; expected auto, float32",

@@ -424,7 +424,7 @@ def test_a_mistyped_path_or_setting_is_answered_at_once(tmp_path: Path, capsys: 
     for words, said in (
         ([str(tmp_path / "run")], f"Did you mean {tmp_path / 'runs'}?"),
         ([str(tmp_path / "runs"), "prot=1"], "There is no setting 'prot'"),
-        ([str(tmp_path / "runs"), "port=-1"], "port must be at least 0"),
+        ([str(tmp_path / "runs"), "port=70000"], "port must be from 0 to 65535"),
     ):
         assert view.main(words) == 1
         assert said in capsys.readouterr().err
