@@ -59,7 +59,7 @@ def device(doc: str) -> Any:
     def check(settings: Any, _: str) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.device):
             raise RecipeError(
-                f"device takes auto, cpu, cuda or cuda with a number (cuda:1), got "
+                "device takes auto, cpu, cuda or cuda with a number (cuda:1), got "
                 f"{settings.device!r}."
             )
 
