@@ -38,6 +38,7 @@ async def test_a_line_runs_where_the_task_says_and_what_it_leaves_goes_on() -> N
         "echo said; echo wrong >&2; exit 7",
         "no-such-program",
         "cd /elsewhere",
+        "a\0b",
     ) == [
         (0, "/app\nsales.csv\n/root"),
         (0, ""),
@@ -45,6 +46,7 @@ async def test_a_line_runs_where_the_task_says_and_what_it_leaves_goes_on() -> N
         (7, "said\nwrong"),
         (127, "bash: line 1: no-such-program: command not found"),
         (1, "bash: line 1: cd: /elsewhere: No such file or directory"),
+        (127, "embedded null byte"),
     ]
 
 
@@ -144,6 +146,7 @@ def plan(folder: Path, dockerfile: str, **config: Any) -> Plan:
     (folder / "files").mkdir(exist_ok=True)
     (folder / "files/one.txt").write_text("one")
     (folder / "files/two.txt").write_text("two")
+    (folder / "files/same.txt").symlink_to("two.txt")
     (folder / "Dockerfile").write_text(dockerfile)
     return Plan.of("mine", folder, EnvironmentConfig(**config))
 
@@ -165,7 +168,7 @@ def test_what_a_dockerfile_lays_out_is_there_and_its_variables(tmp_path: Path) -
     assert read.variables == {"A": "1", "B": "two words"}
     assert {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} >= {
         "app/sub/all/one.txt", "app/sub/all/two.txt", "app/sub/renamed.txt", "data/one.txt",
-        "data/two.txt", "whole/Dockerfile", "whole/files/one.txt",
+        "data/two.txt", "whole/Dockerfile", "whole/files/one.txt", "whole/files/same.txt",
     }  # fmt: skip
 
 
@@ -191,11 +194,20 @@ def test_what_a_dockerfile_lays_out_is_there_and_its_variables(tmp_path: Path) -
         ("FROM debian\nWORKDIR /usr/src", {}, "the workdir at /usr/src, which is the system's"),
         ("FROM debian\nENV A='1", {}, "ENV A='1: No closing quotation"),
         ("FROM debian\nCOPY", {}, "COPY: not enough values"),
+        ("FROM debian\nCOPY up /app/", {}, r"COPY up, with a link that leads elsewhere"),
+        ("FROM debian\nCOPY away /app/", {}, r"COPY away, with a link that leads elsewhere"),
+        ("FROM debian\nCOPY to-up /app/", {}, r"COPY to-up, with a link that leads elsewhere"),
+        ("FROM debian\nENV PATH=/opt/x:$PATH", {}, r"ENV PATH=/opt/x:\$PATH"),
+        ("FROM debian\nWORKDIR $HOME", {}, r"WORKDIR \$HOME"),
     ],
 )
 def test_a_task_that_needs_an_image_is_refused_by_name(
     dockerfile: str, config: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
+    for name, leads in (("up", "../files"), ("away", "/tmp")):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner/link").symlink_to(leads)
+    (tmp_path / "to-up").symlink_to("up")
     advice = r".*The task mine needs an image .*Run it in a container: environment=docker"
     with pytest.raises(SandboxBuildFailedError, match=f"(?s)(?={advice}).*{what}"):
         plan(tmp_path, dockerfile, **config)

@@ -50,7 +50,7 @@ def _answer(own: int, request: int, *files: int) -> None:
             stdin=stdin, stdout=stdout, stderr=stderr,
         )  # fmt: skip
         status = _status(process, own)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no system has such a word (a NUL in it)
         os.write(files[2], f"{error}\n".encode())
         status = NO_PROGRAM
     for each in files:

@@ -1,7 +1,7 @@
 """``Plan``: what a task's Dockerfile asks for, where that needs no image.
 
-A Dockerfile may have FROM, which is not looked at, WORKDIR, ENV, LABEL and COPY of the task's own
-files. A task that needs more is refused by name: it needs a container.
+A Dockerfile may have FROM, which is not looked at, LABEL, and without variables WORKDIR, ENV and
+COPY of the task's own files. A task that needs more is refused by name: it needs a container.
 """
 
 # pyright: reportMissingImports=false
@@ -64,6 +64,8 @@ class Plan:
         return plan
 
     def _add(self, instruction: str, value: str) -> None:
+        if "$" in value and instruction in ("WORKDIR", "ENV", "COPY"):  # of the image, or an ARG
+            raise self.refusal(f"{instruction} {value}")
         if instruction == "WORKDIR":
             self.workdir /= value
         elif instruction == "ENV" and "=" in value:
@@ -80,6 +82,8 @@ class Plan:
         found, root = [path for name in names for path in self._found(name)], self.folder.resolve()
         if not found or not all(path.resolve().is_relative_to(root) for path in found):
             raise self.refusal(f"COPY {' '.join(names)}, which is not in {self.folder}")
+        if any(_leads_elsewhere(path) for path in found if path.is_dir()):
+            raise self.refusal(f"COPY {' '.join(names)}, with a link that leads elsewhere")
         self.copies.append((found, f"{self._place(target, 'COPY')}{'/' * is_folder}"))
 
     def _found(self, name: str) -> list[Path]:
@@ -114,6 +118,12 @@ class Plan:
                 into = there / source.name if target.endswith("/") or there.is_dir() else there
                 into.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, into)
+
+
+def _leads_elsewhere(folder: Path) -> bool:
+    """Whether a link in a folder is more than a path further down: files are written through it."""
+    links = [path for path in folder.resolve().rglob("*") if path.is_symlink()]
+    return any(to.is_absolute() or ".." in to.parts for to in map(Path.readlink, links))
 
 
 def check(tasks: Sequence[str]) -> None:
