@@ -446,6 +446,23 @@ async def test_an_episode_without_a_call_counts_and_teaches_nothing(servers: Mad
     assert output.extra_fields["min_global_steps"] == 7
 
 
+@pytest.mark.parametrize(
+    ("settings", "turns"),
+    [
+        ({}, 1),
+        ({"limits": {"max_turns": 2}}, 2),
+        ({"limits": {"max_turns": 9}}, 3),
+        ({"limits": {"max_turns": 9}, "context_length": 200}, 9),
+    ],
+)
+async def test_an_agents_own_limits_hold_unless_the_yaml_has_others(
+    servers: Made, settings: dict[str, Any], turns: int
+) -> None:
+    [output] = await outputs_of(servers("brief", **settings), 1)
+
+    assert output.extra_fields["reward_extra_info"]["turns"] == turns
+
+
 async def test_a_conversation_that_grows_too_long_ends_within_verls_room(servers: Made) -> None:
     batch = await batch_of(servers("talks_on"), row(0))
 

@@ -1,9 +1,12 @@
 """Agents that the tests of verl name by their import path; verl's own processes import them too."""
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
+
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert import AgentClient
+from evert.bridge.env.options import EnvOptions
 
 
 def user(text: str) -> dict[str, Any]:
@@ -60,6 +63,21 @@ async def talks_on(client: AgentClient, task: Any) -> float:
     messages = [user("Hi")]
     while True:
         messages += [await ask(client, messages), user("And then?")]
+
+
+class Brief:
+    """Goes on, too, but brings limits of its own."""
+
+    env_options: ClassVar[EnvOptions] = {
+        "limits": RolloutLimits(max_turns=1),
+        "context_length": 60,
+    }
+
+    async def __call__(self, client: AgentClient, task: Any) -> float:
+        return await talks_on(client, task)
+
+
+brief = Brief()
 
 
 async def wordy(client: AgentClient, task: int) -> float:

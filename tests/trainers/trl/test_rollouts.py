@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.clients.http.connections import send, whole
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
-from evert.bridge.tokens.bases import base_path, base_tokenizer
+from evert.bridge.tokens.bases import BASE_RENDERER, base_path, base_tokenizer, default_renderer
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import SamplingClient, model_client
@@ -154,6 +155,37 @@ def test_a_renderer_comes_from_the_models_name(trainer: SimpleNamespace, monkeyp
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
     with pytest.raises(InvalidModelError, match="renderer_name="):
         rollouts()(NUMBERS, trainer)
+
+
+class AsksTwice:
+    """An agent with options of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.env_options = options
+
+    async def __call__(self, client: Any, task: int) -> float:
+        for _ in range(2):
+            asked = [{"role": "user", "content": f"Say {task}."}]
+            await client.chat.completions.create(messages=asked, max_tokens=2)
+        return 1.0
+
+
+def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
+    one, two = ({"limits": RolloutLimits(max_turns=number)} for number in (1, 2))
+    named, brought = {"renderer_name": BASE_RENDERER}, {"renderer": default_renderer()}
+    table: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+        ({**one, **brought}, {}, 1),
+        (one, {**named, **two}, 2),
+        ({"context_length": 5}, named, 0),
+        ({"context_length": 5}, {**named, "context_length": 400}, 2),
+        ({"renderer": "of another model"}, named, 2),
+    ]
+    for own, options, turns in table:
+        played = Rollouts(AsksTwice(**own), [7], **options)(["0"], trainer)
+        assert [each["turns"] for each in played["episode_metrics"]] == [turns], (own, options)
 
 
 def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:

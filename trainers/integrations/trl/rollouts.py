@@ -22,8 +22,8 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.env.env import ChatAgentEnv
-from evert.bridge.env.limits import SequenceLimits
-from evert.bridge.env.options import EnvOptions, settings_of
+from evert.bridge.env.limits import SequenceLimits, tightest
+from evert.bridge.env.options import EnvOptions, own_options, settings_of
 from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.dataset import load_tasks
@@ -91,12 +91,15 @@ class Rollouts:
         if not train:
             raise InvalidDatasetError("Rollouts need at least one task, got none.")
         inspect_agent(self._agent, train[0])
-        _check_options(self._agent, options)
+        own = own_options(self._agent)
+        if renderer_name is not None:
+            own.pop("renderer", None)
+        self._options: EnvOptions = {**own, **options}
+        _check_options(self._agent, self._options)
         self._tasks = [*train, *test]
         self._train = len(train)
         self._renderer_name = renderer_name
         self._parallel = parallel
-        self._options = options
         self._calls = itertools.count()
         self._engine: Engine | None = None
         self._loop: Loop | None = None
@@ -181,14 +184,14 @@ class Rollouts:
         return await side_by_side(map(one, tasks))
 
     def _options_with(self, source: Sampling, trainer: Any) -> EnvOptions:
-        """The options, with the model's renderer and context where the user gave none."""
+        """The options, with the model's renderer where they have none, within what has room."""
         renderer = self._options.get("renderer")
         if renderer is None:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)
             shipped = {str(base_path(name)): name for name in BASES}
             name = self._renderer_name or renderer_name_of(shipped.get(model, model))
             renderer = get_renderer(name, tokenizer_of(trainer), model_name=model)
-        context = self._options.get("context_length") or source.context_length
+        context = tightest(self._options.get("context_length"), source.context_length)
         given = chz.asdict(self._options.get("limits") or RolloutLimits())
         limits = SequenceLimits(**given | {"max_response_tokens": trainer.max_completion_length})
         return {**self._options, "renderer": renderer, "context_length": context, "limits": limits}

@@ -17,8 +17,8 @@ from typing import Any
 import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert.bridge.env.limits import SequenceLimits
-from evert.bridge.env.options import EnvOptions
+from evert.bridge.env.limits import SequenceLimits, tightest
+from evert.bridge.env.options import EnvOptions, own_options
 from evert.bridge.episode.agent import Agent
 from evert.bridge.groups.group import load_agent
 from evert.bridge.models.tinker_model import TinkerModel
@@ -95,11 +95,12 @@ def read_loop_settings(
                 f"(evert serve, vLLM), and name the address: models: {{{name}: "
                 "'http://host/v1#model'}."
             )
-    options = env_options(settings, models)
+    found = load_agent(agent)
+    options: EnvOptions = {**own_options(found), **env_options(settings, models)}
     budgets = chz.asdict(options.get("limits") or RolloutLimits())
     options["limits"] = SequenceLimits(**budgets, max_response_tokens=room.response)
-    options["context_length"] = min(options.get("context_length") or room.context, room.context)
-    return LoopSettings(load_agent(agent), _branches(branches, takes_lists), task, options)
+    options["context_length"] = tightest(options.get("context_length"), room.context)
+    return LoopSettings(found, _branches(branches, takes_lists), task, options)
 
 
 def _branches(asked: str | None, takes_lists: bool) -> str:
