@@ -386,7 +386,6 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
         ([], {"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),
         ([], {"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
         ([], {"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
-        ([], {"renderer_name": None}, "The Cookbook names no renderer"),
         ([], {"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
         ([ROUTED], {}, "does not carry a router's choices"),
     ],

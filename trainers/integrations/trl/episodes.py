@@ -6,7 +6,7 @@ has no token, or failed, keeps its place with a row that trains nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -31,8 +31,8 @@ class Episode:
     """The lineage that is trained on; None: the agent made no model call."""
     reward: float | None
     """All that was earned; None: the agent failed, and the episode is left out."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
+    metrics: dict[str, float]
+    failure: Failure | None
     """Also where ``on_agent_error`` scored it."""
 
 

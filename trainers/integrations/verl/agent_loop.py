@@ -1,7 +1,7 @@
 """``EvertAgentLoop``: an episode of any agent, where verl plays its agent loops.
 
 verl makes one of these for each episode, in its rollout workers, from the YAML file that
-``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``evaluate.py``).
+``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
 """
 
 # pyright: reportMissingImports=false
@@ -106,7 +106,11 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         settings = self._settings
         task = task_of(row, settings.task)
-        policy = self._policy(sampling_params, int(row.get("priority", 0)))
+        fixed = self.rollout_config.full_determinism  # as verl's own loops name their requests
+        name = f"det-{int(row.get('priority', 0))}" if fixed else uuid4().hex
+        policy = ServerPolicy(
+            self.server_manager, name, sampling_params, self._room, self.tokenizer
+        )
         options: EnvOptions = {**settings.options, "renderer": self._renderer}
         env = ChatAgentEnv(settings.agent, task, **options)
         try:
@@ -129,11 +133,6 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if left_out:
             logger.warning("%d lineages of an episode are not trained on: branches.", left_out)
         return found if settings.branches == ALL else found[-1]
-
-    def _policy(self, sampling: dict[str, Any], priority: int) -> ServerPolicy:
-        fixed = self.rollout_config.full_determinism  # as verl's own loops name their requests
-        request_id = f"det-{priority}" if fixed else uuid4().hex
-        return ServerPolicy(self.server_manager, request_id, sampling, self._room, self.tokenizer)
 
 
 _OF_VERL = {

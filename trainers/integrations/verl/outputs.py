@@ -40,31 +40,23 @@ def outputs(
     fields = {**fields, "tool_rewards": [], "stop_reason": trajectory.stop_reason}
     reward = sum(turn.reward for turn in trajectory.transitions)
     has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
-    made = [_output(_fitted(sequence, room), reward, info, fields) for sequence in kept]
-    for output in made:
-        output.metrics = metrics
-        if not has_logprobs:
-            output.response_logprobs = None
-    return made
-
-
-def _output(
-    sequence: TokenSequence, reward: float, info: dict[str, int], fields: dict[str, Any]
-) -> AgentLoopOutput:
-    return AgentLoopOutput(
-        prompt_ids=sequence.prompt_ids,
-        response_ids=sequence.response_ids,
-        response_mask=sequence.response_mask,
-        response_logprobs=sequence.response_logprobs,
-        reward_score=reward,
-        num_turns=2 * len(sequence.rewards),
-        metrics=AgentLoopMetrics(),
-        extra_fields={
-            **fields,
-            "reward_extra_info": dict(info),
-            "turn_scores": sequence.rewards,
-        },
-    )
+    return [
+        AgentLoopOutput(
+            prompt_ids=each.prompt_ids,
+            response_ids=each.response_ids,
+            response_mask=each.response_mask,
+            response_logprobs=each.response_logprobs if has_logprobs else None,
+            reward_score=reward,
+            num_turns=2 * len(each.rewards),
+            metrics=metrics,
+            extra_fields={
+                **fields,
+                "reward_extra_info": dict(info),
+                "turn_scores": each.rewards,
+            },
+        )
+        for each in (_fitted(sequence, room) for sequence in kept)
+    ]
 
 
 def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
