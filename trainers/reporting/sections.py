@@ -211,7 +211,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def facts(runs: Sequence[Run]) -> Table:
     """What the runs are: settings in which they differ, what they ran on, how they were started."""
-    rows = {name: values for name, values in settings(runs).rows if name in differing(runs)}
+    table = settings(runs)
+    rows = {name: values for name, values in table.rows if name in table.differ}
     for name, fact in _FACTS.items():
         values = [shorten(fact(run), 3 * LONGEST_VALUE) for run in runs]
         if any(values):

@@ -276,12 +276,13 @@ def read_answer(content: bytes, asked: Asked) -> Answered:
         sequences = [_read_choice(choice, asked) for choice in wanted]
         first = choices[0]
         scores = _read_scores(first, asked) if asked.prompt_logprobs else None
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+        prompt_ids = first.get("prompt_token_ids")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UnfitServerError(
             f"The answer has another shape than vLLM's /v1/completions ({error!r}): "
             f"{content[:200]!r}. {FIT}"
         ) from error
-    return Answered(sequences, scores, first.get("prompt_token_ids"))
+    return Answered(sequences, scores, prompt_ids)
 
 
 FIT = (

@@ -1,6 +1,7 @@
 """What the page asks the index: steps, episodes of a step, one episode, words."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from evert.trainers.viewing.index import Index
@@ -122,11 +123,11 @@ def _once(found: list[Row]) -> list[Row]:
     by_group: dict[tuple[str, int], list[Row]] = {}
     for row in found:
         by_group.setdefault((row["kind"], row["grp"]), []).append(row)
-    known = [lengths(grp, kind) for kind, grp in by_group if kind == RECORDED]
+    known = Counter(lengths(grp, kind) for kind, grp in by_group if kind == RECORDED)
     kept = list[Row]()
     for kind, grp in by_group:
-        if kind == SUMMARY and (have := lengths(grp, kind)) in known:
-            known.remove(have)
+        if kind == SUMMARY and known[have := lengths(grp, kind)]:
+            known[have] -= 1
         else:
             kept += by_group[kind, grp]
     return kept

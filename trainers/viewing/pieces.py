@@ -3,6 +3,7 @@
 A tokenizer is read as data, from this machine: a base's folder, a model's, or the cache of the Hub.
 """
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -58,7 +59,7 @@ def tokenizer_file(name: str, run: Path) -> Path | None:
 
 def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
     for folder in folders:
-        yield folder / Path(name).expanduser() / FILE
+        yield folder / os.path.expanduser(name) / FILE  # "~nobody" stays as it is
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

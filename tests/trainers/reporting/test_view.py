@@ -323,6 +323,11 @@ def test_a_hostile_tokenizer_reads_nothing(tmp_path: Path, change: dict[str, Any
         assert (load_tokenizer(tmp_path / name) is None) is (name == "mad")
 
 
+def test_a_tokenizer_of_any_name_is_looked_for(tmp_path: Path) -> None:
+    for name in ("~no-such-user/model", "\0", "a" * 5000, "../" * 99, "no/such-model"):
+        assert tokenizer_file(name, tmp_path) is None, name
+
+
 async def test_only_who_has_the_link_is_answered(finished: RunFolder, tmp_path: Path) -> None:
     viewer = Viewer(Index([finished.path], tmp_path / "index"))
     allowed = f"Bearer {viewer.token}"

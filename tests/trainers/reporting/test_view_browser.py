@@ -61,7 +61,7 @@ def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def link(browser: Browser, folder: Path, tmp_path: Path) -> Iterator[str]:
-    """The page of them, with its cookie in the browser."""
+    """The page of them; the browser keeps its token."""
     with served(folder, tmp_path / "index") as link:
         browser.open(link)
         until(lambda: browser.ask("document.querySelectorAll('.wide tbody tr').length") == 2)

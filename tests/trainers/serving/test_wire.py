@@ -123,6 +123,8 @@ UNFIT: list[tuple[bytes, str]] = [
     (b"[]", "another shape"),
     (b'{"choices": []}', "another shape"),
     (b'{"choices": [{"token_ids": 5}]}', "another shape"),
+    (b'{"choices": [5]}', "another shape"),
+    (answer(token_ids=[1], logprobs=[1]), "another shape"),
 ]
 
 
