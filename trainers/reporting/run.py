@@ -175,7 +175,12 @@ def _scores(found: object) -> "dict[str, Score]":
 
 
 def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if records := read_jsonl(path / run_folder.SAMPLES_JSONL):
+    records = [
+        record
+        for record in read_jsonl(path / run_folder.SAMPLES_JSONL)
+        if all(isinstance(record.get(when) or {}, dict) for when in ("before", "after"))
+    ]
+    if records:
         return records
     samples = [_mapping(sample) for sample in before.get("samples") or ()]
     return [{"task": sample.get("target"), "before": sample} for sample in samples]

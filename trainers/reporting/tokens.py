@@ -14,7 +14,7 @@ from typing import Any, final
 
 from evert.bridge.env.tool_counts import LINEAGE
 from evert.trainers.episodes.scores import mean_error
-from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN
+from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN, is_number
 from evert.trainers.reporting.run import Run
 from evert.trainers.system.files import read_jsonl
 
@@ -78,8 +78,20 @@ def spread(items: Iterable[int], most: int) -> Sequence[int]:
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
-    """The records of a rollout file; lines that are none are left out."""
-    return [record for record in read_jsonl(path) if record.get("schema_version") == SCHEMA]
+    """The records of a rollout file; lines that are none, or lack something, are left out."""
+    return [
+        record
+        for record in read_jsonl(path)
+        if record.get("schema_version") == SCHEMA
+        and is_number(record.get("total_reward"))
+        and isinstance(steps := record.get("steps") or [], list)
+        and all(map(_is_whole, steps))
+    ]
+
+
+def _is_whole(step: Any) -> bool:
+    needed = "ob_len", "ac_len", "reward"
+    return isinstance(step, dict) and all(is_number(step.get(name)) for name in needed)
 
 
 def rewards_error(path: Path) -> float | None:

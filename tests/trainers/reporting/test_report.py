@@ -28,7 +28,14 @@ from evert.trainers.reporting.run import (
     read_run,
 )
 from evert.trainers.reporting.sections import differing, facts, labels, reward_curve, settings
-from evert.trainers.reporting.tokens import Tokens, cost, count_tokens, rewards_error, rollout_files
+from evert.trainers.reporting.tokens import (
+    Tokens,
+    cost,
+    count_tokens,
+    read_rollouts,
+    rewards_error,
+    rollout_files,
+)
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 
@@ -336,6 +343,18 @@ def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: M
         shown = [each.turns[0].texts for each in episodes]
         assert shown == [[("guess", f"{step}-0")], [("guess", f"{step}-1")]]
         assert episodes[0].ending == "1 turn, completed"
+
+
+def test_lines_that_lack_something_are_left_out(made: MadeUp) -> None:
+    path, whole = made.write(), episode(turn(9, 1))
+    odd: list[Any] = [[{}], [5], 5, [turn(9, 1) | {"reward": None}]]
+    unsaid = whole | {"total_reward": None}
+    made.rollouts(0, unsaid, *(whole | {"steps": steps} for steps in odd), whole)
+    both = {"task": "7", "before": sample("six"), "after": None}
+    write_lines(path / "samples.jsonl", [{"before": 5}, both, {"after": "seven"}])
+    assert read_rollouts(path / "iteration_000000" / ROLLOUTS) == [whole]
+    assert read_run(path).samples == [both]
+    page_of(path)
 
 
 def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
