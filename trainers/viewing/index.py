@@ -204,7 +204,6 @@ class Index:
                 given,
             )
             if text:
-                text = text.encode("utf-8", "replace").decode()
                 self._write.execute(
                     "INSERT INTO texts (rowid, text) VALUES (?, ?)", [made.lastrowid, text]
                 )

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from evert.bridge.redaction import redacted
+
 Row = dict[str, Any]
 
 PREVIEW = 200
@@ -27,7 +29,10 @@ RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
 class Entry(NamedTuple):
-    """What the index knows of an episode; its fields are the columns, ``text`` aside."""
+    """What the index knows of an episode; its fields are the columns, ``text`` aside.
+
+    No text has a secret that is known.
+    """
 
     kind: str
     split: str
@@ -74,32 +79,33 @@ def _episode(row: Row) -> Entry:
     last: Row = (steps[-1].get("metrics") or {}) if steps else {}
     whole = "evert_schema" in row
     task, same = _task(row.get("task", row.get("task_repr")))
-    said = str(steps[-1].get("text", logs[-1].get("said", ""))) if steps else ""
+    said = steps[-1].get("text", logs[-1].get("said", "")) if steps else ""
     return Entry(
         kind=RECORDED if whole else SUMMARY,
         split="train" if row["split"] == "train" else "test",
-        model=str(about.get("model", ""))[:PREVIEW],
+        model=_preview(about.get("model", "")),
         step=_whole(row["iteration"]),
         grp=_whole(about.get("task_number", row["group_idx"])),
         traj=_whole(row["traj_idx"]),
-        seat=str(row.get("seat") or "")[:PREVIEW],
+        seat=_preview(row.get("seat") or ""),
         part="",
         reward=float(row["total_reward"]),
         turns=len(steps),
         tokens=sum(_whole(step["ac_len"]) for step in steps),
         lineages=_whole(last.get("lineages", 0)),
         breaks=sum("drift" in log for log in logs),
-        ending=_ending(row, last)[:PREVIEW],
+        ending=_preview(_ending(row, last)),
         task=task,
         same=same,
-        said=said[:PREVIEW],
-        text="\n".join(_texts(steps, logs)),
+        said=_preview(said),
+        text=redacted("\n".join(_texts(steps, logs))),
     )
 
 
 def _sample(row: Row, part: str, played: Row) -> Entry:
     turns = played["dialogue"]
     task, same = _task(row.get("task"))
+    said = [turn.get(name, "") for turn in turns for name in ("told", "said")]
     return Entry(
         kind=SAMPLE,
         split="test",
@@ -114,12 +120,16 @@ def _sample(row: Row, part: str, played: Row) -> Entry:
         tokens=_whole(played.get("tokens", 0)),
         lineages=0,
         breaks=0,
-        ending=str(played.get("failure") or "")[:PREVIEW],
+        ending=_preview(played.get("failure") or ""),
         task=task,
         same=same,
-        said=str(turns[-1].get("said", ""))[:PREVIEW] if turns else "",
-        text="\n".join(str(turn.get(name, "")) for turn in turns for name in ("told", "said")),
+        said=_preview(said[-1]) if said else "",
+        text=redacted("\n".join(map(str, said))),
     )
+
+
+def _preview(text: Any) -> str:
+    return redacted(str(text))[:PREVIEW]  # a secret that is cut is none that is known
 
 
 def _whole(value: Any) -> int:
@@ -134,7 +144,7 @@ def _task(task: Any) -> tuple[str, int]:
         return "", 0
     text = task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=7).digest()
-    return text[:PREVIEW], int.from_bytes(digest)
+    return _preview(text), int.from_bytes(digest)
 
 
 def _ending(row: Row, last: Row) -> str:

@@ -360,7 +360,7 @@ async def test_no_secret_passes_and_nothing_of_a_run_is_written(
     file = next((run / "rollouts").iterdir())
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[0]["steps"][0]["text"] = f"my key is {secret}"
-    lines[0]["task"] = secret
+    lines[0]["task"] = "x" * 190 + secret  # which a preview cuts
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = run / "run.json"
     facts.write_text(facts.read_text().replace('"name": "identity"', f'"name": "{secret}"'))
@@ -375,6 +375,10 @@ async def test_no_secret_passes_and_nothing_of_a_run_is_written(
         answers.append(await page.get("search", words="my key is"))
     assert secret not in json.dumps(answers)
     assert "[OPENAI_API_KEY]" in json.dumps(answers)
+    kept = b"".join(each.read_bytes() for each in tmp_path.glob("index*"))  # noqa: ASYNC240
+    assert b"my key is" in kept
+    assert b"abcdefghijklmnop123456" not in kept
+    assert b"sk-proj" not in kept
     after = {each: each.stat() for each in run.rglob("*")}
     assert after.keys() == before.keys()
     assert all(
