@@ -10,10 +10,7 @@ import pytest
 import ray
 from tests.trainers.workers.conftest import play, rewards, says_task
 from tests.trainers.workers.test_runs import check_the_loop
-from tinker_cookbook.rl.rollout_strategy import FailFast
 
-from evert.bridge.errors import AgentError
-from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.ray import RayRollouts
 from evert.trainers.workers.errors import LostGroupError
 
@@ -56,18 +53,6 @@ async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollo
     assert isinstance(error, LostGroupError)
     assert "deadly on the task 2.0 was lost with its worker 3 times" in str(error)
     assert [rewards(group)[0] for group in groups] == [0.0, 1.0, 3.0]  # type: ignore[arg-type]
-
-
-@pytest.mark.nightly
-async def test_an_agents_error_is_its_own(rollouts: RayRollouts) -> None:
-    async def fails(client: Any) -> float:
-        raise LookupError("no such table")
-
-    builder = ChatAgentGroupBuilder(fails)
-    with pytest.raises(AgentError, match="raised LookupError") as caught:
-        await play(rollouts, None, builder=builder, strategy=FailFast())
-
-    assert isinstance(caught.value.__cause__, LookupError)
 
 
 @pytest.mark.nightly  # a minute, most of it waiting

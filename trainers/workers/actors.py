@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -88,13 +89,15 @@ class RayRollouts(WorkerExecutor):
             _start_ray(
                 ray, address or os.environ.get("RAY_ADDRESS") or OWN, max(workers or 0, cores())
             )
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        near = "127.0.0.1" if len(nodes) == 1 else ray.util.get_node_ip_address()
+        nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+        near = _near(nodes, ray.util.get_node_ip_address())
         # Beside the groups there are ``wait``, which never ends, and ``ready``.
         options = {"num_cpus": 1, **options, "max_concurrency": groups_per_worker + 2}
         self._actor = ray.remote(Actor).options(**options)
         self._node = ray.get_runtime_context().get_node_id()
-        super().__init__(workers, groups_per_worker, host or near, worker_timeout)
+        super().__init__(
+            workers, groups_per_worker, worker_timeout=worker_timeout, host=host or near
+        )
 
     async def start_worker(self) -> Worker:
         """Start an actor; where the cluster has no room for one, wait until it has.
@@ -210,6 +213,11 @@ class RayWorker:
             said = self._why or f"{type(error).__name__}: {_first_lines(error)}"
             self.lost = WorkerLost(said)
             raise self.lost from error
+
+
+def _near(nodes: Sequence[str], here: str) -> str:
+    """The address of this machine for workers on these nodes."""
+    return "127.0.0.1" if list(nodes) == [here] else here
 
 
 def _first_lines(error: Exception) -> str:

@@ -47,10 +47,11 @@ class WorkerExecutor(Executor):
 
     def __init__(
         self,
-        workers: int | None,
-        groups_per_worker: int,
-        host: str = "127.0.0.1",
+        workers: int | None = None,
+        groups_per_worker: int = 16,
+        *,
         worker_timeout: float | None = ANSWER_SECONDS,
+        host: str = "127.0.0.1",
     ) -> None:
         workers = cores() if workers is None else workers
         for name, number in (("workers", workers), ("groups_per_worker", groups_per_worker)):
@@ -148,7 +149,8 @@ class WorkerExecutor(Executor):
         except Exception as raised:
             error = raised
         for record in outcome.records:
-            logging.getLogger(record.name).handle(record)
+            if (there := logging.getLogger(record.name)).isEnabledFor(record.levelno):
+                there.handle(record)
         for rows in outcome.rows:
             task.env_group_builder.record.write(rows)
         if error is not None and not isinstance(error, Exception):

@@ -5,6 +5,7 @@ them, and withdrawn when no group in flight uses them and there is a newer one. 
 themselves: those of the Tinker SDK reach their service from anywhere.
 """
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,7 +42,7 @@ class Offers:
             weights = tuple((model, it.client, it.context_length) for model, it in opened)
             hosts = allowed_hosts()
             near = None if hosts is None else hosts | {self._host}
-            yield pack(Parcel(task, near, weights), self._stand_in)
+            yield pack(Parcel(task, near, weights, logging.getLogger().level), self._stand_in)
         finally:
             if isinstance(client, SamplingClient):
                 self._groups[client] -= 1

@@ -59,6 +59,7 @@ async def _played(task: object) -> TrajectoryGroup | None:
 
 
 def _prepare(parcel: Parcel) -> None:
+    logging.getLogger().setLevel(parcel.level)
     hosts = parcel.allow_hosts
     if hosts is not None and hosts not in _guarded:
         _guarded.add(hosts)

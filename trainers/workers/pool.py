@@ -15,7 +15,7 @@ from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from contextlib import suppress
 from typing import Any
 
-from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
+from evert.trainers.workers.crew import Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame, read_head
 
@@ -48,15 +48,6 @@ class PoolRollouts(WorkerExecutor):
     """
 
     kind = "processes of this machine"
-
-    def __init__(
-        self,
-        workers: int | None = None,
-        groups_per_worker: int = 16,
-        *,
-        worker_timeout: float | None = ANSWER_SECONDS,
-    ) -> None:
-        super().__init__(workers, groups_per_worker, worker_timeout=worker_timeout)
 
     async def start_worker(self) -> Worker:
         """Start a process.

@@ -12,11 +12,11 @@ import copyreg
 import functools
 import io
 import itertools
+import logging
 import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from logging import LogRecord
 from typing import Any
 
 import cloudpickle
@@ -41,6 +41,8 @@ class Parcel:
     """None: the trainer does not keep to its own machine."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
     """Frozen models that the trainer has opened: a client of each, and its context's length."""
+    level: int = logging.WARNING
+    """From which on the trainer logs."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Outcome:
     account: Any = None
     rewards: list[float] | None = None
     """The total of each episode; None: it did not come to that."""
-    records: list[LogRecord] = field(default_factory=list)
+    records: list[logging.LogRecord] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
 
 

@@ -159,12 +159,22 @@ async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRoll
 
 async def test_what_a_group_logs_is_logged_here(pool: PoolRollouts, caplog: Any) -> None:
     def logs(task: float) -> float:
-        logging.getLogger("mine").warning("task %d", 7)
+        for name in ("mine", "quiet"):
+            logging.getLogger(name).debug("task %d", 5)
+            logging.getLogger(name).info("task %d", 6)
+            logging.getLogger(name).warning("task %d", 7)
         return 1.0
 
+    caplog.set_level(logging.WARNING, "quiet")
+    caplog.set_level(logging.INFO)
     await play(pool, after_a_call(logs), size=1)
 
-    assert [r.getMessage() for r in caplog.records if r.name == "mine"] == ["task 7"]
+    said = [(each.name, each.getMessage()) for each in caplog.records]
+    assert [one for one in said if one[0] in ("mine", "quiet")] == [
+        ("mine", "task 6"),
+        ("mine", "task 7"),
+        ("quiet", "task 7"),
+    ]
 
 
 async def test_what_cannot_be_pickled_is_refused_with_the_reason(pool: PoolRollouts) -> None:

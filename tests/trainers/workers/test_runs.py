@@ -25,7 +25,7 @@ from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import BATCHES, read_jsonl
 from evert.trainers.training.cookbook import cookbook_config
 from evert.trainers.training.workers import check_workers
-from evert.trainers.workers.actors import _start_ray
+from evert.trainers.workers.actors import _near, _start_ray
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.pool import PoolRollouts
 
@@ -123,6 +123,15 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     assert sum(lost) >= 1.0
     assert "was killed by SIGKILL (out of memory?)); the groups that were lost" in said
     assert said.count("a worker died") == 1
+
+
+def test_workers_of_another_machine_sample_at_this_ones_address() -> None:
+    for nodes, near in (
+        (["10.0.0.1"], "127.0.0.1"),
+        (["10.0.0.2"], "10.0.0.1"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.1"),
+    ):
+        assert _near(nodes, here="10.0.0.1") == near
 
 
 # -- 3. what cannot be ----------------------------------------------------------------------------
