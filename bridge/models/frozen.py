@@ -11,6 +11,7 @@ are no transitions, and nothing is trained on them. A frozen model is one of
 """
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,6 +45,8 @@ class _Said(MessageCompleter):
     async def __call__(self, messages: list[Message]) -> Message:
         said: object = self._function(messages)
         if not isinstance(said, str):
+            if inspect.iscoroutine(said):
+                said.close()
             raise InvalidModelError(
                 f"The function of a model returned {said!r:.200}; expected the reply's text. "
                 "For an async one make a MessageCompleter."
