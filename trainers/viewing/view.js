@@ -24,6 +24,7 @@ const number = (value, digits = 2) => typeof value === "number" ? value.toFixed(
 const count = (value) => typeof value === "number" ? value.toLocaleString("en") : "";
 const counted = (many, what) => `${count(many)} ${what}${many === 1 ? "" : "s"}`;
 const list = (value) => Array.isArray(value) ? value : [];
+const meanOf = (group) => group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
 const cut = (value, most) => value.length > most ? value.slice(0, most) + "\u2026" : value;
 
 /* The link's token is this origin's own: a cookie would go to every server on this machine. */
@@ -235,8 +236,7 @@ async function showStep(run, split, model, step, end) {
   where([["run", run], found.name], [["step", run, split, model, step], name]);
   const groups = Object.values(Object.groupBy(found.episodes, (each) => [each.kind, each.grp, each.seat])).map((members) => {
     const rewards = members.map((each) => each.reward);
-    const mean = rewards.reduce((a, b) => a + b, 0) / rewards.length;
-    return { members, mean, spread: Math.max(...rewards) - Math.min(...rewards), task: members[0].task };
+    return { members, mean: meanOf(members), spread: Math.max(...rewards) - Math.min(...rewards), task: members[0].task };
   });
   const orders = { "lowest mean": (a, b) => a.mean - b.mean, "highest mean": (a, b) => b.mean - a.mean,
     "largest spread": (a, b) => b.spread - a.spread, "as played": () => 0 };
@@ -300,7 +300,7 @@ async function showEpisode(...ids) {
 function talk(found) {
   const { row, pieces, group, entry } = found;
   const several = new Set(list(row.steps).map((step) => (step.logs || {}).caller)).size > 1;
-  const mean = group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
+  const mean = meanOf(group);
   const most = Math.max(1e-9, ...group.map((each) => Math.abs(each.reward - mean)));
   const strength = (entry.reward - mean) / most;
   const anew = new Set(sequences(list(row.steps)).slice(1).map((datum) => datum.turns[0]));
@@ -351,7 +351,7 @@ function facts({ row, group, entry, pieces }) {
     if (!key.startsWith("stop/")) sums[key] = (sums[key] || 0) + Number(value);
   const earned = steps.map((step, place) => [`turn ${place + 1}`, step.reward]).filter(([, reward]) => reward);
   if (row.final_reward) earned.push(["by comparing the group", row.final_reward]);
-  const mean = group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
+  const mean = meanOf(group);
   const card = (title, ...inside) => el("div", { className: "card" }, el("h3", {}, title), inside);
   const lines = (pairs) => el("dl", {}, pairs.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value))));
   const error = (row.about || {}).error;
