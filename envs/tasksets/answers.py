@@ -11,7 +11,7 @@ LONGEST = 2_000
 """Signs of an answer."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Texts and lists: nothing is called or computed without a bracket, a brace or an operator."""
+"""Texts and lists: without a bracket, an operator or a "for" nothing is called, computed, repeated."""
 
 SUMS = {"countdown", "puzzle24"}
 """Numbers and the four operators."""
@@ -26,10 +26,13 @@ _FUNCTIONS = re.compile(
     r"[A-Za-z]|a?(?:sin|cos|tan)h?|sec|csc|cot|exp|log|ln|sqrt|pi|Abs|erf|Si|Ci|Integral"
 )
 _POWER = re.compile(
-    r"(\w|\))\s*(?:\*\*|\^)\s*(?:\d{1,2}(?![\d.])|\(-?\d{1,2}(?:/\d{1,2})?\))", re.ASCII
+    r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
-_COMPUTED = 2
-"""Powers of what stands in brackets: each multiplies the length of what is computed."""
+_COMPUTED, _TALL, _DIGITS = 2, 9, 40
+"""Powers and roots of numbers or brackets, their highest exponent, and digits of an answer with one.
+
+sympy takes minutes for a power or a root of a number with thousands of digits.
+"""
 
 
 def may_be_read(generator: str, answer: str) -> bool:
@@ -37,7 +40,7 @@ def may_be_read(generator: str, answer: str) -> bool:
     if len(answer) > LONGEST:
         return False
     if generator in LITERALS:
-        return _LITERAL.fullmatch(answer) is not None
+        return _LITERAL.fullmatch(answer) is not None and "for" not in answer  # "1for" is one
     if generator in SUMS:
         return _SUM.fullmatch(answer) is not None
     return generator not in TERMS or _is_term(answer)
@@ -45,11 +48,16 @@ def may_be_read(generator: str, answer: str) -> bool:
 
 def _is_term(answer: str) -> bool:
     names = re.findall(r"[A-Za-z_]\w*", answer)
-    powers = [found[1] for found in _POWER.finditer(answer)]
+    powers = _POWER.findall(answer)
+    computed = [plain or bracketed for base, plain, bracketed in powers if not base.isalpha()]
+    computed += ["1"] * names.count("sqrt")
     return (
         _TERM.fullmatch(answer) is not None
         and all(_FUNCTIONS.fullmatch(name) for name in names)
-        and not re.search(r"\.\s*[A-Za-z_]", answer)
+        and not re.search(r"\.\s*[A-Za-z_]|\b[A-Za-z]\s*\(", answer)  # N(pi, 999999)
+        and not ("exp" in names and {"log", "ln"} & {*names})  # exp(999999*log(9)) is a power
         and len(powers) == len(re.findall(r"\*\*|\^", answer))
-        and sum(not base.isalpha() for base in powers) <= _COMPUTED
+        and len(computed) <= _COMPUTED
+        and all(int(exponent) <= _TALL for exponent in computed)
+        and (not computed or len(re.findall(r"\d", answer)) <= _DIGITS)
     )

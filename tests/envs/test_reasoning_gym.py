@@ -43,9 +43,16 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
         f"__import__('pathlib').Path({str(mark)!r}).touch()",
         f"open({'+'.join(f'chr({ord(sign)})' for sign in str(mark))}, chr(119))",
         "[open(1) for x in 'x']",
+        "[0for a in'0123456789'" + "if 1for a in'0123456789'" * 9 + "]",
         "9**9**9**9",
         "9^9^9^9",
         "((((9**99)**99)**99)**99)",
+        f"(({'9' * 1900})**99)**99",
+        f"({'*'.join(['9' * 12] * 150)})**99**99",
+        f"({'9' * 100})**(98/99)",
+        f"sqrt(({'9' * 1800}7)**99)",
+        "exp(99999999999*log(9))",
+        "N(pi, 99999999)",
     ):
         assert reward(await play(agent, code, task=0)) < 0.1
     assert not mark.exists()
