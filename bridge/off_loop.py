@@ -6,8 +6,9 @@ Frameworks do theirs in the loop's default executor, which ``give_threads`` make
 import asyncio
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet
@@ -27,6 +28,17 @@ async def off_loop(
     """Have something done beside the running loop, and wait for it."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(threads(2), lambda: work(*args, **options))
+
+
+async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
+    """What is being made; who is cancelled meanwhile waits for it, and has it undone."""
+    making = asyncio.ensure_future(make)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        with suppress(Exception):  # it could not be made
+            await undo(await making)
+        raise
 
 
 @cache

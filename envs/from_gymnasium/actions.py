@@ -49,7 +49,7 @@ class Actions:
         """The action of a reply, and "" ; or None, and why it is none."""
         try:
             action = self._parsed(reply) if self.parse is None else self.parse(reply)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             action, said = None, f" ({error})"
         else:
             said = ""

@@ -124,7 +124,12 @@ class OpenEnv:
 async def _told(socket: "ClientWebSocketResponse", what: str, data: Any) -> Mapping[str, Any]:
     """The observation, reward and ``done`` that follow a message."""
     await socket.send_json({"type": what, "data": data})
-    answer = await socket.receive_json()
+    try:
+        answer = await socket.receive_json()
+    except TypeError as error:  # what came is no text
+        raise GameError(
+            f"The server closed the connection at {what} (code {socket.close_code}); see its log."
+        ) from error
     told = answer.get("data", {})
     if answer.get("type") != "observation":
         raise GameError(

@@ -11,10 +11,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
+from evert.bridge.off_loop import made
 from evert.envs.games import Game, GameError, Metric
 from evert.envs.tasksets.common import game_of_agent, needed, no_such
 
@@ -115,7 +116,8 @@ class ScienceWorld:
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
         """Play a variation."""
         name, _, variation = task.partition("/")
-        env = await asyncio.to_thread(started, self.steps)
+        starting = asyncio.to_thread(started, self.steps)
+        env = await made(starting, partial(asyncio.to_thread, end))
         try:
             await asyncio.to_thread(env.load, name, int(variation), self.simplifications)
             seen, info = await asyncio.to_thread(env.reset)

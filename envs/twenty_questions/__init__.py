@@ -93,6 +93,7 @@ VARIANTS = {
         recipe={
             **GAME.recipe,
             "agent": f"{_PLAYER}:shown_short_twenty_questions_agent",
+            "demonstrations": "evert.envs.twenty_questions.demonstrations:shown_demonstrations",
             "train_tasks": f"{_PLAYER}:SHOWN_TRAIN_TASKS",
             "steps": 150,
             "kl_penalty": 0.02,  # keeps the nouns that training does not show

@@ -30,7 +30,12 @@ def measures(game: Game) -> dict[str, float]:
     found = {
         "asks_first": float(isinstance(next(iter(asked), None), Asked | Measured | Several)),
         "repeats": float(_repeats(game, asked)),
-        "guesses_in_vain": float(sum(isinstance(each, Guess) for each in asked) - game.won),
+        "guesses_in_vain": float(
+            sum(
+                isinstance(each, Guess) and not turn.answer.correct
+                for each, turn in zip(asked, game.turns, strict=True)
+            )
+        ),
     }
     if game.won:
         found["questions_when_won"] = float(len(asked))

@@ -19,7 +19,7 @@ from evert.envs.twenty_questions.understanding.lexicon import Lexicon, load_lexi
 from evert.envs.twenty_questions.understanding.wording import FILLER, stems
 
 Measures = Mapping[str, Mapping[str, float]]
-"""Centimetres and kilograms by the name of a thing; a thing need not have both."""
+"""Centimetres, kilograms and the like by the name of a thing; a thing need not have all."""
 
 
 @cache

@@ -5,6 +5,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -155,6 +156,12 @@ def test_a_reply_means_the_one_action_of_its_last_line_and_arrays_are_json_and_t
     assert box.read(box.name(np.array([1.0, 2.0])))[1] == ""
     assert "as a JSON list of shape (2,)." in box.read("[3, 0]")[1]
     assert "is no action (Expecting value" in box.read("up")[1]
+    for actions, reply in (
+        (Actions(spaces.MultiDiscrete([3, 3])), "[99999999999999999999, 0]"),
+        (Actions(spaces.Box(0, 255, (1,), np.uint8)), "[300]"),
+        (box, "[" * 3_000),
+    ):
+        assert "is no action" in actions.read(reply)[1]
     assert text.read("north") == ("north", "")
     assert "Reply with a text of 1 to 5 signs." in text.read("northwards")[1]
 
@@ -311,6 +318,34 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
     [closed] = Named.closed
     assert (closed.thread is threading.current_thread()) != off_loop
     assert not [t for t in threading.enumerate() if t.name.startswith("evert test/Named-v0")]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_one_that_is_given_up_while_it_is_made_is_closed_and_the_loop_goes_on(
+    named: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    ready = Named.__init__
+
+    def slowly(self: Named) -> None:
+        ready(self)
+        begun.set()
+        go_on.wait(60)
+        if fails:
+            raise RuntimeError("there is no gun")
+
+    monkeypatch.setattr(Named, "__init__", slowly)
+    agent: Any = GymAgent(named, off_loop=True)
+    client: Any = SimpleNamespace(seed=0)
+    playing = asyncio.ensure_future(agent(client, 7))
+    await asyncio.to_thread(begun.wait)
+    playing.cancel()
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.05, go_on.set)  # which a loop that stands cannot do
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+    assert len(Named.closed) == (not fails)
 
 
 # -- elsewhere --------------------------------------------------------------------------------

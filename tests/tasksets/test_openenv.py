@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from openenv.core.generic_client import GenericEnvClient
 from tests.kit import play, reward, rewards
 
@@ -93,6 +95,21 @@ async def test_episodes_at_once_have_a_session_each_and_a_full_server_says_so(se
         await other.reset()
         with pytest.raises(AgentError, match="The server refused reset .*parallel=1"):
             await play(agent, "a", "a", task=1)
+
+
+async def test_a_server_that_closes_the_connection_is_said_with_its_code() -> None:
+    async def closes(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.close(code=1011)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/ws", closes)
+    async with TestServer(app) as server:
+        agent = OpenEnv(str(server.make_url("")).rstrip("/"), "message")
+        with pytest.raises(AgentError, match=r"closed the connection at reset \(code 1011\)"):
+            await play(agent, "a", task=1)
 
 
 @pytest.mark.parametrize(

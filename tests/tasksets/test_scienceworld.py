@@ -1,5 +1,6 @@
 """ScienceWorld's tasks under evert score what they score in the package's own loop."""
 
+import asyncio
 from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
@@ -75,6 +76,17 @@ async def test_an_episode_leaves_no_simulator() -> None:
         ScienceWorld("find-plant", steps=1), "inventory", "wait1", task="find-plant/0"
     )
     assert len(trajectory.transitions) == 2
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+async def test_an_episode_that_is_given_up_while_its_simulator_starts_leaves_none() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    client: Any = None  # it is not asked yet
+    playing = asyncio.ensure_future(ScienceWorld("find-plant")(client, "find-plant/0"))
+    await asyncio.sleep(0)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
     assert set(psutil.Process().children(recursive=True)) == before
 
 

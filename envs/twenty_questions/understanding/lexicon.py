@@ -49,7 +49,7 @@ class Lexicon:
         phrases: Of all attributes, in the order of the file.
         references: Attribute of size by the stems of what others are compared with.
         aliases: Other names of nouns.
-        measures: Centimetres and kilograms of things by the stems of their names.
+        measures: Centimetres, kilograms and the like of things by the stems of their names.
         others: Things that are none of the nouns, and that people guess.
     """
 

@@ -1,6 +1,6 @@
 """What a yes/no question in plain English asks: an attribute, a guess, or nothing we can tell.
 
-    parser = QuestionParser(load_lexicon())
+    parser = QuestionParser(load_lexicon(), shipped_facts().answers)
     parser.parse("Hasn't it got any wings?")     Asked("has_wings", positive=True)
     parser.parse("Is it smaller than a car?")    Asked("over_car", positive=False)
     parser.parse("Is it red or yellow?")         Several((Asked("red"), Asked("yellow")), any=True)

@@ -7,7 +7,9 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
+from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import default_renderer
+from evert.envs.games import GameError, find_game
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import OraclePlayer, play
 from evert.envs.twenty_questions.demonstrations import demonstrations, shown_demonstrations
@@ -41,6 +43,14 @@ async def test_a_game_as_a_conversation_is_what_a_model_would_have_seen_and_said
         assert TRAIN_TASKS[0]["answer"] == noun.answer
         assert supervised.to_ints() == last.ob.to_ints() + list(last.ac.tokens)
         assert weights.sum() >= len(last.ac.tokens)
+
+
+@BOTH
+def test_a_recipe_shows_games_of_its_own_game(shown: bool) -> None:
+    game = find_game("twenty_questions_shown" if shown else "twenty_questions")
+    own = resolve(game.settings()["demonstrations"], "demonstrations", GameError)
+
+    assert own is (shown_demonstrations if shown else demonstrations)
 
 
 @BOTH

@@ -49,6 +49,13 @@ def test_a_game_is_measured(questions: list[str], name: str, value: object) -> N
     assert measured(*questions).get(name) == value
 
 
+def test_a_question_that_wins_is_no_guess_in_vain_and_need_be_no_guess() -> None:
+    game = Game(DOG, HIDDEN)
+    game.record("Does it look like a dog?", Answer("yes", correct=True))
+
+    assert measures(game)["guesses_in_vain"] == 0.0
+
+
 def test_the_category_shown_is_nothing_that_a_question_tells() -> None:
     assert measured("Is it an animal?", rules=Rules(show_category=True))["bits"] == 0.0
     assert measured("Is it an animal?")["bits"] > 0.4
