@@ -11,7 +11,7 @@ LONGEST = 2_000
 """Signs of an answer."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Texts and lists: without a bracket, an operator or a "for" nothing is called, computed, repeated."""
+"""Texts and lists: nothing is called, computed or repeated without ``(``, an operator or a "for"."""
 
 SUMS = {"countdown", "puzzle24"}
 """Numbers and the four operators."""
@@ -29,7 +29,7 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Powers and roots of numbers or brackets, their highest exponent, and digits of an answer with one.
+"""Powers and roots of numbers or brackets, their highest exponent, digits of an answer with one.
 
 sympy takes minutes for a power or a root of a number with thousands of digits.
 """
