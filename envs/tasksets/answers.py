@@ -11,7 +11,7 @@ LONGEST = 2_000
 """Signs of an answer."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Texts and lists: nothing is called, computed or repeated without ``(``, an operator or a "for"."""
+"""Texts and lists: without round brackets, operators and "for" nothing is called or computed."""
 
 SUMS = {"countdown", "puzzle24"}
 """Numbers and the four operators."""

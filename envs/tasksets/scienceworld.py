@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
@@ -117,7 +117,7 @@ class ScienceWorld:
         """Play a variation."""
         name, _, variation = task.partition("/")
         starting = asyncio.to_thread(started, self.steps)
-        env = await made(starting, partial(asyncio.to_thread, end))
+        env = await made(starting, lambda env: asyncio.to_thread(end, env))
         try:
             await asyncio.to_thread(env.load, name, int(variation), self.simplifications)
             seen, info = await asyncio.to_thread(env.reset)

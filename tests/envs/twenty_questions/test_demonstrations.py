@@ -48,6 +48,7 @@ async def test_a_game_as_a_conversation_is_what_a_model_would_have_seen_and_said
 @BOTH
 def test_a_recipe_shows_games_of_its_own_game(shown: bool) -> None:
     game = find_game("twenty_questions_shown" if shown else "twenty_questions")
+    assert game is not None
     own = resolve(game.settings()["demonstrations"], "demonstrations", GameError)
 
     assert own is (shown_demonstrations if shown else demonstrations)
