@@ -6,7 +6,7 @@ import pytest
 from tests.kit import play, reward
 
 from evert import Curriculum, GameError
-from evert.envs.tasksets.answers import LITERALS, SUMS, TERMS
+from evert.envs.tasksets.answers import LITERALS, SUMS, TERMS, may_be_read
 from evert.envs.tasksets.common import needed
 from evert.envs.tasksets.reasoning_gym import OF_A_LEVEL, Reasoning, reasoning_gym
 from evert.trainers.config.train import read_train_settings
@@ -43,7 +43,7 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
         f"__import__('pathlib').Path({str(mark)!r}).touch()",
         f"open({'+'.join(f'chr({ord(sign)})' for sign in str(mark))}, chr(119))",
         "[open(1) for x in 'x']",
-        "[0for a in'0123456789'" + "if 1for a in'0123456789'" * 9 + "]",
+        "[0" + " for a in '0123456789'" * 10 + "]",
         "9**9**9**9",
         "9^9^9^9",
         "((((9**99)**99)**99)**99)",
@@ -56,6 +56,7 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
     ):
         assert reward(await play(agent, code, task=0)) < 0.1
     assert not mark.exists()
+    assert name not in LITERALS or not may_be_read(name, "[0for a in'01'if 1for b in'01']")
 
 
 def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() -> None:
