@@ -122,9 +122,8 @@ def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
 class Openings(Sequence[Board]):
     """Boards after some random moves, at which the game goes on."""
 
-    def __init__(self, size: int, most: int = 7) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.most = most
 
     def __len__(self) -> int:
         return self.size
@@ -133,7 +132,7 @@ class Openings(Sequence[Board]):
         """The board of a number, or those of a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(self.size)[index]]
-        return next(boards(random.Random(range(self.size)[index]), self.most))
+        return next(boards(random.Random(range(self.size)[index]), most=7))
 
 
 TRAIN_TASKS = Openings(100_000)

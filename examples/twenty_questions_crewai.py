@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from twenty_questions import Said, play
 
 from evert.envs.twenty_questions.answerers import SYSTEM_PROMPT as ANSWERER_PROMPT
-from evert.envs.twenty_questions.answerers import Answerer
+from evert.envs.twenty_questions.answerers import Answerer, shipped_answerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import (
@@ -34,7 +34,6 @@ from evert.envs.twenty_questions.player import (
     look_up,
     report,
     said,
-    shipped_answerer,
 )
 from evert.envs.twenty_questions.search import SearchTool
 

@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from twenty_questions import Said, play
 
-from evert.envs.twenty_questions.answerers import SYSTEM_PROMPT, Answerer
+from evert.envs.twenty_questions.answerers import SYSTEM_PROMPT, Answerer, shipped_answerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import (
@@ -30,7 +30,6 @@ from evert.envs.twenty_questions.player import (
     opening,
     report,
     said,
-    shipped_answerer,
 )
 from evert.envs.twenty_questions.search import SearchTool
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 import gymnasium
-from gymnasium import error, spaces
+from gymnasium import error
 from gymnasium.utils import EzPickle
 
 from evert.bridge.env.env import ChatAgentEnv
@@ -136,7 +136,11 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._options = read_options(options, max_turns)
         self._renderer = prompt_renderer(self._options.get("renderer"))
         self._vocabulary = len(self._renderer.renderer.tokenizer)
-        self.observation_space, self.action_space = self._spaces()
+        if level == "messages":
+            self.observation_space, self.action_space = message_space(), AnyText()
+        else:  # two, since each draws by a seed of its own
+            self.observation_space = token_space(self._vocabulary)
+            self.action_space = token_space(self._vocabulary)
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
         self._loop: Loop | None = None
         self._episode: Episode | None = None
@@ -146,11 +150,6 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._total = 0.0
         self._screen = Screen()
         self._why_over = "reset() was never called"
-
-    def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        if self.level == "messages":
-            return message_space(), AnyText()
-        return token_space(self._vocabulary), token_space(self._vocabulary)
 
     # -- Gymnasium -------------------------------------------------------------------------------
 

@@ -59,9 +59,9 @@ def game_of_agent(
     )
 
 
-def split(tasks: Sequence[T], *, one_in: int = ONE_IN) -> tuple[list[T], list[T]]:
+def split(tasks: Sequence[T]) -> tuple[list[T], list[T]]:
     """Tasks to train on, and held-out ones: always the same for the same tasks in their order."""
-    held_out = set(random.Random(0).sample(range(len(tasks)), len(tasks) // one_in))
+    held_out = set(random.Random(0).sample(range(len(tasks)), len(tasks) // ONE_IN))
     return (
         [task for place, task in enumerate(tasks) if place not in held_out],
         [task for place, task in enumerate(tasks) if place in held_out],

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from evert.envs.games import Game, GameError, Metric
 from evert.envs.tasksets.answers import may_be_read
-from evert.envs.tasksets.common import ONE_IN, needed, no_such
+from evert.envs.tasksets.common import ONE_IN, game_of_agent, needed, no_such
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -49,15 +49,12 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
     generators = names.split(",")
     agent = Reasoning(*generators, **arguments)
     agent.check()
-    path = f"{__name__}:{agent!r}"
     metrics = {"solved": Metric("Answers with the full score", "share", drawn=("train", "test"))}
     if len(agent.kinds) > 1:
         metrics |= {_metric(kind): Metric(f"Score in {kind}", "score") for kind in agent.kinds}
-    return Game(
+    return game_of_agent(
         f"reasoning_gym/{'-'.join(generators)}-v0",
-        agent=path,
-        train_tasks=f"{path}.train_tasks",
-        test_tasks=f"{path}.test_tasks",
+        agent,
         recipe={
             "steps": 40,
             "batch_size": 12,
@@ -66,7 +63,7 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
             "max_tokens": 64,
             "eval_every": 10,
             "save_every": 10,
-            "demonstrations": f"{path}.demonstrations",
+            "demonstrations": f"{__name__}:{agent!r}.demonstrations",
             "sampler": "evert:Curriculum" if agent.levels else "",
         },
         metrics=metrics,
@@ -172,24 +169,16 @@ class Reasoning:
         """Ask a question, and score the answer."""
         from reasoning_gym.utils import extract_answer
 
-        _, item = self.item(task)
+        dataset, item = self.item(task)
         completion = await client.chat.completions.create(messages=self._asked(item))
         reply = completion.choices[0].message.content or ""
         answer = extract_answer(reply)
-        score = self._scored(task, reply.strip() if answer is None else answer)
+        kind = self.kinds[task % len(self.kinds)]
+        score = _scored(dataset, item, kind, reply.strip() if answer is None else answer)
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
-            client.metric(_metric(self.kinds[task % len(self.kinds)]), score)
+            client.metric(_metric(kind), score)
         return score
-
-    def _scored(self, task: int, answer: str) -> float:
-        dataset, item = self.item(task)
-        if not may_be_read(self.kinds[task % len(self.kinds)].partition("_level")[0], answer):
-            return 0.0
-        try:
-            return float(dataset.score_answer(answer, item))
-        except Exception:  # some scorers raise where they cannot read an answer
-            return 0.0
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
         """Questions with the generator's own answers, for a warm-up: without end, by a seed.
@@ -236,6 +225,15 @@ class _Split(Sequence[int]):
         if isinstance(index, slice):
             return [self[place] for place in self._places[index]]
         return self._agent.task_at(self._places[index], held_out=self._held_out)
+
+
+def _scored(dataset: Any, item: dict[str, Any], kind: str, answer: str) -> float:
+    if not may_be_read(kind.partition("_level")[0], answer):
+        return 0.0
+    try:
+        return float(dataset.score_answer(answer, item))
+    except Exception:  # some scorers raise where they cannot read an answer
+        return 0.0
 
 
 def _metric(kind: str) -> str:

@@ -13,7 +13,7 @@ player may be able to talk a model into it otherwise.
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evert.bridge.chat.formats import ReplyFormat
@@ -48,19 +48,18 @@ class KnowledgeAnswerer:
     """Answers from facts, by parsing the question; no model, always the same.
 
     Args:
-        facts: What is known; None for what ships with evert, and its particulars.
-        names: Further nouns that may be guessed. A question about an attribute that the facts do
-            not have cannot be told.
+        facts: What is known; None for what ships with evert, and its particulars. A question
+            about an attribute that they do not have cannot be told.
 
     Attributes:
         counts: How many questions there were ("asked"), how many could not be parsed
             ("not_understood") and how many make no sense for the noun ("not_applicable").
     """
 
-    def __init__(self, facts: Facts | None = None, names: Iterable[str] = ()) -> None:
-        self._made_of = (facts, tuple(names))
+    def __init__(self, facts: Facts | None = None) -> None:
+        self._made_of = (facts,)
         self.facts, lexicon = (facts, load_lexicon()) if facts else everything_known()
-        self.parser = QuestionParser(lexicon, [*self.facts.answers, *self._made_of[1]])
+        self.parser = QuestionParser(lexicon, self.facts.answers)
         self.counts: Counter[str] = Counter(asked=0, not_understood=0, not_applicable=0)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,6 +105,12 @@ class KnowledgeAnswerer:
 
 
 _OPPOSITE: dict[YesNo, YesNo] = {"yes": "no", "no": "yes", "n/a": "n/a"}
+
+
+@cache
+def shipped_answerer() -> KnowledgeAnswerer:
+    """The answerer of all games that were given none."""
+    return KnowledgeAnswerer()
 
 
 # -- models --------------------------------------------------------------------------------------

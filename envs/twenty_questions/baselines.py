@@ -13,12 +13,11 @@ They are agents too, to be evaluated beside models: ``random_agent``, ``oracle_a
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from evert.bridge.episode.agent import Outcome
-from evert.envs.twenty_questions.answerers import Answerer
-from evert.envs.twenty_questions.facts import Facts
+from evert.envs.twenty_questions.answerers import Answerer, shipped_answerer
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
@@ -28,7 +27,6 @@ from evert.envs.twenty_questions.player import (
     Task,
     noun_of,
     outcome_of,
-    shipped_answerer,
 )
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
@@ -53,20 +51,19 @@ async def play(player: Player, noun: Noun, answerer: Answerer, rules: Rules | No
 class RandomPlayer:
     """Asks attributes and guesses nouns at random, none twice in a game.
 
+    Where the category is shown, only its nouns are guessed.
+
     Args:
-        nouns: What may be guessed; None for those that ship with evert. Where the category is
-            shown, only its nouns are guessed.
         seed: The same seed asks the same questions in the same order of games.
     """
 
-    def __init__(self, nouns: Sequence[Noun] | None = None, *, seed: int = 0) -> None:
-        self._nouns = tuple(nouns or shipped_nouns())
+    def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
     def question(self, game: Game) -> str:
         """A question not asked yet: a guess one time in two, as long as there are both."""
         asked = {turn.question for turn in game.turns}
-        guesses = [guess(noun.answer) for noun in self._nouns if _is_possible(noun, game)]
+        guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
         attributes = [*load_lexicon().questions.values()]
         pools = [[text for text in pool if text not in asked] for pool in (guesses, attributes)]
         pool = self._random.choice([pool for pool in pools if pool] or [attributes])
@@ -78,28 +75,13 @@ def _is_possible(noun: Noun, game: Game) -> bool:
 
 
 class OraclePlayer:
-    """Asks the most informative question.
+    """Asks the most informative question."""
 
-    Args:
-        nouns: What may be the answer; None for those that ship with evert.
-        facts: What is known of them; None for the shipped facts.
-        all_categories: Whether to begin with all nouns even where the category is shown.
-    """
-
-    def __init__(
-        self,
-        nouns: Sequence[Noun] | None = None,
-        facts: Facts | None = None,
-        *,
-        all_categories: bool = False,
-    ) -> None:
-        self._known = Knowledge(nouns, facts)
-        self._all_categories = all_categories
+    def __init__(self) -> None:
+        self._known = Knowledge()
 
     def question(self, game: Game) -> str:
         """The question with the highest entropy of answers; a guess when that tells as much."""
-        if self._all_categories:
-            game = Game(game.noun, Rules(show_category=False), game.turns)
         left = self._known.fitting(game)
         bits, attribute = self._known.best(left)[0]
         if left and entropy((1, left.bit_count() - 1)) >= bits:

@@ -11,11 +11,12 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.habits import HabitPlayer, players
 from evert.envs.twenty_questions.knowledge import Knowledge
 from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
-from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation, shipped_answerer
+from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:

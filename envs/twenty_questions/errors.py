@@ -1,7 +1,6 @@
 """What can be wrong with nouns, facts, lexicons and answers; the root is ``evert.bridge.errors``.
 
 EvertError
-├── NounsError      (ValueError)    a list of nouns that cannot be read
 ├── FactsError      (ValueError)    facts or a lexicon that do not fit the nouns
 ├── GameStateError  (RuntimeError)  a turn was played in a game that is over
 └── AnswererError   (RuntimeError)  a model that answers gave no answer that can be read
@@ -9,10 +8,6 @@ EvertError
 
 from evert.bridge.errors import EvertError
 from evert.envs.twenty_questions.understanding.lexicon import FactsError as FactsError
-
-
-class NounsError(EvertError, ValueError):
-    """A file of nouns lacks a column, repeats an answer, or names no such split."""
 
 
 class GameStateError(EvertError, RuntimeError):

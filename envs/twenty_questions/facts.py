@@ -9,7 +9,7 @@ import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast
 
 from evert.envs.twenty_questions.errors import FactsError
 
@@ -49,27 +49,6 @@ class Facts:
 @cache
 def shipped_facts() -> Facts:
     """The facts of the nouns that ship with evert."""
-    return load_facts(FOLDER / "facts.csv")
-
-
-def load_facts(path: str | Path) -> Facts:
-    """Read a CSV whose first column is ``answer`` and whose others are attributes."""
-    table: dict[str, dict[str, YesNo]] = {}
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        if header[:1] != ["answer"] or len(header) < 2:
-            raise FactsError(
-                f"{path}: the first line must name 'answer' and then the attributes, got "
-                f"{','.join(header)[:80]!r}."
-            )
-        for answer, *values in filter(None, reader):
-            if len(values) != len(header) - 1 or not set(values) <= set(get_args(YesNo)):
-                raise FactsError(
-                    f"{path}, line {reader.line_num}: {answer!r} needs {len(header) - 1} values, "
-                    "each yes, no or n/a."
-                )
-            if answer in table:
-                raise FactsError(f"{path}, line {reader.line_num}: {answer!r} is there twice.")
-            table[answer] = dict(zip(header[1:], cast(list[YesNo], values), strict=True))
-    return Facts(table)
+    with (FOLDER / "facts.csv").open(newline="", encoding="utf-8") as file:
+        rows = [(row.pop("answer"), cast(dict[str, YesNo], row)) for row in csv.DictReader(file)]
+    return Facts(dict(rows))

@@ -126,16 +126,9 @@ class Game:
         return turn
 
     def situation(self) -> str:
-        """What the player is told beside the history: category and number of the question."""
+        """What the player is told beside the answers: category and number of the question."""
         category = f"Category: {self.noun.category}. " if self.rules.show_category else ""
         return f"{category}Question {self.number} of {self.rules.max_questions}."
-
-    def history(self) -> str:
-        """The questions so far with their answers, a line each; empty before the first."""
-        return "\n".join(
-            f"{index}. {turn.question} {turn.answer.yes_or_no}"
-            for index, turn in enumerate(self.turns, 1)
-        )
 
     def summary(self) -> dict[str, Any]:
         """Numbers of the game so far: found, questions, n/a answers, searches."""

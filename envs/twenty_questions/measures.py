@@ -5,9 +5,9 @@ Bits are measured against the shipped facts; of a noun that they do not have, th
 asks for a number, or for two things at once, is counted as telling nothing.
 """
 
-from functools import cache, lru_cache
+from functools import cache
 
-from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
+from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Game
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
@@ -26,7 +26,8 @@ def measures(game: Game) -> dict[str, float]:
         question would have told each time. ``questions_when_won``: only if it won. Without bits
         where the facts do not have the noun, without a share where nothing was left to be told.
     """
-    asked = [_parsed(turn.question) for turn in game.turns]
+    parse = shipped_answerer().parser.parse
+    asked = [parse(turn.question) for turn in game.turns]
     found = {
         "asks_first": float(isinstance(next(iter(asked), None), Asked | Measured | Several)),
         "repeats": float(_repeats(game, asked)),
@@ -72,13 +73,3 @@ def _bits(game: Game, asked: list[Parsed]) -> dict[str, float]:
 @cache
 def _known() -> Knowledge:
     return Knowledge()
-
-
-@cache
-def _answerer() -> KnowledgeAnswerer:
-    return KnowledgeAnswerer()
-
-
-@lru_cache(maxsize=10_000)
-def _parsed(question: str) -> Parsed:
-    return _answerer().parser.parse(question)

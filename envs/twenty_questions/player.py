@@ -16,7 +16,7 @@ from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
-from evert.envs.twenty_questions.answerers import Answerer, KnowledgeAnswerer
+from evert.envs.twenty_questions.answerers import Answerer, shipped_answerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
 from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.nouns import Noun, Split, of_split, shipped_nouns
@@ -225,12 +225,6 @@ def outcome_of(game: Game) -> Outcome:
     found = measures(game)
     cost = game.rules.guess_cost * found["guesses_in_vain"]
     return Outcome(game.score - cost, metrics={**game.summary(), **found}, logs=logs)
-
-
-@cache
-def shipped_answerer() -> KnowledgeAnswerer:
-    """The answerer of all games that were given none."""
-    return KnowledgeAnswerer()
 
 
 @cache

@@ -59,6 +59,14 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
     assert name not in LITERALS or not may_be_read(name, "[0for a in'01'if 1for b in'01']")
 
 
+def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
+    rows = {"polynomial_multiplication": 9_000, "simple_integration": 90, "n_queens": 1_900}
+    for generator, length in rows.items():
+        sums = "+".join("1" * (length // 2))
+        assert may_be_read(generator, sums), generator
+        assert not may_be_read(generator, f"{sums}+{sums}"), generator
+
+
 def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() -> None:
     agent = Reasoning("chain_sum", "gcd", levels=3)
     agent.check()

@@ -35,12 +35,11 @@ def test_nothing_counts_after_the_end_nor_more_searches_than_are_allowed() -> No
         Game(ZEBRA).record("Is it a cat?", NO, (Search("a", "b"), Search("c", "d")))
 
 
-def test_the_player_is_told_category_number_and_history_and_neither_noun_nor_reasons() -> None:
+def test_the_player_is_told_the_category_and_the_number() -> None:
     game = played(NO)
 
     assert Game(ZEBRA).situation() == "Category: animal. Question 1 of 20."
     assert game.situation() == "Category: animal. Question 2 of 20."
-    assert game.history() == "1. Is it a bird? no"
     assert Game(ZEBRA, Rules(show_category=False)).situation() == "Question 1 of 20."
 
 

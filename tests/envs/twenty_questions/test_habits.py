@@ -10,10 +10,11 @@ from typing import get_args
 import pytest
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
+from evert.envs.twenty_questions.demonstrations import played
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.habits import Asks, Guesses, HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
-from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
+from evert.envs.twenty_questions.nouns import shipped_nouns
 
 KNOWN = Knowledge()
 NOUNS = shipped_nouns()
@@ -22,18 +23,10 @@ ANSWERER = KnowledgeAnswerer()
 HABITS: list[tuple[Asks, Guesses]] = [*product(get_args(Asks), get_args(Guesses))]
 
 
-def play(player: HabitPlayer, noun: Noun, rules: Rules = HIDDEN) -> Game:
-    game = Game(noun, rules)
-    while not game.over:
-        question = player.question(game)
-        game.record(question, ANSWERER.answer_now(noun, question))
-    return game
-
-
 def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have() -> None:
     for asks, guesses in HABITS:
         player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
-        for game in (play(player, noun) for noun in NOUNS[::20]):
+        for game in (played(player, noun) for noun in NOUNS[::20]):
             assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
         game = Game(NOUNS[7], HIDDEN)
         while not game.over:
@@ -50,11 +43,11 @@ def test_what_it_may_not_name_it_does_not_name() -> None:
     for guesses in {*get_args(Guesses)} - {"never"}:
         player = HabitPlayer("best", guesses, KNOWN, random.Random(0), named)
         for noun in NOUNS[:40]:
-            game = play(player, noun)
+            game = played(player, noun)
             assert not held_out & {turn.question for turn in game.turns}, guesses
             assert game.won == (noun.split == "train") or guesses != "few"
 
-    shown = play(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0], Rules())
+    shown = played(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0], Rules())
     foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
     assert not foreign & {turn.question for turn in shown.turns}  # where the category is shown
 

@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from evert.bases.making.dialogues import Batch, Encoder, Example
+from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.habits import HabitPlayer, players
 from evert.envs.twenty_questions.knowledge import GUESS, Knowledge, guess, telling
 from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
-from evert.envs.twenty_questions.player import said, shipped_answerer
+from evert.envs.twenty_questions.player import said
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
 """Of the model: three wide layers learn the facts in a third of the steps of four narrow ones."""
