@@ -46,8 +46,9 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from evert import AgentClient, ChatAgentEnv, Recorder, ScriptedPolicy
 from evert.agents import claude_code, codex
 from evert.bridge.chat.messages import read_tools
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.reading import hear
-from evert.bridge.env.transcript import Asked
+from evert.bridge.env.transcript import Transcript
 from evert.bridge.groups.group import sort_by_lineage
 from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.bases import base_tokenizer
@@ -198,21 +199,37 @@ class Played(NamedTuple):
     """An episode."""
 
     turns: list[Transition]  # in lineage order, as evert trains on them
-    calls: list[tuple[Asked, TokensWithLogprobs]]  # as the agent made them, and what was sampled
+    calls: list[
+        tuple[ChatRequest, TokensWithLogprobs]
+    ]  # as the agent made them, and what was sampled
     last: dict[str, Any]  # the reply to the last one, as the agent got it
+
+
+class Requests(Transcript):
+    """Keeps each request whole, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole: list[ChatRequest] = []
+
+    def note(self, request: ChatRequest, *args: Any, **options: Any) -> None:
+        """Take note of a call."""
+        self.whole.append(request)
+        super().note(request, *args, **options)
 
 
 async def play(agent: Any, policy: Sampled, recorder: Recorder) -> Played:
     """Play an episode and record it; one that earns less than 1 is an error."""
     env = recorder.watch(ChatAgentEnv(agent, "Repair calc.py.", renderer=policy.renderer))
+    env.transcript = asked = Requests()
     played = await do_single_rollout(policy, env)
     recorder.add([played], [env])
     if sum(turn.reward for turn in played.transitions) != 1.0:
         raise RuntimeError(f"An episode did not solve its task: {played.transitions[-1].logs}")
-    asked: Any = env.transcript
-    calls = [*zip(asked.calls, [turn.ac for turn in played.transitions], strict=True)]
+    calls = [*zip(asked.whole, [turn.ac for turn in played.transitions], strict=True)]
     sort_by_lineage(played, env.turn_lineages)
-    return Played(played.transitions, calls, asked.reply(len(calls) - 1).as_message())
+    last = asked.reply(len(calls) - 1)
+    return Played(played.transitions, calls, {} if last is None else last.as_message())
 
 
 # -- counting ------------------------------------------------------------------------------------
@@ -222,11 +239,11 @@ Datum = tuple[list[int], list[float]]
 """Tokens, and the weight of each."""
 
 
-def messages_of(call: Asked, prompts: PromptRenderer, *further: Any) -> list[Message]:
+def messages_of(call: ChatRequest, prompts: PromptRenderer, *further: Any) -> list[Message]:
     """What an agent sent, for a renderer that knows of no earlier call."""
-    messages = [one.message for one in hear([*call.request.messages, *further], 0, {})]
+    messages = [one.message for one in hear([*call.messages, *further], 0, {})]
     system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
-    return [*prompts.tool_prefix(read_tools(call.request.tools or []), system), *messages]
+    return [*prompts.tool_prefix(read_tools(call.tools or []), system), *messages]
 
 
 def anew(played: Played, prompts: PromptRenderer) -> list[Transition]:

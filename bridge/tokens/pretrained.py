@@ -4,6 +4,7 @@ Whether code is trusted is the Cookbook's variable ``HF_TRUST_REMOTE_CODE``: wor
 inherit it. Commands set it by their ``trust_remote_code``, whatever it was before.
 """
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from evert.bridge.chat.fields import json_object
 from evert.bridge.errors import InvalidModelError
 
 logger = logging.getLogger(__name__)
@@ -145,6 +145,7 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a model's file; empty where there is none."""
     try:
-        return json_object(file.read_bytes()) or {}
-    except OSError:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}

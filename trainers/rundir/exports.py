@@ -9,12 +9,12 @@ Each format is a function from the rollouts to what is written: rows of a file, 
     atif    a trajectory each, with what was sampled: Harbor's Agent Trajectory Interchange Format
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from evert.bridge.chat.fields import json_object
 from evert.bridge.errors import RecordError
 
 if TYPE_CHECKING:
@@ -193,8 +193,11 @@ def _calls(message: Mapping[str, Any]) -> Row:
 
 
 def _arguments(text: str) -> Row:
-    found = json_object(text)
-    return {"text": text} if found is None else found
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"text": text}
 
 
 FORMATS: Mapping[str, Callable[[Iterable["RolloutRecord"], Noted], Iterator[Row]]] = {
