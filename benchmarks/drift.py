@@ -199,9 +199,7 @@ class Played(NamedTuple):
     """An episode."""
 
     turns: list[Transition]  # in lineage order, as evert trains on them
-    calls: list[
-        tuple[ChatRequest, TokensWithLogprobs]
-    ]  # as the agent made them, and what was sampled
+    calls: list[tuple[ChatRequest, TokensWithLogprobs]]  # what was asked, and what was sampled
     last: dict[str, Any]  # the reply to the last one, as the agent got it
 
 

@@ -48,8 +48,8 @@ FORMAT_PENALTY = -1.0
 
 
 _NUMBERS = random.Random(0).sample(range(UPPER_BOUND), UPPER_BOUND)  # the Cookbook's order
-_FEWER = int(UPPER_BOUND * 0.9)
-TRAIN_TASKS, TEST_TASKS = _NUMBERS[:_FEWER], _NUMBERS[_FEWER:]
+_TRAINED = int(0.9 * UPPER_BOUND)
+TRAIN_TASKS, TEST_TASKS = _NUMBERS[:_TRAINED], _NUMBERS[_TRAINED:]
 
 
 async def guess_number_agent(client: "AgentClient", task: int) -> float:

@@ -277,6 +277,7 @@ def test_the_names_of_what_an_outcome_holds_are_texts() -> None:
     metrics, logs = cast(Any, {1: 3}), cast(Any, {2: "won"})
     outcome = outcome_of(Outcome(True, metrics, logs), "some.agent", rewarded=False)
     assert outcome == Outcome(1.0, {"1": 3}, {"2": "won"})
+    assert type(outcome.reward) is float
 
 
 async def test_a_returned_awaitable_is_refused_and_a_coroutine_closed() -> None:

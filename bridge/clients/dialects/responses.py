@@ -43,7 +43,6 @@ class Responses(Dialect):
     def __init__(self, default_model: str) -> None:
         super().__init__(default_model)
         self._conversations: dict[str, list[Any]] = {}
-        self._latest: list[Any] = []  # of them: agents send the same again, and more
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body."""
@@ -83,7 +82,7 @@ class Responses(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The JSON object of a response, which is remembered unless \"store\" is false."""
+        """The JSON object of a response, which is remembered unless ``store`` is false."""
         output = [*_output(reply, number, body.get("tools"))]
         whole = {
             **_envelope(request, number, body),
@@ -95,10 +94,11 @@ class Responses(Dialect):
             whole["incomplete_details"] = {"reason": "max_output_tokens"}
         if body.get("store") is not False:
             said = request.messages[len(_read_instructions(body.get("instructions"))) :]
-            pairs = zip(self._latest, said, strict=False)
-            shared = [old if old == new else new for old, new in pairs]
-            self._latest = [*shared, *said[len(shared) :], *read_input(output)]
-            self._conversations[whole["id"]] = self._latest
+            latest = next(reversed(self._conversations.values()), [])
+            # Agents send the same again, and more: what is equal is kept once.
+            shared = [old if old == new else new for old, new in zip(latest, said, strict=False)]
+            now = [*shared, *said[len(shared) :], *read_input(output)]
+            self._conversations[whole["id"]] = now
         return whole
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

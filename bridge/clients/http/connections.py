@@ -153,14 +153,11 @@ class Connection(web.RequestHandler):
             logger.error("A request could not be answered: a bug of evert's.", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("The answer has begun, and cannot become an error.")
+        text = f"This is no HTTP that can be read ({type(exc).__name__})."
+        told = text, "invalid_request_error", "bad_http"
         if status >= 500:
-            failed = failure(
-                status, "evert failed to answer; its log says why.", "api_error", "bug"
-            )
-        else:
-            text = f"This is no HTTP that can be read ({type(exc).__name__})."
-            failed = failure(status, text, "invalid_request_error", "bad_http")
-        return whole(failed, last=True)
+            told = "evert failed to answer; its log says why.", "api_error", "internal_error"
+        return whole(failure(status, *told), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
         """Log what nobody expected, which a bad body is not: it was answered."""

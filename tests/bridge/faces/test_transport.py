@@ -186,7 +186,12 @@ LARGE = b"data: {}\n\n" * 300_000
 async def test_it_is_aiohttps_own_response_with_its_status_and_raises_where_that_is_asked_for() -> (
     None
 ):
-    for status, reason in [(200, "OK"), (400, "Bad Request"), (529, "")]:
+    for status, reason in [
+        (200, "OK"),
+        (400, "Bad Request"),
+        (429, "Too Many Requests"),
+        (529, ""),
+    ]:
         answer = Answer(status, b'{"x": "\xc3\xbc"}')
         response = await response_for(answer)
         assert type(response) is aiohttp.ClientResponse
