@@ -34,7 +34,7 @@ from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
 from evert.bridge.env.endings import IDLE, NO_CALL, Ending
 from evert.bridge.env.limits import LiveLimits
-from evert.bridge.env.options import EnvOptions, own_options, settings_of
+from evert.bridge.env.options import EnvOptions, options_with_own, settings_of
 from evert.bridge.env.pending import Outstanding, Turn
 from evert.bridge.env.reply_policies import ParseErrors
 from evert.bridge.env.tool_counts import CALLER, LINEAGE, drift_logs
@@ -95,7 +95,7 @@ class ChatAgentEnv(Env):
     ) -> None:
         self._form = inspect_agent(agent, task)
         self._options = options
-        self._settings = settings = settings_of({**own_options(agent), **options})
+        self._settings = settings = settings_of(options_with_own(agent, options))
         self._renderer = prompt_renderer(settings.renderer)
         self.task = task
         self.seed = seed

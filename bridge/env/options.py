@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-from evert.bridge.env.limits import MIN_CONTEXT
+from evert.bridge.env.limits import MIN_CONTEXT, tightest
 from evert.bridge.episode.agent import Agent, agent_name, unwrapped
 from evert.bridge.episode.routes import DEFAULT_POLICY_NAME, read_policy_names
 from evert.bridge.errors import InvalidAgentError
@@ -94,10 +94,10 @@ class EnvSettings:
         return read_policy_names(self.policy_names)
 
 
-def own_options(agent: Agent) -> EnvOptions:
-    """What an agent brings itself: its attribute ``env_options``, for options that only fit it.
+def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
+    """Add the agent's own options, its attribute ``env_options``, where others leave them out.
 
-    What a user passes comes before it.
+    Of two context lengths the lesser holds: a trainer passes what its model can take.
 
     Raises:
         InvalidAgentError: The attribute is no mapping.
@@ -108,7 +108,11 @@ def own_options(agent: Agent) -> EnvOptions:
             f"The agent {agent_name(agent)} has env_options={found!r:.200}; expected a dict of "
             "ChatAgentEnv's options."
         )
-    return EnvOptions(**found)  # type: ignore[typeddict-item]
+    both = EnvOptions(**{**found, **options})  # type: ignore[typeddict-item]
+    contexts = found.get("context_length"), options.get("context_length")
+    if None not in contexts:
+        both["context_length"] = tightest(*contexts)
+    return both
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:

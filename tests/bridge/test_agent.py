@@ -26,7 +26,7 @@ from evert import (
     Outcome,
     RewardError,
 )
-from evert.bridge.env.options import EnvOptions, EnvSettings, own_options, settings_of
+from evert.bridge.env.options import EnvOptions, EnvSettings, options_with_own, settings_of
 from evert.bridge.episode.agent import (
     FORMS,
     NO_TASK,
@@ -344,7 +344,7 @@ async def test_an_agent_may_bring_options_of_its_own_after_those_that_a_user_pas
     given: Any = await passed.initial_observation()
 
     assert (brought.reward, given.reward) == (1.0, 0.0)
-    assert own_options(functools.partial(Demanding())) == Demanding.env_options
+    assert options_with_own(functools.partial(Demanding()), {}) == Demanding.env_options
 
 
 @pytest.mark.parametrize(

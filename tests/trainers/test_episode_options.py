@@ -166,6 +166,7 @@ class Bringing:
         "limits": RolloutLimits(max_turns=3),
         "models": {"judge": ScriptedPolicy(lambda prompt: "yes")},
         "agent_timeout": 7.0,
+        "context_length": 88,
     }
 
     async def __call__(self, client: Any, task: str) -> float:
@@ -174,13 +175,14 @@ class Bringing:
 
 def test_a_run_keeps_to_what_an_agent_brings_itself() -> None:
     settings = read_train_settings({"agent": Bringing(), "train_tasks": ["tree"]}, {})
-    made = cookbook_config(settings, Path("run"), embedded=True, context_length=99)
-    dataset, _ = asyncio.run(made.dataset_builder())
-    [group] = dataset.get_batch(0)
-    env: Any = asyncio.run(group.make_envs())[0]
-    assert env.rollout_limits.max_turns == 3
-    assert env._settings.names == ("mine",)
-    assert (env._settings.agent_timeout, env._settings.context_length) == (7.0, 99)
+    for of_model, holds in ((99, 88), (77, 77), (None, 88)):
+        made = cookbook_config(settings, Path("run"), embedded=True, context_length=of_model)
+        dataset, _ = asyncio.run(made.dataset_builder())
+        [group] = dataset.get_batch(0)
+        env: Any = asyncio.run(group.make_envs())[0]
+        assert env.rollout_limits.max_turns == 3
+        assert env._settings.names == ("mine",)
+        assert (env._settings.agent_timeout, env._settings.context_length) == (7.0, holds)
 
 
 def test_values_are_read_as_what_they_are_and_what_was_not_set_is_left_to_the_agent() -> None:

@@ -18,7 +18,8 @@ import itertools
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from urllib.parse import urlsplit
 
 import openai
 
-from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request, failed
 from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
@@ -227,7 +228,7 @@ class Endpoint:
         call = await self.read_soon(sent)
         if isinstance(call, Answer):
             return call
-        return await call.wait(self.episode.call(call.request))
+        return await call.wait(self.reply_to(call))
 
     def answer_blocking(self, sent: Sent | Answer, send: Callable[[], Any] | None = None) -> Any:
         """The same for a thread."""
@@ -242,9 +243,21 @@ class Endpoint:
                 self.episode.refusals.hold_back_blocking(call.content.decode())
             return call
         try:
-            return call.answered(self.episode.call_blocking(call.request))
+            with _failures_named(call):
+                reply = self.episode.call_blocking(call.request)
+            return call.answered(reply)
         except REFUSALS as error:
             return call.refused(error)
+
+    async def reply_to(self, call: Call) -> Reply:
+        """The reply to a call.
+
+        Raises:
+            openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call is refused, or its
+                frozen model has failed (code ``model_failed``).
+        """
+        with _failures_named(call):
+            return await self.episode.call(call.request)
 
     def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
         """A request to one of the APIs, or the answer to any other."""
@@ -286,6 +299,18 @@ class Endpoint:
     def _is_own(self, url: str) -> bool:
         """Whether a request goes to this rollout's address, where any model's name is accepted."""
         return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
+
+
+@contextmanager
+def _failures_named(call: Call) -> Iterator[None]:
+    """Turn the error of a frozen model into a 400 that names it; SDKs would ask again."""
+    try:
+        yield
+    except REFUSALS:
+        raise
+    except Exception as error:
+        name = call.request.model
+        raise failed(name, f"failed: {type(error).__name__}: {error}") from error
 
 
 def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from evert.bridge.chat.bad_requests import failed
 from evert.bridge.chat.reply import Reply
 from evert.bridge.clients.dialects.bodies import LONG_BODY
 from evert.bridge.clients.dialects.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
@@ -105,20 +104,11 @@ class Calls:
         known = self._pending.get(identity)
         if is_retry and known is not None and not known.reply.cancelled():
             return known
-        reply = asyncio.create_task(self._asked(call), name="http")
+        reply = asyncio.create_task(self._endpoint.reply_to(call), name="http")
         reply.add_done_callback(_retrieve)
         pending = self._pending[identity] = _Pending(reply)
         self._pending.move_to_end(identity)
         return pending
-
-    async def _asked(self, call: Call) -> Reply:
-        try:
-            return await self._endpoint.episode.call(call.request)
-        except REFUSALS:
-            raise
-        except Exception as error:  # a frozen model's own
-            name = call.request.model
-            raise failed(name, f"failed: {type(error).__name__}: {error}") from error
 
 
 def _identity(path: str, content: bytes) -> bytes:

@@ -25,6 +25,7 @@ from tests.bridge.faces.sdk_calls import (
     blocking_openai,
 )
 from tests.kit import play, play_without_a_call, reward, user
+from tinker_cookbook.renderers import Message
 
 from evert import AgentClient, AgentError
 from evert.bridge.clients.http import server
@@ -132,6 +133,23 @@ async def test_the_policy_by_the_name_it_is_told_to_have_answers() -> None:
         return blocking_openai("Hi", OTHER) == blocking_anthropic("Hi", OTHER) == "Fine."
 
     assert reward(await play(agent, policy_names=OTHER)) == 1.0
+
+
+async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
+    asked: list[str] = []
+
+    def judge(messages: list[Message]) -> str:
+        asked.append("judge")
+        raise ValueError("no such game")
+
+    def agent() -> float:
+        for call in (blocking_openai, blocking_anthropic):
+            with pytest.raises(REFUSALS, match="'judge' failed: ValueError: no such game"):
+                call("Who won?", "judge")
+        return 1.0
+
+    await play_without_a_call(agent, models={"judge": judge})
+    assert asked == ["judge"] * 2
 
 
 # -- a network that fails ------------------------------------------------------------------------

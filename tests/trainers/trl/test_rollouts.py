@@ -180,7 +180,9 @@ def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
         ({**one, **brought}, {}, 1),
         (one, {**named, **two}, 2),
         ({"context_length": 5}, named, 0),
-        ({"context_length": 5}, {**named, "context_length": 400}, 2),
+        ({"context_length": 5}, {**named, "context_length": 400}, 0),
+        ({"context_length": 400}, {**named, "context_length": 5}, 0),
+        ({"context_length": 400}, {**named, "context_length": 399}, 2),
         ({"renderer": "of another model"}, named, 2),
     ]
     for own, options, turns in table:

@@ -23,7 +23,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.limits import SequenceLimits, tightest
-from evert.bridge.env.options import EnvOptions, own_options, settings_of
+from evert.bridge.env.options import EnvOptions, options_with_own, settings_of
 from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.dataset import load_tasks
@@ -91,10 +91,9 @@ class Rollouts:
         if not train:
             raise InvalidDatasetError("Rollouts need at least one task, got none.")
         inspect_agent(self._agent, train[0])
-        own = own_options(self._agent)
-        if renderer_name is not None:
-            own.pop("renderer", None)
-        self._options: EnvOptions = {**own, **options}
+        self._options = options_with_own(self._agent, options)
+        if renderer_name is not None and "renderer" not in options:
+            self._options.pop("renderer", None)
         _check_options(self._agent, self._options)
         self._tasks = [*train, *test]
         self._train = len(train)

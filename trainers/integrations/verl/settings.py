@@ -18,7 +18,7 @@ import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.env.limits import SequenceLimits, tightest
-from evert.bridge.env.options import EnvOptions, own_options
+from evert.bridge.env.options import EnvOptions, options_with_own
 from evert.bridge.episode.agent import Agent
 from evert.bridge.groups.group import load_agent
 from evert.bridge.models.tinker_model import TinkerModel
@@ -96,7 +96,7 @@ def read_loop_settings(
                 "'http://host/v1#model'}."
             )
     found = load_agent(agent)
-    options: EnvOptions = {**own_options(found), **env_options(settings, models)}
+    options = options_with_own(found, env_options(settings, models))
     budgets = chz.asdict(options.get("limits") or RolloutLimits())
     options["limits"] = SequenceLimits(**budgets, max_response_tokens=room.response)
     options["context_length"] = tightest(options.get("context_length"), room.context)
