@@ -42,6 +42,9 @@ ROLLOUT_MARK = "[ROLLOUT_KEY]"
 URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
 """The user and the password of a URL, whoever wrote it."""
 
+PASSWORD_MARK = "[PASSWORD]"
+"""What a record has in place of the password of a URL."""
+
 URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
 """A field of a URL's query, and its value."""
 
@@ -95,7 +98,7 @@ def redacted(text: str) -> str:
 
 
 def _without_password(found: re.Match[str]) -> str:
-    return found[1] + ("[PASSWORD]" if _could_be(found[2]) else found[2])
+    return found[1] + (PASSWORD_MARK if _could_be(found[2]) else found[2])
 
 
 def _without_value(found: re.Match[str]) -> str:

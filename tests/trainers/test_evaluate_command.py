@@ -240,7 +240,7 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
 
 
 def test_an_evaluation_goes_on_whose_address_has_a_password(
-    tmp_path: Path, monkeypatch: Patch
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     asked = list[str]()
@@ -254,7 +254,9 @@ def test_an_evaluation_goes_on_whose_address_has_a_password(
         typed = ["env=identity", "models=openai:gpt", f"base_url={address}", "split=test"]
         typed += ["max_tasks=1", "seeds=1", f"out={tmp_path}/e"]
         assert [run(*typed), run(*typed)] == [0, 0]
+        assert run(f"out={tmp_path}/e") == 1
     assert len(asked) == 1
+    assert "with its password: base_url=..." in capsys.readouterr().err
 
 
 KEY = "a-key-of-ours-1"

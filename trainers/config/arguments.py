@@ -18,6 +18,7 @@ import chz
 import chz.blueprint
 
 from evert.bridge.errors import EvertError
+from evert.bridge.redaction import PASSWORD_MARK
 
 _REFUSALS = (
     chz.blueprint.ConstructionException,
@@ -123,6 +124,7 @@ def read_settings(
         blueprint = blueprint.apply(layer, layer_name=name)
         values |= layer
     typed = dict(given)
+    _check_passwords(values | typed, called)
     for key, value in given.items():
         if _type_at(kind, key) not in (str, str | None):
             _check_finite(called(key), value)
@@ -134,6 +136,15 @@ def read_settings(
         raise
     except (*_REFUSALS, TypeError, ValueError) as error:
         raise UsageError(_in_our_words(error, kind, values | dict(given), called)) from error
+
+
+def _check_passwords(values: Mapping[str, Any], called: Callable[[str], str]) -> None:
+    for key, value in values.items():
+        if f"{PASSWORD_MARK}@" in repr(value):
+            raise UsageError(
+                f"{called(key)} is {value!r}: a record keeps no passwords. Give it again, with its "
+                f"password: {called(key)}=..."
+            )
 
 
 def _check_finite(key: str, value: Any) -> None:
