@@ -108,7 +108,7 @@ def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
             f"The agent {agent_name(agent)} has env_options={found!r:.200}; expected a dict of "
             "ChatAgentEnv's options."
         )
-    both = EnvOptions(**{**found, **options})  # type: ignore[typeddict-item]
+    both = EnvOptions(**{**found, **options})
     contexts = found.get("context_length"), options.get("context_length")
     if None not in contexts:
         both["context_length"] = tightest(*contexts)

@@ -105,7 +105,12 @@ def renderer_name_of(base_model: str) -> str:
 
 
 def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
-    """A base's renderer: its tokenizer, chat format and, where it takes them, images."""
+    """A base's renderer: its tokenizer, chat format and, where it takes them, images.
+
+    Raises:
+        InvalidModelError: There is no renderer of this name, or none that fits the model.
+    """
+    from tinker_cookbook.exceptions import RendererError
     from tinker_cookbook.renderers import get_renderer
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -114,7 +119,13 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
     name = renderer_name or renderer_name_of(base_model)
     images = _image_processor(base_model, name)
     tokenizer = get_tokenizer(base_model)
-    return get_renderer(name, tokenizer, image_processor=images, model_name=base_model)
+    try:
+        return get_renderer(name, tokenizer, image_processor=images, model_name=base_model)
+    except RendererError as error:
+        raise InvalidModelError(
+            f"renderer_name={name} is none of the Cookbook's: {error} Leave it out for the one "
+            "that fits the model."
+        ) from error
 
 
 def _image_processor(model_name: str, renderer_name: str) -> Any:

@@ -28,6 +28,9 @@ from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.sweeping.study import SweepSettings
 
+TINY = "evaluate env=identity models=evert-tiny"
+OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
+
 LIGHT = {
     "train agent=missing:x": "train_tasks= is missing: got agent=missing:x alone.",
     "train train_tasks=mine:TASKS": "agent= is missing: got train_tasks=mine:TASKS alone.",
@@ -58,12 +61,6 @@ LIGHT = {
     "rescore run=. reward=missing:x": "No reward at 'missing:x'",
     "export run=runs/nothing": "runs/nothing holds no rollouts.",
     "engine plan modl=evert-tiny": "There is no setting 'modl'",
-}
-"""Command line -> what it prints, in part, and without torch."""
-
-OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
-TINY = "evaluate env=identity models=evert-tiny"
-OTHERS = {
     "train env=identity stepz=3": "no setting 'stepz' (got 'stepz=3'). Did you mean 'steps'?",
     "train xyz=5": "There is no setting 'xyz' (got 'xyz=5'). There are: policy_names, ",
     "train =5": "There is no setting ''",
@@ -71,15 +68,13 @@ OTHERS = {
     "train env=identity steps=many": "steps takes a whole number, got 'many'",
     "train env=identity seed=9999999999999": "seed must be between -2**32 and 2**32",
     "train env=identity renderer_name=nope": "renderer_name=nope is none of the Cookbook's",
-    "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
     "train env=identity learning_rate=nan": "learning_rate takes a finite number, got nan",
     "train env=identity learning_rate=-1": "learning_rate must be above 0, got -1.0",
     "train --env identity": "Got '--env'; settings are given as key=value. Did you mean env=",
     "train env=identity device=gpu": "device takes auto, cpu, cuda",
-    "train env=identity device=cuda:99": "device=cuda:99: PyTorch sees",
     "train env=identity dtype=int8": "dtype takes auto or float32 or bfloat16 or float16",
-    "train env=identity model_name=/nowhere": "No folder '/nowhere' exists",
-    "train env=identity log_path=x model_name=runs/nope": "the model 'runs/nope', and it is",
+    "train env=identity model_name=/nowhere": "no model at '/nowhere'",
+    "train env=identity log_path=x model_name=runs/nope": "no run and no model at 'runs/nope'",
     "train log_path=x": "No agent to train. log_path=x holds no run to go on with.",
     "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
     "train env=identity log_path=.": "is not empty, and no run of evert's: it has no run.json.",
@@ -89,20 +84,16 @@ OTHERS = {
     "train env=identity engine=service": "TINKER_API_KEY is not set",
     "train env=identity warm_up_steps=3": "warm_up_steps=3 has nothing to warm up on",
     "train env=identity warm_up_steps=3 demonstrations=a.b:c": "No demonstrations at 'a.b:c'",
-    "train env=identity warm_up_steps=3 demonstrations=mine:TASKS": "expected a function from a",
     "train env=tic_tac_toe league=2": "league must be a share from 0 (none) to 1 (all), got 2.0",
     "train env=identity league=0.5": "opponents need an agent with two seats",
     "train env=tic_tac_toe test_opponent=runs/nobody": "no run and no model at 'runs/nobody'",
-    "train env=identity log_path=mine.py/run": "cannot be written to",
     "train env=identity rollout_workers=2": "given, and rollouts=here plays all",
     "train env=identity ray_address=auto": "Pass rollouts=ray, or leave ray_address out.",
     "train env=identity rollouts=pool ray_address=auto": "ray_address is given with rollouts=pool.",
-    "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes a whole",
     "train env=identity models.u=https://host/v1": "an address without a model; expected",
     "train env=identity models.u=evert-tiny models.u.temperature=hot": "models.u.temperature takes",
     "train env=identity models.u=evert-tiny models.u.api_key_env=K": "setting 'models.u.api_key_en",
     "train env=identity models.u=openai:m models.u.max_tokens=3": "setting 'models.u.max_tokens'",
-    "train env=identity models.u=evert-tiny models.u.max_tokens=0": "max_tokens=0; expected",
     "evaluate env=identity models=": "No model to evaluate",
     "evaluate models=evert-tiny": "No tasks to evaluate on",
     "evaluate env=identity agent=a:b models=evert-tiny": "expected one",
@@ -111,19 +102,14 @@ OTHERS = {
     "evaluate env=identity models=some-model": "the model 'some-model', and it is neither",
     "evaluate env=identity models=evert-tiny opponent=evert-tiny": "plays the other seats",
     f"{TINY} seeds=0": "seeds must be at least 1, got 0",
-    f"{TINY} search=True": "no twin with a search tool",
     f"{TINY} temperature=-1": "temperature must be at least 0",
     f"{TINY} max_tasks=0": "max_tasks must be at least 1",
     f"{OWN} split=train": "no such tasks",
     f"{OWN} models.judge.temperature=0": "models.judge.temperature is of no model",
-    f"{OWN} models.policy=evert-tiny": "has the policy's own name",
     f"{OWN} limits=3": "limits takes paths: limits.max_turns=20, for example; got '3'",
-    f"{OWN} seats=one": "seats must be two or more different names",
     f"{OWN} frozen.judge=evert-tiny": "There is no setting 'frozen.judge'",
-    f"{OWN} policy_names=a,a": "policy_names must be a model name or several different",
     f"{TINY} out=.": "not empty, and is none of evert's evaluations",
     "sweep out=. env=identity seed=0,1": "not empty, and is none of evert's sweeps",
-    "sweep out=mine.py/s env=identity seed=0,1": "cannot be written to",
     "sweep env=identity seed=0,1 parallel=0": "at least 1",
     "sweep env=identity seed=0,1 trails=3": "Did you mean 'trials'",
     "sweep env=identity seed=0,1 log_path=x": "There is no setting 'log_path'",
@@ -135,16 +121,44 @@ OTHERS = {
     "serve": "model must be given, too",
     "serve model=openai:gpt-5": "is not on this machine, and whoever has it serves it",
     "serve evert-tiny": "Did you mean model=evert-tiny?",
-    "serve model=evert-tiny host=203.0.113.1 port=80": "Cannot listen on 203.0.113.1, port",
     "serve model=evert-tiny port=70000": "port must be from 0 to 65535, got 70000.",
     "serve model=evert-tiny device=foo": "device takes auto, cpu, cuda",
     "engine plan device=foo": "device takes auto, cpu, cuda",
     "engine": "evert engine got 'nothing'; it takes plan",
     "engine plan lora_rank=0": "lora_rank must be at least 1",
-    "engine plan dtype=int8": "dtype is 'int8'; expected auto, float32",
-    "engine plan model=./none": "No folder './none' exists",
+    "engine plan dtype=int8": "dtype takes auto or float32 or",
+    "engine plan model=./none": "There is no run and no model at './none'",
     "rescore": "run",
     "export": "run",
+    "sweep env=identity": "There is nothing to search",
+    "sweep out=. env=identity seed=0,1 learning_rate=1": "none of evert's sweeps",
+    "serve model=nix": "not in the local Hugging Face cache",
+    "serve model=nix:x": "Check the name, or download it first",
+    "train env=identity loss_fn=pp": "loss_fn takes importance_sampling or ppo",
+    "train env=identity renderer_name=qwen33": "Did you mean qwen3?",
+    "train env=identity models.u=evert-tiny models.u.renderer_name=qwen33": "Did you mean qwen3",
+    "train env=identity models.u=nix": "names no renderer for the model 'nix'",
+    "train env=identity model_name=./nix": "There is no run and no model at './nix'",
+    "train env=identity model_name=openai:gpt-5": "is no model that can be trained",
+    "train env=identity limits.max_turns.x=3": "Did you mean 'limits.max_turns'?",
+    "train env=tic_tac_toe league.x=1": "There is no setting 'league.x': league takes a number.",
+    "train env=identity log_path=~nosuch/x": "~NAME, and this machine has no such user",
+}
+"""Command line -> what it prints, in part, and without torch."""
+
+OTHERS = {
+    "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
+    "train env=identity device=cuda:99": "device=cuda:99: PyTorch sees",
+    "train env=identity warm_up_steps=3 demonstrations=mine:TASKS": "expected a function from a",
+    "train env=identity log_path=mine.py/run": "cannot be written to",
+    "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes a whole",
+    "train env=identity models.u=evert-tiny models.u.max_tokens=0": "max_tokens=0; expected",
+    f"{TINY} search=True": "no twin with a search tool",
+    f"{OWN} models.policy=evert-tiny": "has the policy's own name",
+    f"{OWN} seats=one": "seats must be two or more different names",
+    f"{OWN} policy_names=a,a": "policy_names must be a model name or several different",
+    "sweep out=mine.py/s env=identity seed=0,1": "cannot be written to",
+    "serve model=evert-tiny host=203.0.113.1 port=80": "Cannot listen on 203.0.113.1, port",
 }
 """Those that may take longer."""
 

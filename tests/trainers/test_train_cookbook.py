@@ -98,7 +98,7 @@ def test_rl_starts_from_one_place() -> None:
         ("cookbook.temprature=1", "Did you mean 'cookbook.temperature'?"),
         ("cookbook.async_config.groups_per_batch=1", "cookbook.async_config.max_steps_off_policy"),
         ("cookbook.async_config.groups=1", "no setting 'cookbook.async_config.groups'"),
-        ("loss_fn=mse", "loss_fn takes cross_entropy or importance_sampling or ppo"),
+        ("loss_fn=mse", "loss_fn takes importance_sampling or ppo"),
         ("cookbook=1", "cookbook takes paths: cookbook.temperature=0.8, for example; got '1'"),
     ],
 )

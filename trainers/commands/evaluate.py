@@ -31,8 +31,8 @@ from evert.trainers.commands import evaluate_all
 from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_settings
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.config.frozen_models import pinned
-from evert.trainers.config.model_names import find_model
+from evert.trainers.config.frozen_models import pinned, read_models
+from evert.trainers.config.model_names import check_model
 from evert.trainers.config.names import check_names
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
@@ -116,9 +116,9 @@ def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
 
 
 def _run_with(settings: EvaluateSettings) -> int:
+    folder = _open(settings)
     contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
-    folder = _open(settings)
     console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that
     try:
         played = _evaluate(settings, contestants, tasks, folder, console)
@@ -135,8 +135,10 @@ def _check_names(settings: EvaluateSettings) -> None:
     players = settings.players
     for name in settings.models:
         if name not in players:
-            find_model(name, players)
+            check_model(name, settings.renderer_name, players)
+    read_models(settings.beside)
     pinned(settings.beside, {})
+    settings.paths_by_split()
     check_names(settings)
 
 

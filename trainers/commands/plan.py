@@ -7,7 +7,8 @@ import chz
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import device, setting, size, trust
+from evert.trainers.config.fields import Dtype, device, setting, size, trust
+from evert.trainers.config.model_names import find_model
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
@@ -30,9 +31,7 @@ class PlanSettings:
     model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
-    dtype: str = setting(
-        "auto", "float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
-    )
+    dtype: Dtype = setting("auto", "of the weights; auto: bfloat16 on CUDA beside an adapter")
     full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
     samplers: int = size(2, "versions of the weights that are sampled from at a time", 0)
@@ -54,6 +53,8 @@ main = COMMAND.main
 
 def make_plan(settings: PlanSettings) -> "Plan":
     """Count what the settings' model takes."""
+    find_model(settings.model)
+
     from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars
     from evert.trainers.engine.models.loading import EngineSettings

@@ -14,7 +14,7 @@ from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.backend import threads_of
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, device, port, setting, size, trust
-from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
+from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model, is_here
 
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]
@@ -103,6 +103,11 @@ def _weights(name: str) -> NamedWeights:
         raise ModelNameError(
             f"model={name} is not on this machine, and whoever has it serves it. Pass a base, a "
             "Hugging Face folder, runs/NAME or runs/NAME@STEP."
+        )
+    if not is_here(found.base_model):
+        raise ModelNameError(
+            f"model={name} is no shipped base, no folder, and not in the local Hugging Face cache. "
+            f"Check the name, or download it first: hf download {name}."
         )
     return found
 

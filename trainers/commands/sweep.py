@@ -30,7 +30,15 @@ from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process
 from evert.trainers.system.command import run_async, run_command
-from evert.trainers.system.files import SWEEP, RunFolderError, as_csv, cannot_read, read_json, slug
+from evert.trainers.system.files import (
+    SWEEP,
+    RunFolderError,
+    as_csv,
+    cannot_read,
+    cannot_write,
+    read_json,
+    slug,
+)
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
@@ -109,9 +117,15 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
             f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
             "To resume it, give out= alone; for the new one, choose another out=."
         )
+    if given.get("out"):  # answered before all settings are tried
+        run_folder.output_folder(given["out"], "sweeps", "", SWEEP)
     plan = read_plan({**recorded, **given})
     path = run_folder.output_folder(given.get("out"), "sweeps", plan.name, SWEEP)
     folder = RunFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
     about = {"arguments": {**recorded, **asked}, "command": [*command]}
     folder.write_json(SWEEP, {**about, **origin()})
     return folder, plan

@@ -34,7 +34,13 @@ from evert.trainers.system import files
 from evert.trainers.system.command import run_async, run_command, seeded
 from evert.trainers.training.preflight import PreparedRun, prepare
 from evert.trainers.training.progress import logging_to, quiet_progress_bars
-from evert.trainers.training.resuming import clean_up, open_run, settings_of_run, take_up
+from evert.trainers.training.resuming import (
+    check_folder,
+    clean_up,
+    open_run,
+    settings_of_run,
+    take_up,
+)
 from evert.trainers.training.workers import rollout_workers
 
 if TYPE_CHECKING:
@@ -139,6 +145,7 @@ def run(
 ) -> RunFolder:
     """Train, from the first step or from where the folder's run stopped."""
     began = time.monotonic()
+    check_folder(settings)
     prepared = prepare(settings)
 
     from evert.trainers.training.summary import summarise

@@ -78,6 +78,8 @@ def _near(key: str, known: Collection[str], called: Callable[[str], str] = str) 
 
 
 def _more(known: Collection[str]) -> str:
+    if not known:
+        return ""
     there = textwrap.shorten(", ".join(known), 200, placeholder=" ...")
     return f" There are: {there}. --help says what they are."
 
@@ -165,6 +167,9 @@ def _in_our_words(
     text = str(error)
     if found := re.search(r"for param '([^']+)'|Expected '([^']+)' to be", text):
         key = found[1] or found[2]
+        if below := [each for each in values if each.startswith(f"{key}.")]:
+            expected = in_words(_type_at(kind, key))
+            return f"There is no setting {called(below[0])!r}: {called(key)} takes {expected}."
         return f"{called(key)} takes {in_words(_type_at(kind, key))}, got {values.get(key)!r}."
     if found := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
         missing = ", ".join(map(called, found[1].split(", ")))

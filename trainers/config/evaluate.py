@@ -177,22 +177,30 @@ class EvaluateSettings(EpisodeSettings):
             )
         return twins[run.agent]
 
-    def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split."""
-        from evert.bridge.groups.dataset import load_tasks
+    def paths_by_split(self) -> dict[str, str]:
+        """Import paths of the tasks to play, by split.
 
+        Raises:
+            RecipeError: There are none.
+        """
         where = self.game or self
-        found = {
-            split: spread(load_tasks(path), self.max_tasks)
-            for split, path in (("train", where.train_tasks), ("test", where.test_tasks))
-            if path and self.split in ("all", split)
-        }
-        if not any(map(len, found.values())):
+        both = {"train": where.train_tasks, "test": where.test_tasks}
+        found = {split: path for split, path in both.items() if self.split in ("all", split)}
+        if not any(found.values()):
             raise RecipeError(
                 f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
                 "tasks: test_tasks=package.module:TASKS."
             )
-        return found
+        return {split: path for split, path in found.items() if path}
+
+    def tasks_by_split(self) -> dict[str, Sequence[Any]]:
+        """The tasks to play, by split."""
+        from evert.bridge.groups.dataset import load_tasks
+
+        return {
+            split: spread(load_tasks(path), self.max_tasks)
+            for split, path in self.paths_by_split().items()
+        }
 
 
 def read_evaluate_settings(

@@ -13,7 +13,7 @@ Settings have texts by what follows ``models.``; from Python a value may be the 
 from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import chz
@@ -22,7 +22,15 @@ from evert.bridge.tokens.bases import BASES
 from evert.trainers.config.arguments import UsageError, read_settings
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.model_names import NamedEndpoint, NamedServer, NamedWeights, find_model
+from evert.trainers.config.model_names import (
+    NamedEndpoint,
+    NamedModel,
+    NamedServer,
+    NamedWeights,
+    check_model,
+    find_model,
+)
+from evert.trainers.config.names import check_renderer
 
 if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
@@ -49,6 +57,8 @@ class EndpointOptions:
     timeout: float = 600.0
 
 
+_Options: TypeAlias = WeightsOptions | EndpointOptions
+
 OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOptions)})
 """What may follow ``models.NAME.``; a name may have dots of its own."""
 
@@ -57,7 +67,21 @@ def frozen_models(
     given: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
     """The models that the settings name, as an Env takes them; ``base_url``: the run's service."""
-    found: dict[str, FrozenModel] = {}
+    return {
+        name: model if how is None else _made(model, how, base_url)
+        for name, (model, how) in read_models(given).items()
+    }
+
+
+def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | None]]":
+    """Name -> the model that the settings name, and how it is asked. Imports nothing heavy.
+
+    A model that was given from Python is there itself, with None.
+
+    Raises:
+        EvertError: There is no such model, renderer or option.
+    """
+    found: dict[str, tuple[Any, _Options | None]] = {}
     for name, options in _by_name(given).items():
         model = options.pop("", None)
         if model is None:
@@ -66,7 +90,7 @@ def frozen_models(
                 f"models.{name}.{option} is of no model: expected models.{name}=..., too, for "
                 f"example models.{name}=evert-tiny."
             )
-        found[name] = _read(name, model, options, base_url) if isinstance(model, str) else model
+        found[name] = _read(name, model, options) if isinstance(model, str) else (model, None)
     return found
 
 
@@ -85,22 +109,19 @@ def _split(key: str) -> tuple[str, str]:
     return (name, option) if name and option in OPTIONS else (key, "")
 
 
-def _read(
-    name: str, text: str, options: Mapping[str, Any], base_url: str | None
-) -> "RemoteModel | TinkerModel":
-    from evert.bridge.models.remote import RemoteModel
-    from evert.bridge.models.tinker_model import TinkerModel
-
+def _read(name: str, text: str, options: Mapping[str, Any]) -> "tuple[NamedModel, _Options]":
     if text.startswith("<"):
         raise RecipeError(
             f"models.{name} was {text}, given from Python, which nothing but Python can give "
             f"again: call evert.train with it, or name a model: models.{name}=evert-tiny."
         )
-    model = find_model(text)
 
     def called(key: str) -> str:
         return f"models.{name}.{key}"
 
+    if (renderer := options.get("renderer_name")) is not None:
+        check_renderer(renderer, called("renderer_name"))
+    model = check_model(text, renderer)
     if isinstance(model, NamedServer):
         raise RecipeError(
             f"models.{name}={text} is a server of token ids, which `evert evaluate models=` takes; "
@@ -109,17 +130,19 @@ def _read(
         )
     if isinstance(model, NamedEndpoint):
         address = {"base_url": model.base_url} if model.base_url else {}
-        how = read_settings(EndpointOptions, options, {"the name": address}, called)
+        return model, read_settings(EndpointOptions, options, {"the name": address}, called)
+    return model, read_settings(WeightsOptions, options, called=called)
+
+
+def _made(model: Any, how: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
+    from evert.bridge.models.remote import RemoteModel
+    from evert.bridge.models.tinker_model import TinkerModel
+
+    if isinstance(model, NamedEndpoint):
         return RemoteModel(model.model, how.base_url, how.api_key_env, how.timeout, how.temperature)
-    sampled = read_settings(WeightsOptions, options, called=called)
-    return TinkerModel(
-        model.base_model,
-        _path(model),
-        sampled.renderer_name or model.run.get("renderer_name"),
-        sampled.temperature,
-        sampled.max_tokens,
-        base_url,
-    )
+    renderer = how.renderer_name or model.run.get("renderer_name")
+    sampled = renderer, how.temperature, how.max_tokens
+    return TinkerModel(model.base_model, _path(model), *sampled, base_url)
 
 
 def _path(model: NamedWeights) -> str | None:

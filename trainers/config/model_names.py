@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.errors import EvertError
-from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path
+from evert.bridge.errors import EvertError, InvalidModelError
+from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path, renderer_name_of
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import STORE, recorded_settings
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl
@@ -120,10 +120,43 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
     return NamedWeights(name)
 
 
+def check_model(
+    name: str, renderer_name: str | None = None, others: Collection[str] = ()
+) -> NamedModel:
+    """As ``find_model``; there must be a renderer for the model, too. It imports nothing heavy.
+
+    Raises:
+        ModelNameError, InvalidModelError: It is such a name; ``others`` is as for ``find_model``.
+    """
+    found = find_model(name, others)
+    if renderer_name or not isinstance(found, NamedWeights) or not found.base_model:
+        return found
+    try:
+        _ = found.run.get("renderer_name") or renderer_name_of(found.base_model)
+    except InvalidModelError as error:
+        there = f" Or did you mean a player? There are: {', '.join(others)}." if others else ""
+        raise ModelNameError(f"{error}{there}") from error
+    return found
+
+
+def is_here(base_model: str) -> bool:
+    """Whether a base is shipped, a folder, or in the local Hugging Face cache."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.file_download import try_to_load_from_cache
+
+    if base_model in BASES or Path(base_model).expanduser().is_dir():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(base_model, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
 def _check_name(name: str, others: Collection[str]) -> None:
     path = Path(name.partition("@")[0]).expanduser()
     beside = "/" in name and path.parent.is_dir()
     there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]
+    there = [each for each in there if each != str(path)]  # a file, for one
     near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or beside or strange:

@@ -4,13 +4,17 @@ Fields of the Cookbook's classes are read off its source: importing it takes sec
 """
 
 import ast
+import difflib
+import re
+import sys
 from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.import_paths import resolve
-from evert.trainers.config.arguments import check_name
+from evert.bridge.tokens.bases import HERMES, TEMPLATE
+from evert.trainers.config.arguments import UsageError, check_name
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import DemonstrationsError
 
@@ -20,6 +24,9 @@ FIELDS = {
     "cookbook": ("rl/train.py", "Config"),
 }
 """Settings that are mappings -> the Cookbook's class that has their keys, and where it stands."""
+
+RENDERERS = "renderers/__init__.py"
+"""Where the Cookbook's function stands that compares a name with those of its renderers."""
 
 PATHS = {
     "agent": ("agent", InvalidAgentError),
@@ -36,7 +43,8 @@ def check_names(settings: EpisodeSettings) -> None:
     """Find a name in the settings of a run or an evaluation that leads nowhere."""
     for name, where in FIELDS.items():
         for path in getattr(settings, name, ()):
-            check_name(path.partition(".")[0], _fields(*where), f"{name}.{{}}".format)
+            key = path.partition(".")[0] if name == "cookbook" else path
+            check_name(key, _fields(*where), f"{name}.{{}}".format)
     given = {key: getattr(settings, key, None) for key in PATHS}
     own = {key for key, path in given.items() if isinstance(path, str) and path[:6] == "evert."}
     for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch
@@ -46,6 +54,23 @@ def check_names(settings: EpisodeSettings) -> None:
             found, called = resolve(value, what, error) if value else None, f"{key}={value}"
         if what == "tasks" and found is not None:
             _check_tasks(called, found)
+    if renderer := getattr(settings, "renderer_name", None):
+        check_renderer(renderer)
+
+
+def check_renderer(name: str, key: str = "renderer_name") -> None:
+    """Refuse a renderer that the Cookbook does not have; ``key`` is the setting that names it."""
+    if "tinker_cookbook.renderers" in sys.modules:  # the agent's module may have registered more
+        return
+    source = (files("tinker_cookbook") / RENDERERS).read_text(encoding="utf-8")
+    known = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+        raise UsageError(
+            f"{key}={name} is none of the Cookbook's renderers. {hint} Leave {key} out for the one "
+            "that fits the model."
+        )
 
 
 def _fields(file: str, kind: str) -> Collection[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.frozen_models import frozen_models
+from evert.trainers.config.frozen_models import frozen_models, read_models
 from evert.trainers.config.train import TrainSettings
 
 if TYPE_CHECKING:
@@ -19,15 +19,21 @@ if TYPE_CHECKING:
     from evert.bridge.models.tinker_model import TinkerModel
 
 
-def league(settings: TrainSettings, renderer_name: str) -> "League | None":
-    """The league of a run, in no folder yet; None where it has none."""
-    from evert.bridge.groups.opponents import League
-
+def check_opponents(settings: TrainSettings) -> None:
+    """Refuse opponents for an agent without seats, and the name of none."""
     if (settings.league or settings.test_opponent) and not settings.seats:
         raise RecipeError(
             f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
             "(none): opponents need an agent with two seats or more (seats=x,o)."
         )
+    if settings.test_opponent and not own_opponent(settings.env, settings.test_opponent):
+        read_models({"opponent": settings.test_opponent})
+
+
+def league(settings: TrainSettings, renderer_name: str) -> "League | None":
+    """The league of a run, in no folder yet; None where it has none."""
+    from evert.bridge.groups.opponents import League
+
     if not settings.league:
         return None
     return League("", settings.league, settings.max_tokens, renderer_name)

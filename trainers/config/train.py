@@ -32,6 +32,9 @@ def _named(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
 
 
+LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
+"""Tinker's losses that take advantages."""
+
 TASKS = (
     "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its arguments: "
     "tasks.max_terms=2"
@@ -105,9 +108,7 @@ class TrainSettings(EpisodeSettings):
     group_size: int = size(8, "episodes a group")
     test_group_size: int = size(1, "episodes a held-out task, at temperature 1")
     learning_rate: float = size(1e-4, "Adam's", 0, or_more=False)
-    loss_fn: str = setting(
-        "importance_sampling", "or ppo, cispo, dro: one of the Cookbook's losses"
-    )
+    loss_fn: LossFn = setting("importance_sampling", "the loss, one of Tinker's")
     num_substeps: int = size(1, "optimizer steps a training step")
     kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
     max_tokens: int = size(512, "most tokens of one reply")

@@ -136,13 +136,10 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """The folder that a command writes into, made if missing; its kind has the file ``marker``."""
+    """The folder that a command is to write into; one of its kind has the file ``marker``."""
     path = named_folder(out, home, slug(name))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        strange = any(file.name != LOCK for file in path.iterdir())
-    except OSError as error:
-        raise files.cannot_write(path, error) from error
+    with files.file_errors(path, "out"):
+        strange = path.exists() and any(file.name != LOCK for file in path.iterdir())
     if strange and not (path / marker).is_file():
         raise RunFolderError(
             f"{path} is not empty, and is none of evert's {home}: it has no {marker}. Nothing was "

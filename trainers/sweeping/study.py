@@ -83,6 +83,12 @@ def read_plan(given: Mapping[str, str]) -> Plan:
     parts = {key: _parts(key, text) for key, text in fixed.items()}
     first = {key: found[0] for key, found in parts.items()}
     base = read_train_settings(first, {})
+    searched = [key for key, found in parts.items() if len(found) > 1]
+    if not searched:
+        raise UsageError(
+            "There is nothing to search: every setting has one value. Give one of them a list or "
+            "a range, for example learning_rate=1e-4,3e-4 or learning_rate=1e-4..1e-2."
+        )
     prepare(base)
     if settings.objective in HELD_OUT and not base.test_tasks:
         raise UsageError(
@@ -90,14 +96,9 @@ def read_plan(given: Mapping[str, str]) -> Plan:
             "test_tasks=, or a metric of the training: objective=env/all/reward/total."
         )
     space = {}
-    for key in [key for key, found in parts.items() if len(found) > 1]:
+    for key in searched:
         values = [_value({**first, key: part}, key) for part in parts[key]]
         space[key] = _distribution(f"{key}={fixed.pop(key)}", values)
-    if not space:
-        raise UsageError(
-            "There is nothing to search: every setting has one value. Give one of them a list or "
-            "a range, for example learning_rate=1e-4,3e-4 or learning_rate=1e-4..1e-2."
-        )
     return Plan(settings, fixed, space, *_search(settings, space), base.name)
 
 

@@ -24,6 +24,8 @@ from evert.bridge.redaction import redacted
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 HELP = frozenset({"--help", "-h", "help"})
+NO_HOME = "Could not determine home directory."
+"""What ``Path.expanduser`` says of a user that does not exist."""
 
 T = TypeVar("T")
 
@@ -54,6 +56,11 @@ def run_command(
         return INTERRUPTED
     except EvertError as error:
         return _failed(error, _notes(error))
+    except RuntimeError as error:
+        if str(error) != NO_HOME:
+            raise
+        said = "A path begins with ~NAME, and this machine has no such user."
+        return _failed(EvertError(said), _notes(error))
     except BrokenPipeError:  # ``| head`` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -4,10 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evert.trainers.config.backend import check_engine, choose_engine
 from evert.trainers.config.fields import RecipeError as RecipeError
+from evert.trainers.config.frozen_models import check_episodes, frozen_models, read_models
+from evert.trainers.config.model_names import NamedWeights, check_model
 from evert.trainers.config.names import PATHS, check_names
-from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
+from evert.trainers.config.opponents import check_opponents
+from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir.folder import recorded_settings
+from evert.trainers.training.workers import check_workers
 
 if TYPE_CHECKING:
     from evert.trainers.config.backend import EngineChoice
@@ -28,21 +33,25 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     _check_known(settings)
     _check_no_run(settings)
     check_names(settings)
-    if not settings.model_name.startswith(("/", ".", "~")):
-        renderer_of(settings)
+    found = check_model(settings.model_name, settings.renderer_name)
+    if not isinstance(found, NamedWeights) or found.base_model is None:
+        raise RecipeError(
+            f"model_name={settings.model_name} is no model that can be trained; expected a base of "
+            "evert's, a Hugging Face folder, or the name of a model of the service."
+        )
+    read_models(settings.models)
+    check_opponents(settings)
+    check_workers(settings)
+    choose_engine(settings)
 
     from evert.bridge.groups.curriculum import make_sampler
     from evert.bridge.groups.dataset import load_tasks
     from evert.bridge.groups.group import load_agent
-    from evert.trainers.config.backend import check_engine
-    from evert.trainers.config.frozen_models import check_episodes, frozen_models
     from evert.trainers.training.cookbook import draft
     from evert.trainers.training.tracking import check_tracking
     from evert.trainers.training.warm_up import load_demonstrations
-    from evert.trainers.training.workers import check_workers
 
     check_tracking(settings)
-    check_workers(settings)
     engine = check_engine(settings)
     _check_renderer(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
@@ -83,17 +92,9 @@ def _check_no_run(settings: TrainSettings) -> None:
 
 
 def _check_renderer(settings: TrainSettings) -> None:
-    from tinker_cookbook.exceptions import RendererError
-
     from evert.bridge.tokens.bases import model_renderer
     from evert.bridge.tokens.pretrained import trusting_code
 
     if settings.renderer_name or Path(settings.model_name).expanduser().is_dir():
-        try:
-            with trusting_code(settings.trust_remote_code):
-                model_renderer(settings.model_name, settings.renderer_name)
-        except RendererError as error:
-            raise RecipeError(
-                f"renderer_name={settings.renderer_name} is none of the Cookbook's: {error} Leave "
-                "it out for the one that fits the model."
-            ) from error
+        with trusting_code(settings.trust_remote_code):
+            model_renderer(settings.model_name, settings.renderer_name)

@@ -196,6 +196,13 @@ _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 """What a run that was killed before it wrote its first file may leave."""
 
 
+def check_folder(settings: TrainSettings) -> None:
+    """Refuse a ``log_path`` of something else, or of a run with other settings."""
+    if settings.log_path and (path := Path(settings.log_path).expanduser()).is_dir():
+        with files.file_errors(path, "log_path"):
+            _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)
+
+
 @contextmanager
 def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
     """Make the folder of a new run, or open that of a run to resume; nobody else is in it.
