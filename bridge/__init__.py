@@ -2,7 +2,7 @@
 
 Nine rooms; each imports only those above it:
 
-    chat/            a model call and its reply, in no API's form
+    chat/            a model call and its reply, whatever the API
     tokens/          text to tokens and back, exactly
     episode/         one run of an agent: who calls, and which model answers
     conversations/   which token sequence a call continues

@@ -1,9 +1,9 @@
 """``EvertError``, the root of all errors of evert, and the errors of the bridge.
 
 An agent can end in three ways: it is done (a later call is an ``EpisodeEndedError``), its Env was
-closed (``EnvClosedError``), or it raised (``AgentError``). Each error has a standard-library
-parent, can be pickled, and says what we got, what was expected and what to do next. For a request
-that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
+closed (``EnvClosedError``), or it raised (``AgentError``). Each class has a standard-library
+parent. An error can be pickled, and says what we got, what was expected and what to do next. For a
+request that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
 (``chat/bad_requests.py``), because that is what agents catch.
 
 ``AgentAborted`` is no ``EvertError``. It is a ``BaseException``, so that it also ends an agent that
@@ -84,7 +84,7 @@ class InvalidActionError(EvertError, ValueError):
 
 
 class UnsupportedPromptError(EvertError, ValueError):
-    """A prompt or stop condition cannot be passed on: an image where only token ids can be."""
+    """A prompt or a stop condition has a form that cannot be passed on, such as an image."""
 
 
 class InvalidModelError(EvertError, TypeError):

@@ -1,7 +1,7 @@
-"""Import paths, ``package.module:name``: settings name agents, tasks and other objects by them.
+"""Import paths: settings name agents, tasks and other objects as ``package.module:name``.
 
-A path may also call a class that has ``from_path = True``, with literals. Other calls are refused,
-because a path may come from outside, from a run's folder for example.
+A path may also call a class that has ``from_path = True``, with literals as arguments. Other calls
+are refused, because a path may come from outside, from a run's folder for example.
 
     evert:GymAgent('FrozenLake-v1', is_slippery=False)
 """
@@ -24,7 +24,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     except (ImportError, AttributeError, ValueError, TypeError) as cause:
         raise error(
             f"No {what} at {path!r}: {cause}. Expected an importable 'package.module:name'; "
-            "modules are searched in the current folder and in the installed packages."
+            "modules are searched for in the current folder and the installed packages."
         ) from cause
     except (Exception, SystemExit) as cause:  # importing a user's module may raise anything
         raise error(
@@ -36,7 +36,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
 
 
 def _made(module: str, expression: str) -> Any:
-    """Evaluate a name, attributes, and calls with literals; raise ValueError for the rest."""
+    """Evaluate a name, attributes, and calls with literals; a ValueError for anything else."""
 
     def value_of(node: ast.expr) -> Any:
         match node:

@@ -32,7 +32,7 @@ async def off_loop(
 
 
 async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
-    """Wait for ``make`` and return its result; when cancelled, still wait, and ``undo`` it."""
+    """Return the result of ``make``; if cancelled, still wait for the result, and ``undo`` it."""
     making = asyncio.ensure_future(make)
     try:
         return await asyncio.shield(making)
@@ -49,7 +49,7 @@ def threads(count: int) -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has no threads
+    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of them
 
 
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
@@ -61,7 +61,7 @@ def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     if loop in _seen:
         return
     _seen.add(loop)
-    hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # of uvloop
+    hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # for uvloop
     present = getattr(loop, "_default_executor", None) or next(hidden, None)
     size = getattr(present, "_max_workers", 0)
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):

@@ -51,7 +51,7 @@ def current_owner() -> Owner | None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Model calls inside the block are not taken over: evert's own calls to remote models."""
+    """Do not take over model calls inside the block: they are evert's own, to remote models."""
     token = CLAIM.set(None)
     try:
         yield

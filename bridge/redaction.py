@@ -1,9 +1,10 @@
 """Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
 
-evert redacts what it keeps of others' texts: in logs, errors, reports, run folders. Secrets are
+Texts of others are redacted before they are kept: in logs, errors, reports, run folders. Secrets
+are
 
-- values of environment variables and of arguments ``name=value`` if the name looks like a key's
-  (``is_secret``), passwords in their URLs whatever the name, and values given to ``keep_secret``;
+- values of environment variables, of arguments ``name=value`` and of ``keep_secret``: the whole
+  value if the name looks like a key's (``is_secret``), the password if the value is a URL;
 - the keys of rollouts, and passwords in URLs (``://user:password@``), found by their form;
 - fields of a URL's query (``?api_key=``), found by their names.
 
@@ -51,7 +52,7 @@ LONE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: a text with one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
-"""Characters before a text's kept end that are redacted too: a secret may begin there."""
+"""Characters before the kept end of a text: a secret may begin there, so they are redacted too."""
 
 _told: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
@@ -111,7 +112,7 @@ def redacted_end(text: str, size: int) -> str:
 
 
 def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """An agent's logs, redacted; a value is not secret because of its name, which is free text."""
+    """An agent's logs, redacted. Names mark no value as secret, since the agent chooses them."""
     return {
         redacted(name): redacted(value) if isinstance(value, str) else value
         for name, value in logs.items()

@@ -24,7 +24,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions in an exception group, at any depth; of another exception, itself alone."""
+    """The exceptions in a group, at any depth, in order; any other exception alone."""
     found, waiting = list[BaseException](), [error]
     while waiting:
         each = waiting.pop()
@@ -36,9 +36,9 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def told(error: BaseException) -> tuple[str, str]:
-    """An exception's class name and message; of a group, with the messages of its exceptions.
+    """An exception's class name and message; for a group, also those of its exceptions.
 
-    A group of one is treated as that one.
+    A group of one exception counts as that exception.
     """
     found = leaves(error)
     if len(found) == 1:

@@ -1,4 +1,4 @@
-"""A model call and its reply, in no API's form.
+"""A model call and its reply, whatever the API.
 
 In reading order:
 

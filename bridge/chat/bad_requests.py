@@ -39,7 +39,7 @@ def failed(model: str, how: str) -> openai.BadRequestError:
 def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
     """The error for a prompt that is too long: code ``context_length_exceeded``.
 
-    Agents compact their history when they get it. Its message has Anthropic's sentence and
+    Agents compact their history when they get it. The message has Anthropic's sentence and
     OpenAI's, since agents look for either.
     """
     return bad_request(

@@ -31,7 +31,7 @@ class FieldPolicy:
     refused: Mapping[str, tuple[Sequence[Any], str]]  # values that pass, and what to do instead
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
-        """Raise the 400 for a refused field; for an unknown one raise it if ``strict``, or warn."""
+        """Raise a 400 for a refused field. For an unknown one raise it if ``strict``, else warn."""
         for name, value in fields.items():
             if is_absent(value):
                 continue

@@ -26,7 +26,7 @@ ANY_VALUE = "{}"  # the schema of any JSON
 
 LONGEST_CHECKED = 100_000
 """Most characters of a reply that is checked against a schema. The slowest schema found, an enum of
-a thousand objects, takes two to three seconds for that length."""
+a thousand objects, takes two to three seconds for that many."""
 
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 

@@ -56,7 +56,10 @@ class Reply:
         self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
-        """The reply with its first ``count`` tool calls; if none is left, it ends by "stop"."""
+        """The reply with its first ``count`` tool calls.
+
+        If none is left, the finish reason "tool_calls" becomes "stop".
+        """
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)

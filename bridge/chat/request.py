@@ -18,7 +18,7 @@ class ChatRequest:
     max_tokens: int | None = None  # None for the run's cap
     stop: tuple[str, ...] = ()  # in addition to the renderer's stops
     format: ReplyFormat | None = None
-    may_call: bool = True  # if not, the agent does not get the tool calls of the reply
+    may_call: bool = True  # if False, the agent does not get the tool calls of the reply
     logprobs: bool = False
     train: bool = True  # whether to train on the reply
     prefill: str = ""  # the reply's beginning, given by the agent; the agent gets only the rest

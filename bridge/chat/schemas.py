@@ -6,7 +6,7 @@ backtracks. The time to find the place of an error may double with each level of
 place is reported for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are reported as a
 whole. A check blocks all threads of the process.
 
-A reply passes what cannot be checked: a reference that leads nowhere, a pattern with look-around.
+What cannot be checked counts as passed: a reference that leads nowhere, a pattern with look-around.
 Nothing is ever fetched.
 """
 
@@ -62,11 +62,11 @@ def _validator(schema: str, *, as_told: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords whose objects are not changed: values, or lists under any names, even ``anyOf``."""
+"""Keywords whose content is not changed: values, or lists under any name, even ``anyOf``."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:
-    """The schema, changed to report only that no alternative fits, and not the errors of each."""
+    """The schema, changed so that an error says that no alternative fits, but not why."""
     if isinstance(schema, list):
         return [_without_errors_of_alternatives(each) for each in schema]
     if not isinstance(schema, dict):

@@ -77,7 +77,7 @@ class Conversation:
             begins when the renderer changes history.
         format: Format that the policy was asked for; None for any.
         reply: The latest reply, until the agent sends it back; else None.
-        action: Its tokens, prefill and end of turn included; empty once the next message is added.
+        action: Tokens of the latest reply, with prefill and end of turn, until a message is added.
         prefill: The agent's beginning of the next reply.
         points: Replies to branch from, also those from before its own branch.
         place: Its place in the index, after the agent's latest message or the latest reply.

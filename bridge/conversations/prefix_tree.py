@@ -31,7 +31,7 @@ class Speaker(NamedTuple):
 
     prompt: tuple[Key, ...]  # of the system messages at the beginning
     tools: frozenset[str]  # names
-    opening: Key  # of the message after them, which tells its conversations apart
+    opening: Key  # of the message after the prompt, to tell an agent's conversations apart
 
     @classmethod
     def of(cls, heard: Sequence[Heard], tools: Iterable[Any] | None) -> "Speaker":

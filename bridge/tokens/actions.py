@@ -25,7 +25,7 @@ LARGEST_ID = 2**32 - 1  # the largest token id that a tokenizer can have
 
 
 def token_ids(action: Iterable[Any]) -> list[int]:
-    """An action as a new list of Python ints; raises an ``InvalidActionError`` if it is none."""
+    """Copy an action's token ids to a list of Python ints, or raise an ``InvalidActionError``."""
     try:
         ids = list(action)
         if not set(map(type, ids)) <= {int}:  # runs every turn: one pass, without a Python loop
@@ -57,7 +57,7 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """The reply of an action, and what is wrong with it; None: nothing, or it is ``truncated``.
+    """The reply of an action, and its problem: None if there is none, or it was ``truncated``.
 
     ``truncated`` means that the action was cut at its token cap; ``opened`` are the tokens of the
     prefill. The reply ends before the first of the request's stop strings.

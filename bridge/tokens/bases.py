@@ -67,7 +67,7 @@ def register_with_cookbook() -> None:
 
 @cache
 def default_renderer() -> "Renderer":
-    """The renderer of an Env by default: the default base's tokenizer and format."""
+    """The default renderer of an Env: the default base's tokenizer and format."""
     from tinker_cookbook.renderers import get_renderer
 
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
@@ -83,7 +83,7 @@ def renderer_name_of(base_model: str) -> str:
     """Name of the renderer for a base model: the Cookbook's choice, else the model's chat template.
 
     Raises:
-        InvalidModelError: The Cookbook does not know the model, and it is no base and no folder.
+        InvalidModelError: The Cookbook does not know the model, which is no base and no folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name

@@ -149,7 +149,7 @@ class ChatTemplate:
     # -- one message at a time -------------------------------------------------------------------
 
     def shown(self, message: Message, ctx: RenderContext) -> str:
-        """The text that one message adds. Of results that share a frame, the last one ends it."""
+        """The text that one message adds. If tool results share a frame, the last adds its end."""
         added = self.added(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
             return common(added, self.added(ctx, message, RESULT))
@@ -218,7 +218,7 @@ class ChatTemplate:
 
     def _learn_stops(self) -> list[int]:
         found = None
-        for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it before the next one only
+        for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it only before the next message
             rest = self.text(shape).rpartition("Qzreply")[2]
             found = self._control.pattern.search(rest)
             if found is not None:

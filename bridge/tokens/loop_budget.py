@@ -30,7 +30,7 @@ LONG_TEXT = 20_000
 """Characters that take a tokenizer some milliseconds; longer texts are rendered in a thread."""
 
 HUGE_TEXT = 200_000
-"""Characters that may take it a second; longer texts have a thread apart from other long ones."""
+"""Characters that may take a tokenizer a second; longer texts have a separate thread."""
 
 CHARACTERS = 4  # per token, about
 
@@ -97,7 +97,7 @@ class LongTexts:
         self._is_over = False
 
     async def rendered(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """The result of ``work``, called with a renderer and a limit; again in a thread if needed.
+        """Call ``work`` with a renderer and a limit; past the limit, again in a thread without one.
 
         Raises:
             EnvClosedError: ``stop`` was called meanwhile.
@@ -138,7 +138,7 @@ class LongTexts:
 # -- how short a prompt can be ---------------------------------------------------------------------
 
 _COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
-"""Patterns of characters and of words' beginnings: in a text, and in tokens (U+0120 is a space)."""
+"""Patterns of characters and of starts of words: in a text, and in tokens (U+0120 is a space)."""
 
 _most: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 
@@ -146,9 +146,9 @@ _most: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
     """The fewest tokens that a prompt of these messages can have; 0 if that is unknown.
 
-    It follows from the most characters, and the most words' beginnings, in any token. It is certain
-    only for tokenizers that keep all of a text, and for the Cookbook's renderers, which show the
-    model all that it is told.
+    It is computed from the most characters, and the most starts of words, in any token. It is
+    certain only for tokenizers that keep all of a text, and for the Cookbook's renderers, which
+    show the model all that it is told.
     """
     most = _most.get(renderer)
     if most is None:

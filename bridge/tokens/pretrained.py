@@ -61,7 +61,7 @@ def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> 
 
 @contextmanager
 def loading(name: str, source: str) -> Iterator[None]:
-    """Turn an error of loading inside the block into one sentence; see ``from_pretrained``."""
+    """Turn an error of loading a folder into an ``InvalidModelError``; see ``from_pretrained``."""
     folder = Path(source)
     if folder.is_dir():
         check_folder(name, folder)
@@ -101,7 +101,7 @@ def check_folder(name: str, folder: Path) -> None:
 def register_folder(name: str) -> None:
     """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer by ``from_pretrained``.
 
-    By itself, the Cookbook runs any code in the folder. A name that is no folder is left to it.
+    The Cookbook's own way runs any code in the folder. A name that is no folder is left to it.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 

@@ -63,7 +63,7 @@ def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
 
 
 def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
-    """A short conversation that replaces all messages before one, after its kind.
+    """The kind of a short conversation, and the conversation, in place of all messages before one.
 
     A kind of "" means that nothing is replaced: there is at most one message before.
     """

@@ -10,7 +10,7 @@ class PromptLimit:
     """The longest prompt that leaves a runner room to sample."""
 
     tokens: int | None  # its length; None: no limit
-    reason: StopReason  # why an episode ends if its agent does not keep to the limit
+    reason: StopReason  # of an episode that ends because its agent exceeds the limit
     response: int | None = None  # most tokens after a sequence's first prompt; None: no limit
 
     def longest(self, first: int | None) -> int | None:

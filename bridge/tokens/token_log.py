@@ -48,7 +48,7 @@ def chunks_of(flat: FlatPrompt) -> list[Chunk]:
 
 
 def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
-    """Runs of token ids, and the chunks that are no text."""
+    """Runs of token ids, and the non-text chunks between them."""
     if is_text(flat):
         return [flat] if flat else []  # type: ignore[list-item]
     pieces: list[Any] = []
@@ -83,10 +83,7 @@ class TokenLog:
         return log
 
     def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:
-        """One chunk of the tokens and of the chunks before them that are less than twice as long.
-
-        Those chunks are removed.
-        """
+        """Merge tokens with the last chunks (and remove those) that are not twice as long."""
         while self._chunks and isinstance(last := self._chunks[-1], tinker.EncodedTextChunk):
             if len(last.tokens) >= 2 * len(tokens):
                 break
