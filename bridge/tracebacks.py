@@ -11,11 +11,17 @@ from evert.bridge.errors import text_of
 MOST_FRAMES = 12
 MOST_LEAVES = 4  # exceptions of a group that are shown
 
-_HOMES = (Path(evert.bridge.__path__[0]), Path(evert.__file__).parent / "agents")
-_EVERT = tuple(str(path.resolve()) for path in _HOMES)
+_HOMES = (evert.bridge.__path__[0], Path(evert.__file__).parent / "agents")
 """Folders of the code that starts an agent and carries its calls."""
-_PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_STANDARD = sysconfig.get_path("stdlib")
+
+
+def _resolved(*folders: str | Path) -> tuple[str, ...]:
+    return tuple(str(Path(folder).resolve()) for folder in folders)
+
+
+_EVERT = _resolved(*_HOMES)
+_PACKAGES = _resolved(sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_STANDARD = _resolved(sysconfig.get_path("stdlib"))
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -51,12 +51,12 @@ class Images:
         self._has_any = True
         if most is not None:
             raise LongTextError
+        if sum(part["type"] == "image" for part in content) > MOST_IMAGES:
+            raise _refused(f"A message holds more than {MOST_IMAGES} images.")
         parts = [
             {**part, "image": self._data(part["image"])} if part["type"] == "image" else part
             for part in content
         ]
-        if sum(part["type"] == "image" for part in parts) > MOST_IMAGES:
-            raise _refused(f"A message holds more than {MOST_IMAGES} images.")
         return {**message, "content": parts}  # type: ignore[typeddict-item]
 
     def _data(self, image: Any) -> Any:
