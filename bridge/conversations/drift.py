@@ -85,6 +85,6 @@ def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]
     broken = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
     text = "".join(part["text"] for part in parts if part["type"] == "text")
     if any(raw not in text for raw in broken):
-        text += "".join(raw for raw in broken)
+        text += "".join(broken)
     thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
     return thinking.split(), text.split(), message.get("tool_calls", ())
