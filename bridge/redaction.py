@@ -1,7 +1,6 @@
 """Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
 
-Texts of others are redacted before they are kept: in logs, errors, reports, run folders. Secrets
-are
+Others' texts are redacted before they are kept: logs, errors, reports, run folders. Secrets are
 
 - values of environment variables, of arguments ``name=value`` and of ``keep_secret``: the whole
   value if the name looks like a key's (``is_secret``), the password if the value is a URL;

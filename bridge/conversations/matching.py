@@ -321,7 +321,7 @@ class ConversationBook:
 
 
 class Match(NamedTuple):
-    """What a request continues."""
+    """The conversation that a request continues, and how."""
 
     conversation: Conversation  # the one to extend; not changed yet
     speaker: Speaker

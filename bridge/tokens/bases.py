@@ -99,8 +99,8 @@ def renderer_name_of(base_model: str) -> str:
         hint = f" Did you mean {near[0]}?" if near else ""
         raise InvalidModelError(
             f"The Cookbook names no renderer for the model {base_model!r}, and it is neither a "
-            f"folder nor one of the bases {', '.join(BASES)}.{hint} If there is such a model, pass "
-            f"the renderer that it was trained with, for example renderer_name={BASE_RENDERER}, or "
+            f"folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, pass the "
+            f"renderer that it was trained with, for example renderer_name={BASE_RENDERER}, or "
             f"renderer_name={TEMPLATE}, its own chat template."
         ) from error
 

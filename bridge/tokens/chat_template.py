@@ -79,9 +79,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise RendererMismatchError(
-                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so nothing says "
-                "how a conversation is shown to its model. Take a model that was tuned to chat, or "
-                "name the Cookbook renderer that it was trained with: renderer_name=."
+                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so the format of "
+                "prompts for its model is unknown. Take a model that was tuned for chat, or name "
+                "the Cookbook renderer that it was trained with: renderer_name=."
             )
         self.hermes = hermes
         self._control = ControlTokens(tokenizer)

@@ -61,7 +61,7 @@ class Images:
 
     def _data(self, image: Any) -> Any:
         if isinstance(image, Image.Image):
-            _check_pixels(image, "of Pillow's")
+            _check_pixels(image, "from Pillow")
         if not isinstance(image, str):
             return image
         if image not in self._shown:

@@ -111,7 +111,9 @@ class LongTexts:
             return await self._task  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             if self._is_over:
-                raise EnvClosedError("The environment was closed before its prompt.") from None
+                raise EnvClosedError(
+                    "The environment was closed before its prompt was rendered."
+                ) from None
             raise
 
     async def _off_loop(self, work: Work[T], request: ChatRequest | None) -> T:
