@@ -1,4 +1,4 @@
-"""Finds the conversation that a call continues, and the drift if its tokens cannot be kept.
+"""Finds the conversation that a call continues, and any drift.
 
 A *lineage* is one token sequence that only grows: it becomes one datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
@@ -10,7 +10,7 @@ everything is rendered.
 *Drift* is what keeps a known reply from being continued token for token. An observation has at
 most one cause:
 
-    template     same messages, but the renderer changes their history (thinking stripped)
+    template     same messages, but the renderer shows the history differently (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
     completed_arguments  a tool call came back with arguments added; the sampled ids are kept if an
                  option says so, else a lineage starts
