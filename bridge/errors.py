@@ -1,12 +1,13 @@
-"""Every error evert raises, under one root; each class names the boundary that was crossed.
+"""``EvertError``, the root of all errors of evert, and the errors of the bridge.
 
-Three ends are three classes: *ended* (the agent is done), *closed* (somebody gave up on it) and
-*broken* (it raised). Each keeps a standard-library parent, pickles, and says what we got, what was
-expected and what to do next. Requests that the Env cannot serve reach the agent as the OpenAI
-SDK's own ``BadRequestError`` (``chat/bad_requests.py``), because that is what agents catch.
+An agent can end in three ways: it is done (a later call is an ``EpisodeEndedError``), its Env was
+closed (``EnvClosedError``), or it raised (``AgentError``). Each class has a standard-library
+parent. An error can be pickled, and says what we got, what was expected and what to do next. For a
+request that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
+(``chat/bad_requests.py``), because that is what agents catch.
 
-``AgentAborted`` stands outside: it is a ``BaseException``, raised inside an agent that goes on
-calling after it was closed, so that ``except Exception`` loops end too.
+``AgentAborted`` is no ``EvertError``. It is a ``BaseException``, so that it also ends an agent that
+keeps calling in a loop with ``except Exception`` after its Env was closed.
 """
 
 from functools import cache
@@ -28,15 +29,15 @@ class RewardError(EvertError, ValueError):
 class AgentError(EvertError, RuntimeError):
     """The agent raised; ``__cause__`` is the agent's exception with its traceback.
 
-    What is raised is of a subclass named after the exception's class (``AgentError.KeyError``),
-    since the Cookbook counts errors by the name of their class.
+    The error's class is a subclass named after that exception (``AgentError.KeyError``), because
+    the Cookbook counts errors by class name.
     """
 
     cause_name: ClassVar[str] = ""
 
     @staticmethod
     def of(cause_name: str, message: str) -> "AgentError":
-        """The error for an exception of the class ``cause_name``."""
+        """The error for an agent's exception of the class ``cause_name``."""
         return _agent_error_class(cause_name)(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,7 +56,7 @@ class AgentTimeoutError(EvertError, TimeoutError):
 
 
 class CommandError(EvertError, RuntimeError):
-    """A command that is an agent could not be run."""
+    """An agent that is a command could not be run."""
 
 
 class EnvStateError(EvertError, RuntimeError):
@@ -63,7 +64,7 @@ class EnvStateError(EvertError, RuntimeError):
 
 
 class EnvClosedError(EvertError, RuntimeError):
-    """The Env was closed; its agent can call no more and it can be stepped no more."""
+    """The Env was closed: its agent cannot call the model, and it cannot be stepped."""
 
 
 class EpisodeEndedError(EvertError, RuntimeError):
@@ -79,15 +80,15 @@ class RendererMismatchError(EvertError, ValueError):
 
 
 class InvalidActionError(EvertError, ValueError):
-    """What was given to ``step`` are no token ids."""
+    """The action given to ``step`` does not consist of token ids."""
 
 
 class UnsupportedPromptError(EvertError, ValueError):
-    """A prompt holds more than token ids, where nothing else can be passed on."""
+    """A prompt or a stop condition has a form that cannot be passed on, such as an image."""
 
 
 class InvalidModelError(EvertError, TypeError):
-    """What was given as a frozen model is none, or is named like the policy."""
+    """A model is of the wrong kind, has the policy's name, or cannot be loaded."""
 
 
 class MissingPackageError(EvertError, ImportError):
@@ -99,15 +100,15 @@ class InvalidDatasetError(EvertError, ValueError):
 
 
 class AdvantagesError(EvertError, ValueError):
-    """Advantages do not have the shape of the episodes they are for, or are no numbers."""
+    """Advantages do not have the shape of their episodes, or are not numbers."""
 
 
 class RecordError(EvertError, ValueError):
-    """What was read is no record of a rollout, or one of another version."""
+    """The data read is no record of a rollout, or is of another version."""
 
 
 class ReplayError(EvertError, RuntimeError):
-    """An agent that is played again differs from its record."""
+    """A replayed agent differs from its record."""
 
 
 class EnvCheckError(EvertError, RuntimeError):
@@ -115,7 +116,7 @@ class EnvCheckError(EvertError, RuntimeError):
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's message, also where its own ``__str__`` raises."""
+    """An exception's message; if its ``__str__`` raises, a note that says so."""
     try:
         return str(error)
     except BaseException as broken:  # an agent's own exception may do anything
@@ -123,7 +124,7 @@ def text_of(error: BaseException) -> str:
 
 
 def repr_of(value: object) -> str:
-    """The beginning of a value's ``repr``, also where that raises."""
+    """The first 200 characters of a value's ``repr``; if that raises, a note that says so."""
     try:
         return f"{value!r:.200}"
     except Exception as broken:
@@ -131,4 +132,4 @@ def repr_of(value: object) -> str:
 
 
 class AgentAborted(BaseException):
-    """Ends an agent that ignores every refusal after its Env was closed."""
+    """Ends an agent that keeps calling after its Env was closed."""

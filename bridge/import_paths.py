@@ -1,7 +1,7 @@
-"""Import paths: ``package.module:name``, as agents, tasks and everything else is named in text.
+"""Import paths: settings name agents, tasks and other objects as ``package.module:name``.
 
-A class that says ``from_path = True`` may be called in one, with literals: a path that comes from
-elsewhere, out of a run's folder say, can have nothing else done.
+A path may also call a class that has ``from_path = True``, with literals as arguments. Other calls
+are refused, because a path may come from outside, from a run's folder for example.
 
     evert:GymAgent('FrozenLake-v1', is_slippery=False)
 """
@@ -15,7 +15,7 @@ from evert.bridge.tracebacks import own_frames
 
 
 def resolve(path: str, what: str, error: type[EvertError]) -> Any:
-    """What an import path ``package.module:name`` names; ``what`` it is, in a message's words."""
+    """The object at an import path; ``what`` names its kind in error messages ("agent")."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise error(f"Got {path!r} for the {what}; expected an import path 'package.module:name'.")
@@ -24,19 +24,19 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     except (ImportError, AttributeError, ValueError, TypeError) as cause:
         raise error(
             f"No {what} at {path!r}: {cause}. Expected an importable 'package.module:name'; "
-            "modules are looked for in the current folder and among what is installed."
+            "modules are searched for in the current folder and the installed packages."
         ) from cause
-    except (Exception, SystemExit) as cause:  # whatever a user's module does when it is imported
+    except (Exception, SystemExit) as cause:  # importing a user's module may raise anything
         raise error(
             f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
-            f"{text_of(cause)}{place_of(cause)}. A module named here is imported as it is: what it "
-            "needs (a key in the environment, say) has to be there, and a script's own work "
-            "belongs under `if __name__ == '__main__':`."
+            f"{text_of(cause)}{place_of(cause)}. Importing a module runs it. Provide what it "
+            "needs (a key in the environment, say), and put a script's own work under "
+            "`if __name__ == '__main__':`."
         ) from cause
 
 
 def _made(module: str, expression: str) -> Any:
-    """Evaluate a name, dots, and calls with literals; a ValueError for anything else."""
+    """Evaluate a name, attributes, and calls with literals; a ValueError for anything else."""
 
     def value_of(node: ast.expr) -> Any:
         match node:
@@ -48,8 +48,8 @@ def _made(module: str, expression: str) -> Any:
                 found = value_of(called)
                 if not (isinstance(found, type) and getattr(found, "from_path", False)):
                     raise ValueError(
-                        f"{ast.unparse(called)} cannot be called in a path: it is no class with "
-                        "from_path = True in it"
+                        f"{ast.unparse(called)} cannot be called in a path: it is not a class with "
+                        "from_path = True"
                     )
                 named = {each.arg or "**": ast.literal_eval(each.value) for each in options}
                 return found(*map(ast.literal_eval, arguments), **named)
@@ -59,12 +59,12 @@ def _made(module: str, expression: str) -> Any:
         return value_of(ast.parse(expression, mode="eval").body)
     except SyntaxError as error:
         raise ValueError(
-            f"{expression!r} is no expression; what stands in a path is the call that makes an "
-            "object, as a dataclass's repr is"
+            f"{expression!r} is not an expression; expected the call that makes an object, like a "
+            "dataclass's repr"
         ) from error
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception passed through the user's code; "" if it did not."""
+    """Where an exception last passed through the user's code, as text; "" if nowhere."""
     own = own_frames(error)
     return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -1,6 +1,7 @@
-"""Work that would hold the event loop: evert's own is done in a few threads.
+"""Slow work, kept off the event loop.
 
-Frameworks do theirs in the loop's default executor, which ``give_threads`` makes large enough.
+evert runs its own in a few threads (``off_loop``). Agent frameworks use the loop's default
+executor, which ``give_threads`` makes large enough.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ Result = TypeVar("Result")
 Given = ParamSpec("Given")
 
 AGENT_THREADS = 1024
-"""Threads that the agents of one event loop may block at once; each is made when it is needed."""
+"""Most threads that the agents of one event loop may block; a thread starts when needed."""
 
 _seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
@@ -25,48 +26,48 @@ _seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 async def off_loop(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> Result:
-    """Have something done beside the running loop, and wait for it."""
+    """Run ``work`` in a thread, and wait for its result without blocking the event loop."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(threads(2), lambda: work(*args, **options))
 
 
 async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
-    """What is being made; who is cancelled meanwhile waits for it, and has it undone."""
+    """Return the result of ``make``; if cancelled, still wait for the result, and ``undo`` it."""
     making = asyncio.ensure_future(make)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        with suppress(Exception):  # it could not be made
+        with suppress(Exception):  # making it failed: nothing to undo
             await undo(await making)
         raise
 
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """A pool of that many; the loop's default one may be full of agents that wait for us."""
+    """A shared pool of ``count`` threads. The loop's own may be full of agents that wait for us."""
     return ThreadPoolExecutor(count, thread_name_prefix="evert off loop")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of its threads
+    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of them
 
 
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Give an event loop's default executor enough threads for frameworks that block in them.
 
-    Its default is a handful: as many agents would wait in them, and the rest could never make the
-    calls that a trainer waits for. An executor that somebody chose is left alone.
+    By default it has only a few. Agents that wait would occupy them all, and the other agents could
+    never make the calls that the trainer waits for. An executor that the user set is kept.
     """
     if loop in _seen:
         return
     _seen.add(loop)
-    hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # uvloop's
+    hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # for uvloop
     present = getattr(loop, "_default_executor", None) or next(hidden, None)
     size = getattr(present, "_max_workers", 0)
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
         loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
         if present is not None:
-            present.shutdown(wait=False)  # what it was given, it still does
+            present.shutdown(wait=False)  # it still finishes its work
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Whose work it is: the rollout that a task or thread belongs to, said by a context variable.
+"""The rollout that a task or thread belongs to, as a context variable.
 
-``bridge/clients/takeover.py`` says when a claim begins and how it is handed on.
+``bridge/clients/takeover.py`` says when a claim begins, and how pools and new threads inherit it.
 """
 
 import contextvars
@@ -22,14 +22,14 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """To whom a piece of work belongs."""
+    """A rollout's claim on a task or thread."""
 
-    owner: Callable[[], Owner | None]  # the API of its rollout; None: the rollout is gone
-    is_lent: bool  # whether it ends with the agent
-    process: int  # where it holds; a forked process has a copy of all claims
+    owner: Callable[[], Owner | None]  # the rollout's API; None: the rollout no longer exists
+    is_lent: bool  # whether the claim ends with the agent
+    process: int  # id of the process where it is valid; a forked process copies all claims
 
     def lent(self) -> "Claim":
-        """The same until the agent is over, and holding on to nothing."""
+        """The same claim, but it ends with the agent and keeps nothing alive."""
         owner = self.owner()
         if self.is_lent or owner is None:
             return self
@@ -37,7 +37,7 @@ class Claim:
 
 
 CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("evert_claim", default=None)
-"""The claim on whatever runs here; None: it is nobody's."""
+"""The claim on the current task or thread; None if no rollout has one."""
 
 
 def current_owner() -> Owner | None:
@@ -51,7 +51,7 @@ def current_owner() -> Owner | None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Calls made inside are never taken over: evert's own, to models that are really elsewhere."""
+    """Do not take over model calls inside the block: they are evert's own, to remote models."""
     token = CLAIM.set(None)
     try:
         yield

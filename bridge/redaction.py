@@ -1,16 +1,15 @@
-"""What this process knows and nobody else may read: keys and passwords, and texts without them.
+"""Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
 
-A mark, ``[HF_TOKEN]``, takes the place of every secret wherever something is kept that others
-wrote: logs, errors, reports, run folders. Secrets are
+Others' texts are redacted before they are kept: logs, errors, reports, run folders. Secrets are
 
-- the values of environment variables and of arguments ``name=value`` whose names look like a key's
-  (``is_secret``), passwords in URLs, whatever the name, and what ``keep_secret`` was told;
-- the keys of rollouts, and passwords in URLs (``://user:password@``), by their form;
-- fields of a URL's query (``?api_key=``), by their names.
+- values of environment variables, of arguments ``name=value`` and of ``keep_secret``: the whole
+  value if the name looks like a key's (``is_secret``), the password if the value is a URL;
+- the keys of rollouts, and passwords in URLs (``://user:password@``), found by their form;
+- fields of a URL's query (``?api_key=``), found by their names.
 
-A value is found as it is and as JSON, ``repr`` and URLs spell it. What is encoded otherwise
-(base64, a hash, cut in pieces) is not recognised, and neither is a password of under 8 characters
-or a short plain word: it would blind ordinary text.
+A value is found in plain text and as JSON, ``repr`` and URLs spell it. Other encodings (base64, a
+hash, pieces) are not recognised. A password of under 8 characters or a short plain word is not
+redacted, because ordinary text would be redacted with it.
 """
 
 import json
@@ -26,21 +25,21 @@ SECRET_WORD = re.compile(
     r"[a-z]*(token|secret|password|passwd|credential|cookie)s?"
     r"|(api|access|auth|secret|private|master|license)?keys?|creds|passphrase|pass|pwd|auth|authorization|bearer|jwt|pat|sas|dsn|private"
 )
-"""A word of a name that looks like a key's."""
+"""A word that makes a name look like a key's."""
 
 NO_SECRET = frozenset({"env", "file", "path", "dir", "folder", "name", "sock", "type", "url"})
-"""Last words of names that only say where or what a key is."""
+"""Last words of names whose value is a key's place or kind, not the key."""
 
 FOLDERS = frozenset({"PWD", "OLDPWD"})
 
 SHORTEST, SHORTEST_WORD = 8, 12
-"""Characters of a secret; of one that has letters only, or digits only."""
+"""Fewest characters of a secret, and of a secret with letters only or digits only."""
 
 ROLLOUT_KEY = re.compile(r"(?<![\w-])evert-[\w-]{32}(?![\w-])")
 ROLLOUT_MARK = "[ROLLOUT_KEY]"
 
 URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
-"""The user and the password of a URL, whoever wrote it."""
+"""The user and the password of a URL."""
 
 PASSWORD_MARK = "[PASSWORD]"
 """What a record has in place of the password of a URL."""
@@ -49,19 +48,19 @@ URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
 """A field of a URL's query, and its value."""
 
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, with which no file can be written."""
+"""Half of a surrogate pair: a text with one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
-"""Characters before the end of a text that are looked at, too, where the end alone is kept."""
+"""Characters before the kept end of a text: a secret may begin there, so they are redacted too."""
 
 _told: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
 _variables: dict[Any, Any] = {}
-"""The environment that ``_marks`` were made from, as the system spells it."""
+"""The environment that ``_marks`` were made from, in the system's encoding."""
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable's or setting's name looks like a key's, and its value could be one."""
+    """Whether a variable's or setting's name looks like a key's, and its value like a key."""
     words = re.findall("[a-z0-9]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
     return (
         any(SECRET_WORD.fullmatch(word) for word in words)
@@ -73,7 +72,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def keep_secret(name: str, value: str) -> None:
-    """Have a value redacted from now on, where it looks like a secret by its name or in a URL."""
+    """Redact a value from now on, if its name looks like a key's or it is a URL with a password."""
     if _told.get(name) != value and [*_secrets({name: value}.items())]:
         _told[name] = value
         _variables.clear()
@@ -81,10 +80,10 @@ def keep_secret(name: str, value: str) -> None:
 
 def redacted(text: str) -> str:
     """The text with a mark in place of every secret that this process knows."""
-    text = str.__str__(text)  # a subclass of an agent's may do anything
+    text = str.__str__(text)  # an agent's subclass of str may do anything
     if not text.isascii():
         text = LONE.sub("\ufffd", text)
-    present = os.environ._data  # type: ignore[attr-defined]  # to decode it would take longer
+    present = os.environ._data  # type: ignore[attr-defined]  # decoding takes longer
     if present != _variables:
         _learn(present)
     for spelling, mark in _marks:
@@ -112,7 +111,7 @@ def redacted_end(text: str, size: int) -> str:
 
 
 def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that an agent noted for people, whose names are its own affair."""
+    """An agent's logs, redacted. Names mark no value as secret, since the agent chooses them."""
     return {
         redacted(name): redacted(value) if isinstance(value, str) else value
         for name, value in logs.items()
@@ -120,7 +119,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """The value with every text in it redacted, and those whole whose names look like a key's."""
+    """The value with its texts redacted; a text whose name looks like a key's is replaced whole."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
@@ -133,19 +132,19 @@ def redacted_tree(value: Any, name: str = "") -> Any:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line, with the values of ``name=value`` redacted by their names, too."""
+    """A command line, redacted; a ``name=value`` is redacted by its name too."""
     return [
         f"{name}={redacted_tree(value, name)}" if given else redacted(name)
         for name, given, value in (argument.partition("=") for argument in arguments)
     ]
 
 
-# -- what is known ---------------------------------------------------------------------------------
+# -- the known secrets -----------------------------------------------------------------------------
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets anew. Threads that do so at the same time find the same; those that are
-    looking through ``_marks`` meanwhile keep the list that they have."""
+    """Find the secrets again. Threads that do this at the same time find the same secrets; threads
+    that read ``_marks`` meanwhile keep the old list."""
     global _marks
     snapshot, told = dict(present), dict(_told)
     parts = (argument.partition("=") for argument in sys.argv)
@@ -157,7 +156,7 @@ def _learn(present: Mapping[Any, Any]) -> None:
                 found.setdefault(spelling, f"[{name}]")
     _marks = sorted(found.items(), key=lambda one: -len(one[0]))
     _variables.clear()
-    if told == _told:  # else somebody told one meanwhile
+    if told == _told:  # else a secret was added meanwhile
         _variables.update(snapshot)
 
 
@@ -171,7 +170,7 @@ def _secrets(given: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """The password in a URL, or the name of a user without one, as some keys are given."""
+    """The password in a URL; without one, the user's name, since some keys are given so."""
     if "://" not in value or "@" not in value:
         return None
     try:

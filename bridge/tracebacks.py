@@ -1,4 +1,4 @@
-"""Exceptions as the author of an agent wants to see them: with the frames of their own code."""
+"""Exceptions as an agent's author wants to see them: with only the frames of their own code."""
 
 import sysconfig
 import traceback
@@ -11,11 +11,17 @@ from evert.bridge.errors import text_of
 MOST_FRAMES = 12
 MOST_LEAVES = 4  # exceptions of a group that are shown
 
-_HOMES = (Path(evert.bridge.__path__[0]), Path(evert.__file__).parent / "agents")
-_EVERT = tuple(str(path.resolve()) for path in _HOMES)
-"""Where frames are that start an agent and carry its calls."""
-_PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_STANDARD = sysconfig.get_path("stdlib")
+_HOMES = (evert.bridge.__path__[0], Path(evert.__file__).parent / "agents")
+"""Folders of the code that starts an agent and carries its calls."""
+
+
+def _resolved(*folders: str | Path) -> tuple[str, ...]:
+    return tuple(str(Path(folder).resolve()) for folder in folders)
+
+
+_EVERT = _resolved(*_HOMES)
+_PACKAGES = _resolved(sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_STANDARD = _resolved(sysconfig.get_path("stdlib"))
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -24,7 +30,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions that a group holds, at any depth, in order; of any other, itself."""
+    """The exceptions in a group, at any depth, in order; any other exception alone."""
     found, waiting = list[BaseException](), [error]
     while waiting:
         each = waiting.pop()
@@ -36,7 +42,10 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def told(error: BaseException) -> tuple[str, str]:
-    """The name of an exception's class, and its message; of a group, what it was raised for."""
+    """An exception's class name and message; for a group, also those of its exceptions.
+
+    A group of one exception counts as that exception.
+    """
     found = leaves(error)
     if len(found) == 1:
         return type(found[0]).__name__, text_of(found[0])
@@ -45,11 +54,11 @@ def told(error: BaseException) -> tuple[str, str]:
 
 
 def agent_traceback(error: BaseException) -> str:
-    """The exception with the frames of the agent's own code, in Python's form; "" without any.
+    """The traceback of an exception, in Python's form, with only the frames of the agent's code.
 
-    Frames of evert and of libraries are left out; of an agent that is a library's, those of the
-    standard library alone. Of a group, each exception in it, or the group's frames where that has
-    none of the agent's.
+    Frames of evert and of libraries are left out. If the agent itself is part of a library, the
+    frames of installed packages are shown. A group shows its exceptions; those without frames of
+    the agent have the group's. The text is "" if there are no frames.
     """
     packages = [frame for frame, home in _frames(error) if home == "packages"]
     around = own_frames(error) or packages
@@ -63,7 +72,7 @@ def _frames(error: BaseException) -> list[tuple[traceback.FrameSummary, str]]:
 
 
 def _home(file: str) -> str:
-    """Whose a file is: "evert", "packages", "standard", or "" for anybody else's."""
+    """Where a file belongs: "evert", "packages", "standard", or "" for the user's code."""
     path = str(Path(file).resolve())
     if path.startswith(_EVERT):
         return "evert"

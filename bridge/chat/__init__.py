@@ -1,13 +1,13 @@
-"""A call and a reply, in no API's form.
+"""A model call and its reply, whatever the API.
 
 In reading order:
 
-    bad_requests.py  the 400s
-    fields.py        the policies of a request's fields, and their readers
-    keys.py          messages as keys
-    messages.py      messages of agents, as renderers take them
-    reply.py         what is replied to it
-    schemas.py       JSON schemas, held against replies
-    formats.py       what a reply has to look like: response_format, forced tools
-    request.py       a model call, whatever API it came by
+    bad_requests.py  the HTTP 400 errors that agents get
+    fields.py        which fields of a request are supported, and their readers
+    keys.py          hashable keys of messages
+    messages.py      agents' messages in the form that renderers take
+    reply.py         the reply to a call
+    schemas.py       checks replies against JSON schemas
+    formats.py       required formats of a reply: response_format, forced tools
+    request.py       a model call of any API
 """

@@ -1,4 +1,4 @@
-"""The 400s: what an agent is told of a call that cannot be answered."""
+"""HTTP 400 errors: the answers to calls that cannot be served."""
 
 import importlib
 import traceback
@@ -15,7 +15,7 @@ def malformed(name: str, expected: str, value: object) -> openai.BadRequestError
 
 
 def unexpected(place: str, value: object, expected: str) -> openai.BadRequestError:
-    """The error for a part of a field (``messages[0]``) that is none of what may stand there."""
+    """The error for a part of a field (``messages[0]``) that is not what was expected there."""
     return bad_request(f"{place} is {value!r:.200}; expected {expected}", param=place)
 
 
@@ -37,9 +37,10 @@ def failed(model: str, how: str) -> openai.BadRequestError:
 
 
 def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
-    """The error on which agents compact their history: code ``context_length_exceeded``.
+    """The error for a prompt that is too long: code ``context_length_exceeded``.
 
-    Its message is Anthropic's sentence and OpenAI's, since agents look for either.
+    Agents compact their history when they get it. The message has Anthropic's sentence and
+    OpenAI's, since agents look for either.
     """
     return bad_request(
         f"prompt is too long: {length} tokens > {limit} maximum. This model's maximum context "
@@ -59,12 +60,15 @@ def _sdk_http_library() -> ModuleType:
 
 @cache
 def _request() -> Any:
-    """The request that every 400 answers, made once: an agent may make thousands of bad calls."""
+    """The request of every 400, made once, since an agent may make thousands of bad calls."""
     return _sdk_http_library().Request("POST", "http://evert.invalid/v1/chat/completions")
 
 
 def refuse(what: str, error: Exception) -> NoReturn:
-    """Refuse what raised ``error`` when it was read: an agent's own objects may do anything."""
+    """Raise the 400 for the field ``what``, since reading it raised ``error``.
+
+    An agent's own objects may raise anything.
+    """
     if isinstance(error, openai.BadRequestError):
         raise error
     reason = "".join(traceback.format_exception_only(error)).strip()

@@ -1,11 +1,10 @@
-"""The fields of a request: each has a written policy, and a reader of its value.
+"""The fields of a request: which are supported, and how their values are read.
 
-``FieldPolicy`` is the gate: every field of an API is *honoured* (it shapes the observation, the
-reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that says
-what to do instead. Nothing is dropped in silence: a field that a policy does not know is an error
-for the native handle, and is let pass with a warning over the wire, where SDKs and frameworks add
-new ones with every release. An explicit null is the same as an absent field. A reader raises the
-400 where a value has another form.
+Every field of an API has a policy (``FieldPolicy``). It is *honoured* (it shapes the observation,
+the reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that
+says what to do instead. A field without a policy is an error in the native handle. Over HTTP it
+only causes a warning, because SDKs and frameworks add fields with every release. A null is the same
+as an absent field. A reader raises the 400 if a value has the wrong form.
 """
 
 import json
@@ -18,21 +17,21 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # unknown fields that a process warns of
+MOST_WARNED = 100  # unknown fields that a process warns about
 
 _warned: set[str] = set()
 
 
 @dataclass(frozen=True)
 class FieldPolicy:
-    """What becomes of each field of an API."""
+    """The policy for each field of an API."""
 
     honoured: frozenset[str]
     ignored: frozenset[str]
     refused: Mapping[str, tuple[Sequence[Any], str]]  # values that pass, and what to do instead
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
-        """Let the fields of a call pass, or raise the 400; unknown ones pass if not ``strict``."""
+        """Raise a 400 for a refused field. For an unknown one raise it if ``strict``, else warn."""
         for name, value in fields.items():
             if is_absent(value):
                 continue
@@ -62,14 +61,14 @@ def _warn_of(name: str) -> None:
     if name in _warned or len(_warned) >= MOST_WARNED:
         return
     _warned.add(name)
-    rest = " Further ones are not told." if len(_warned) == MOST_WARNED else ""
+    rest = " Further ones are not reported." if len(_warned) == MOST_WARNED else ""
     logger.warning(
         "An agent sends the field %.100r, which evert does not know: it is ignored.%s", name, rest
     )
 
 
 def is_absent(value: object) -> bool:
-    """Whether a field counts as not passed: null, or one of the SDK's markers."""
+    """Whether a field counts as absent: null, or one of the SDK's markers."""
     return value is None or type(value).__name__ in ("NotGiven", "Omit")
 
 
@@ -90,7 +89,7 @@ def read_model(value: object, default: str) -> str:
 
 
 def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = None) -> Any:
-    """The field, if it is of a kind, ``expected`` in words; ``absent`` when it is absent."""
+    """The field, of the type ``kind`` (``expected`` in words); ``absent`` when it is absent."""
     if is_absent(value):
         return absent
     if isinstance(value, kind):
@@ -114,7 +113,7 @@ def read_object(value: object, name: str) -> Mapping[str, Any] | None:
 
 
 def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
-    """The tightest of some caps on the reply's tokens; None when none is given."""
+    """The smallest of several caps on the reply's tokens; None when no cap is given."""
     caps = []
     for name in names:
         value = fields.get(name)
@@ -127,7 +126,7 @@ def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
-    """Stop strings."""
+    """The stop strings; empty when the field is absent."""
     if is_absent(value):
         return ()
     stops = (value,) if isinstance(value, str) else value
@@ -142,7 +141,7 @@ def read_flag(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
-    """What the field ``evert`` says of the training: {"train": false}; True when it is absent."""
+    """Whether to train on the reply, by the field ``evert``: {"train": false}; True by default."""
     own = read_object(fields.get("evert"), "evert") or {}
     if not {*own} <= {"train"} or not isinstance(own.get("train", True), bool):
         raise malformed("evert", '{"train": true} or {"train": false}', own)
@@ -150,7 +149,7 @@ def read_train(fields: Mapping[str, Any]) -> bool:
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object that a text is; None where it is none."""
+    """The JSON object in a text; None if the text is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -159,7 +158,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Whether a JSON value has more levels of lists and objects in it."""
+    """Whether a JSON value nests lists and objects more than ``levels`` deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for one in level for inner in _inside(one)]

@@ -1,9 +1,9 @@
-"""What a reply has to look like: ``response_format`` and a forced ``tool_choice``.
+"""Required formats of a reply: ``response_format`` and a forced ``tool_choice``.
 
-A hosted API constrains the sampler. A trainer's sampler is its own, so evert asks and checks: the
-instruction goes to the end of the prompt, once for as long as the format stays the same, and a
-reply that does not fit is answered with what is wrong with it, a bounded number of times. Each of
-these attempts is a transition of its own, trained on like any other; the agent sees the last.
+A hosted API constrains the sampler. Here the trainer samples, so evert asks for the format and
+checks the reply. The instruction goes to the end of the prompt, once while the format stays the
+same. If the reply does not fit, the policy is told why and replies again, a limited number of
+times. Each attempt is a transition, trained on like any other; the agent sees the last reply.
 """
 
 import re
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""
 
-ANY_VALUE = "{}"  # the schema of JSON of any kind
+ANY_VALUE = "{}"  # the schema of any JSON
 
 LONGEST_CHECKED = 100_000
-"""Most characters of a reply that is held against a schema. The slowest schema found, an enum of a
-thousand objects, takes two to three seconds for so many."""
+"""Most characters of a reply that is checked against a schema. The slowest schema found, an enum of
+a thousand objects, takes two to three seconds for that many."""
 
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """What a reply has to look like."""
+    """The format that a reply must have."""
 
-    schema: str | None = None  # as JSON text, of a reply without tool calls; None for any text
-    must_call: tuple[str, ...] = ()  # tools of which one has to be called
+    schema: str | None = None  # JSON text, for a reply without tool calls; None for any text
+    must_call: tuple[str, ...] = ()  # tools; one of them must be called
 
     def instruction(self) -> str:
-        """What the policy is told."""
+        """The text that asks the policy for the format."""
         if self.must_call:
             names = ", ".join(self.must_call)
             if len(self.must_call) == 1:
@@ -52,22 +52,25 @@ class ReplyFormat:
         return f"Answer with JSON and nothing else. It must fit this JSON schema: {self.schema}"
 
     def request(self) -> "Message":
-        """The instruction as the message that is put after the agent's own."""
+        """The instruction as a message, which follows the agent's messages."""
         return {"role": "user", "content": self.instruction()}
 
     def correction(self, problem: str) -> "Message":
-        """The message that asks for the reply again."""
+        """The message that names the problem and asks for the reply again."""
         return {"role": "user", "content": f"{problem} {self.instruction()}"}
 
     def cleaned(self, reply: "Reply") -> "Reply":
-        """The reply with a code fence around its JSON taken away, for agents that parse it."""
+        """The reply without a code fence around its JSON, for agents that parse it."""
         if self.schema is None or reply.tool_calls:
             return reply
         fenced = _FENCED.fullmatch(reply.text.strip())
         return reply if fenced is None else replace(reply, text=fenced[1].strip())
 
     def problem(self, reply: "Reply") -> str | None:
-        """What is wrong with a reply, told to the policy; a very long one fits any schema."""
+        """What is wrong with a reply, in words for the policy; None if it fits.
+
+        JSON of more than ``LONGEST_CHECKED`` characters fits any schema.
+        """
         if self.must_call:
             if any(call.function.name in self.must_call for call in reply.tool_calls):
                 return None
@@ -75,7 +78,7 @@ class ReplyFormat:
         if self.schema is None or reply.tool_calls:
             return None
         try:
-            value = orjson.loads(reply.text)  # as RFC 8259 has it: no NaN, no half of a character
+            value = orjson.loads(reply.text)  # by RFC 8259: no NaN, no lone surrogates
         except ValueError as error:
             return f"Your answer is no JSON ({error})."
         if len(reply.text) > LONGEST_CHECKED:

@@ -1,7 +1,7 @@
-"""Keys of messages: what a message says, and not its form.
+"""Hashable keys of messages: equal keys mean equal content, whatever the form.
 
-A dict and an SDK object that say the same have the same key. A reply of the policy has a key
-without what agents change: white space at the ends, thinking.
+A dict and an SDK object with the same content have the same key. The key of the policy's reply
+leaves out what agents change: white space at the ends, thinking.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ Key = Hashable
 
 
 def message_key(message: Message) -> Key:
-    """What a message says, exactly."""
+    """The key of a message's exact content."""
     content = message["content"]
-    if len(message) == 2 and isinstance(content, str):  # most of them: role and text
+    if len(message) == 2 and isinstance(content, str):  # most messages: role and text
         return message["role"], content
     parts = content if isinstance(content, str) else tuple(map(_part_key, content))
     named = message.get("name"), message.get("tool_call_id")
@@ -26,7 +26,7 @@ def message_key(message: Message) -> Key:
 
 
 def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
-    """What an agent sees of a reply, but for white space at the ends of its text."""
+    """The key of a reply: its text without white space at the ends, and its tool calls."""
     return "reply", text.strip(), _calls_key(calls)
 
 
@@ -37,7 +37,7 @@ def key_without_ids(key: Key) -> Key:
 
 
 def key_as_reply(message: Message) -> Key:
-    """The key that a message of an agent has if it is a reply."""
+    """The key that an agent's message has if it is a reply of the policy."""
     content, calls = message["content"], message.get("tool_calls", ())
     if isinstance(content, str):
         return reply_key(content, calls)
@@ -58,12 +58,12 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
 
 
 def call_names(calls: Sequence[ToolCall]) -> Key:
-    """The ids and names of calls, arguments aside."""
+    """The key of tool calls without their arguments: ids and names."""
     return tuple((call.id, call.function.name) for call in calls)
 
 
 def _same_json(text: str) -> str:
-    """One spelling for JSON that frameworks write anew: key order, spaces, 1 for 1.0."""
+    """JSON in one form, since frameworks rewrite it: key order, spaces, 1 for 1.0."""
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""From the messages that agents send to the messages that the Cookbook's renderers take.
+"""Converts the messages that agents send into the form that the Cookbook's renderers take.
 
 ``read_message`` reads one message of a request (a dict, or an SDK message object that the agent
-appended), ``read_tools`` its tools.
+appended); ``read_tools`` reads the request's tools.
 """
 
 import json
@@ -27,17 +27,17 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-"""Role an agent may use -> role the renderers know."""
+"""Role that an agent may use -> role that renderers know."""
 
-_plain = str.__str__  # without what a subclass of the agent's does when it is compared
+_plain = str.__str__  # an agent's subclass of str may override comparison
 
 
 class CookbookMessage(dict[str, Any]):
-    """A message that is in the Cookbook's form already: taken as it is, whatever its role."""
+    """A message already in the Cookbook's form; it is used unchanged, whatever its role."""
 
 
 def as_fields(message: object, index: int) -> Mapping[str, Any]:
-    """The fields of one message: a dict as it is, an SDK object by its attributes."""
+    """The fields of one message, which is a dict or an SDK object."""
     if isinstance(message, Mapping):
         return message
     dump = getattr(message, "model_dump", None)
@@ -51,11 +51,12 @@ def as_fields(message: object, index: int) -> Mapping[str, Any]:
 
 
 def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> Message:
-    """One message of a request in the Cookbook's form; ``tool_names`` are those of earlier calls.
+    """One message of a request in the Cookbook's form.
 
-    Some templates (GPT-OSS) name the function in a tool's result.
+    ``tool_names`` maps the ids of earlier tool calls to their functions: some templates (GPT-OSS)
+    name the function in a tool's result.
     """
-    if type(message) is dict and len(message) == 2:  # most of them: role and text
+    if type(message) is dict and len(message) == 2:  # most messages: role and text
         role, content = message.get("role"), message.get("content")
         if type(role) is str and type(content) is str and role in ROLES:
             return {"role": ROLES[role], "content": content}
@@ -98,7 +99,7 @@ def _read_content(
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Not every renderer takes several texts, and one text is the same message.
+        # Not every renderer takes several texts; joined, they are the same message.
         return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "
@@ -156,7 +157,7 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
         json.loads(arguments)
     except (ValueError, RecursionError) as error:
         raise bad_request(
-            f"{place}.function.arguments is no JSON ({error}): {arguments!r:.200}.", param=place
+            f"{place}.function.arguments is not JSON ({error}): {arguments!r:.200}.", param=place
         ) from None
     called = ToolCall.FunctionBody(name=_plain(name), arguments=_plain(arguments))
     return ToolCall(id=call_id and _plain(call_id), function=called)
@@ -173,7 +174,7 @@ def _read_tool_result(
 
 
 def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
-    """The Cookbook's tool specs for OpenAI's tool dicts."""
+    """OpenAI's tool dicts as the Cookbook's tool specs."""
     try:
         return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
     except Exception as error:

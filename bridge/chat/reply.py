@@ -1,9 +1,9 @@
-"""``Reply``: what the policy's tokens say, as the agent gets it.
+"""``Reply``: one action of the policy as the agent gets it.
 
-A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's own parse, thinking
-and all, and is what gets rendered again if it must be. The *agent's* view (``Reply.text``,
-``tool_calls``) is what an OpenAI client shows; an agent sends it back, and
-``Reply.is_sent_back_as`` recognises it.
+A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's parse, thinking
+included; if the reply has to be rendered again, it is rendered from this view. The *agent's* view
+(``Reply.text``, ``tool_calls``) is what an OpenAI client shows. The agent sends it back with its
+next request, where ``Reply.is_sent_back_as`` recognises it.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """A sampled token, and the natural logarithm of its probability."""
 
-    text: str  # decoded by itself: a part of a character has the replacement character
+    text: str  # of this token alone; part of a character gives the replacement character
     logprob: float
-    raw: bytes | None  # of the text; None where an endpoint gave none
+    raw: bytes | None  # the bytes of the text; None where an endpoint gave none
 
 
-@dataclass(slots=True)  # made every turn, and a frozen one takes three times as long
+@dataclass(slots=True)  # made every turn; a frozen dataclass takes three times as long
 class Reply:
-    """What the policy said in one action, as the agent gets it."""
+    """The policy's reply in one action, as the agent gets it."""
 
-    parsed: Message  # the renderer's own parse of the action: the model's view
+    parsed: Message  # the renderer's parse of the action: the model's view
     text: str
     reasoning: str | None
     tool_calls: tuple[ToolCall, ...]  # each has an id
@@ -46,17 +46,20 @@ class Reply:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    stop_string: str | None = None  # the agent's own, where one cut the text
-    logprobs: tuple[TokenLogprob, ...] | None = None  # where they are asked for; one a token
-    prefill: str = ""  # what the agent began it with: ``parsed`` has it, ``text`` goes on from it
-    tokens: tuple[int, ...] | None = None  # where they are asked for and are known
-    key: Key = field(init=False, repr=False, compare=False)  # what an agent sees of it
+    stop_string: str | None = None  # the agent's stop string that cut the text, if one did
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if the agent asked for them
+    prefill: str = ""  # the beginning that the agent gave: in ``parsed``, but not in ``text``
+    tokens: tuple[int, ...] | None = None  # if they were asked for and are known
+    key: Key = field(init=False, repr=False, compare=False)  # ``reply_key`` of the whole reply
 
     def __post_init__(self) -> None:
         self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
-        """The reply with its first ``count`` tool calls; without any it simply stops."""
+        """The reply with its first ``count`` tool calls.
+
+        If none is left, the finish reason "tool_calls" becomes "stop".
+        """
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
@@ -67,12 +70,12 @@ class Reply:
         return reply_message(self.text, self.reasoning, calls)
 
     def after(self, prefill: str) -> "Reply":
-        """The reply to an agent that began it itself, and gets the rest.
+        """The reply without ``prefill``, its beginning that the agent gave.
 
-        Where a renderer's prompt opens a thought, the thought begins with it.
+        If the renderer's prompt opens a thought, ``prefill`` is the beginning of the thought.
         """
         reasoning, text, stripped = self.reasoning, self.text, prefill.strip()
-        if text.startswith(stripped):  # a parser may strip what it reads
+        if text.startswith(stripped):  # a parser may strip white space
             text = text.removeprefix(prefill if text.startswith(prefill) else stripped)
         elif reasoning is not None and reasoning.startswith(stripped):
             begun = prefill if reasoning.startswith(prefill) else stripped
@@ -80,10 +83,10 @@ class Reply:
         return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
     def is_sent_back_as(self, message: Message, key: Key) -> bool:
-        """Whether an agent's message, of this key, is the reply.
+        """Whether an agent's message, which has this key, is the reply.
 
-        Agents strip what they get, so white space at the ends of a text is no change. They rarely
-        send reasoning back, so a missing one is none either; a different one is.
+        White space at the ends of the text does not count, since agents strip it. Reasoning may be
+        missing, since agents rarely send it back, but must not differ.
         """
         if key != self.key:
             return False
@@ -92,7 +95,7 @@ class Reply:
 
 
 def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-    """A reply of the assistant's; thoughts of None are none."""
+    """A reply as an assistant's message; ``thoughts`` of None are left out."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thoughts is not None:
         message["reasoning_content"] = thoughts
@@ -110,9 +113,10 @@ def _thoughts(content: str | list[ContentPart]) -> str | None:
 def read_reply(
     parsed: Message, *, truncated: bool, call_ids: str, prompt_tokens: int, completion_tokens: int
 ) -> Reply:
-    """The reply that a renderer's parse stands for.
+    """The reply made from a renderer's parse.
 
-    ``call_ids`` is a prefix, another for each reply: some formats give tool calls no ids.
+    Some formats give tool calls no ids. Those are made from ``call_ids``, a prefix that differs
+    for each reply.
     """
     text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(
@@ -120,18 +124,18 @@ def read_reply(
         for number, call in enumerate(parsed.get("tool_calls") or ())
     )
     if calls:
-        text = text.strip()  # the white space that formats have around calls says nothing
+        text = text.strip()  # formats have white space around calls
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
     lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)
-    if lost:  # an agent must see what could not be parsed, and so must the model in its history
+    if lost:  # the agent must see what could not be parsed, and so must the model in its history
         text += lost
         parsed = _with_text(parsed, lost)
     return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)
 
 
 def call_id(name: str) -> str:
-    """An id in the form of OpenAI's, the same for the same name."""
+    """An id in OpenAI's form; the same name gives the same id."""
     return f"call_{hashlib.blake2b(name.encode(), digest_size=12).hexdigest()}"
 
 

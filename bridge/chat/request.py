@@ -1,4 +1,4 @@
-"""A model call as an agent makes it: what every dialect reads its bodies into."""
+"""``ChatRequest``: a model call as an agent makes it. Every dialect reads its bodies into one."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from evert.bridge.chat.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One model call of an agent, whatever API it came by."""
+    """One model call of an agent, from any API."""
 
     model: str
-    messages: Sequence[Any]  # OpenAI's chat completions: dicts, or SDK objects. Not copied here
-    tools: list[Any] | None = None  # OpenAI's
-    max_tokens: int | None = None  # None for the run's own cap
-    stop: tuple[str, ...] = ()  # besides the renderer's own
+    messages: Sequence[Any]  # as in OpenAI's chat completions: dicts or SDK objects; not copied
+    tools: list[Any] | None = None  # as in OpenAI's chat completions
+    max_tokens: int | None = None  # None for the run's cap
+    stop: tuple[str, ...] = ()  # in addition to the renderer's stops
     format: ReplyFormat | None = None
-    may_call: bool = True  # if not, the calls that the reply makes all the same are not delivered
+    may_call: bool = True  # if False, the agent does not get the tool calls of the reply
     logprobs: bool = False
-    train: bool = True  # whether the reply is to be learned from
-    prefill: str = ""  # the beginning of the reply, which the agent gives; it gets what follows
-    tokens: bool = False  # whether the sampled ids are wanted, as environments in an agent do
+    train: bool = True  # whether to train on the reply
+    prefill: str = ""  # the reply's beginning, given by the agent; the agent gets only the rest
+    tokens: bool = False  # whether the sampled token ids are wanted; ``CookbookAgent`` needs them
 
 
 FrozenAnswer: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]
-"""A frozen model: what it replies to a request."""
+"""A frozen model: a function from a request to its reply."""

@@ -1,13 +1,13 @@
-"""JSON schemas, held against replies by ``jsonschema-rs``.
+"""Checks replies against JSON schemas, with ``jsonschema-rs``.
 
-The agent brings the schema, which is taken to be sane, and the policy the reply, which may be
-anything. Whether a reply fits is known in a time that grows with its length alone: patterns have an
-engine that never goes back. To find where it does not fit may take twice as long with each level
-of the reply. So the place is told for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are
-told as a whole. A check holds all threads, wherever it runs.
+The schema is the agent's and is assumed to be sane; the reply is the policy's and may be anything.
+The time of a check grows only with the reply's length, since the engine for patterns never
+backtracks. The time to find the place of an error may double with each level of the reply. So the
+place is reported for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are reported as a
+whole. A check blocks all threads of the process.
 
-What cannot be checked (a reference into nothing, a pattern with look-around) is not held against
-the policy. Nothing is ever fetched.
+What cannot be checked counts as passed: a reference that leads nowhere, a pattern with look-around.
+Nothing is ever fetched.
 """
 
 import json
@@ -22,11 +22,11 @@ from evert.bridge.chat.fields import is_deeper
 
 logger = logging.getLogger(__name__)
 
-DEEPEST = 10  # most levels of a reply that is told where it does not fit
+DEEPEST = 10  # most levels of a reply for which the place of an error is reported
 
 
 def vet(schema: str) -> None:
-    """Raise a ``ValueError`` for what is no schema; where references lead is not looked at."""
+    """Raise a ``ValueError`` if a text is not a JSON schema; references are not followed."""
     try:
         validator_for(json.loads(schema), offline=True)
     except ValidationError as error:
@@ -35,11 +35,11 @@ def vet(schema: str) -> None:
 
 
 def first_error(schema: str, value: Any) -> str | None:
-    """Where a value does not fit, and why; None when it does, or cannot be checked."""
+    """Where a value does not fit a schema, and why; None if it fits or cannot be checked."""
     try:
         if _validator(schema).is_valid(value):
             return None
-    except Exception as error:  # whatever becomes of a schema that is none
+    except Exception as error:  # a bad schema may raise anything
         _warn(schema, f"{getattr(error, 'message', error)!s:.300}")
         return None
     try:
@@ -62,11 +62,11 @@ def _validator(schema: str, *, as_told: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords whose objects are values, or have names of the agent's before lists."""
+"""Keywords whose content is not changed: values, or lists under any name, even ``anyOf``."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:
-    """The schema, which says only whether one of its alternatives fits."""
+    """The schema, changed so that an error says that no alternative fits, but not why."""
     if isinstance(schema, list):
         return [_without_errors_of_alternatives(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,12 +1,12 @@
-"""Which token sequence a call goes on.
+"""Finds the token sequence that a call continues.
 
 In reading order:
 
-    prefix_tree.py      which beginnings of conversations are known
+    prefix_tree.py      the known beginnings of conversations
     completed_calls.py  tool calls that come back completed, or under other ids
-    differences.py      the first message that is another, in words
-    drift.py            what keeps a known reply from going on, and where
-    conversation.py     one conversation, in messages and in exact tokens
-    matching.py         which conversation a call continues; drift
-    reading.py          the messages of a request, read and keyed once
+    differences.py      the first message that differs, in words
+    drift.py            the causes of drift
+    conversation.py     one conversation, as messages and as exact tokens
+    matching.py         the conversation that a call continues; drift
+    reading.py          the messages of a request, each with its key
 """

@@ -1,11 +1,11 @@
-"""Tool calls that come back otherwise than the policy made them, and are still the policy's.
+"""Recognises the policy's tool calls when an agent sends them back changed (*echoes*).
 
-A framework may fill in arguments that the policy left out (``"replace_all": false``) or tidy what
-it wrote (white space at the ends of lines, ``"3"`` where the schema has a number). The call's id
-says whose it is, and all that was sampled is there. ``is_completed`` knows such an echo.
+A framework may add arguments that the policy left out (``"replace_all": false``) or tidy the
+sampled ones (white space at the ends of lines, ``"3"`` where the schema has a number). The call has
+the same id and still holds all that was sampled. ``is_completed`` recognises such a call.
 
-A framework may also give calls other ids, the same ones in their results. That changes nothing
-where the template shows no ids. ``follow_echoes`` undoes both.
+A framework may also change the ids of calls, and of their results accordingly. That does not matter
+if the template shows no ids. ``follow_echoes`` undoes both changes.
 """
 
 import json
@@ -23,11 +23,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class Followed(NamedTuple):
-    """How far a request follows what is known."""
+    """A request, followed through the index as far as it is known."""
 
     heard: list[Heard]  # its messages, echoes undone
-    places: list[int]  # in the index, after each message that is known
-    completed: int | None  # index of the last reply that came back completed
+    places: list[int]  # in the index, after each known message
+    completed: int | None  # index of the last reply that came back completed; None: no such reply
 
 
 def follow_echoes(
@@ -64,7 +64,7 @@ def follow_echoes(
 
 
 def _renames(heard: list[Heard], at: int, reply: Reply) -> bool:
-    """Give the results after a renamed reply its own ids; False: they answer another reply."""
+    """Give the results after a renamed reply the original ids; False: they are another reply's."""
     calls = heard[at].message.get("tool_calls", ())
     ids = {call.id: own.id or "" for call, own in zip(calls, reply.tool_calls, strict=True)}
     after = (one.message for one in heard[at + 1 :])
@@ -89,7 +89,7 @@ def _is_one_to_one(sent: Iterable[Heard], given: Iterable[Heard]) -> bool:
 
 
 def is_completed(heard: Heard, reply: Reply) -> bool:
-    """Whether an agent's message is ``reply``, but for arguments added to its calls or tidied."""
+    """Whether an agent's message is ``reply``, with arguments of its calls added or tidied."""
     sent, given = heard.message.get("tool_calls", ()), reply.tool_calls
     if not sent or len(sent) != len(given) or heard.key == reply.key:
         return False
@@ -110,7 +110,7 @@ def _completes(call: ToolCall, given: ToolCall) -> bool:
 
 
 def _holds(sent: Any, given: Any) -> bool:
-    """Whether ``sent`` has all that ``given`` has; objects may have more fields, at any depth."""
+    """Whether ``sent`` has all of ``given``; objects may have more fields, at any depth."""
     if isinstance(given, dict) and isinstance(sent, dict):
         return given.keys() <= sent.keys() and all(_holds(sent[k], given[k]) for k in given)
     if isinstance(given, list) and isinstance(sent, list):

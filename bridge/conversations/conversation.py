@@ -1,14 +1,13 @@
-"""``Conversation``: what an agent and the policy have said, and the exact tokens of it.
+"""``Conversation``: the messages of an agent and the policy, and their exact tokens.
 
-It exists in two views that grow side by side. ``sent`` is the agent's: messages as its requests
-hold them, kept to recognise the conversation when it comes back. ``messages`` is the model's, as
-the renderer takes them, with what the agent does not see (the tools' prefix, thinking,
-corrections).
-The tokens are ``log`` (up to the last action), then ``tail`` (what came after it), then ``suffix``
-(which opens the reply), then ``opened`` (what the agent begins it with). Sampled tokens enter the
-log as they were sampled and are never encoded again; a turn renders the tail only. Each reply that
-the agent gets leaves a ``Point``, from which other conversations may branch; the tokens that it
-holds never change.
+It has two views, which grow together. ``sent`` is the agent's: messages as its requests hold them,
+kept to recognise the conversation in its next request. ``messages`` is the model's, as the renderer
+takes them. It includes what the agent does not see: the tools' prefix, thinking, corrections.
+
+A prompt's tokens are ``log`` (up to the last action), ``tail`` (the messages after it), ``suffix``
+(which opens the reply) and ``opened`` (the agent's prefill). Sampled tokens enter the log as they
+were sampled and are never encoded again; a turn renders only the tail. Each reply that the agent
+gets is kept as a ``Point``, whose tokens never change. Other conversations may branch there.
 """
 
 import copy
@@ -32,9 +31,9 @@ from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import FlatPrompt, TokenLog, length_of
 
 
-@dataclass(slots=True, eq=False)  # made every turn, and a frozen one takes three times as long
+@dataclass(slots=True, eq=False)  # made every turn; a frozen dataclass takes three times as long
 class Point:
-    """A reply that an agent got, and all that led to it: a point to go on from."""
+    """A reply that an agent got, from which a conversation can continue."""
 
     conversation: "Conversation"
     number: int  # its place among the conversation's points
@@ -43,11 +42,11 @@ class Point:
     log: TokenLog  # the action included
     action: list[int]  # end of turn included
     reply: Reply
-    format: ReplyFormat | None  # what the policy had been told
+    format: ReplyFormat | None  # the format that the policy was asked for
 
     @property
     def message(self) -> Message:
-        """The reply as the model gave it, thinking included."""
+        """The reply in the model's view, thinking included."""
         return self.conversation.messages[self.messages - 1]
 
     @property
@@ -57,13 +56,13 @@ class Point:
 
     @property
     def is_open(self) -> bool:
-        """Whether its conversation stands here, and can itself go on."""
+        """Whether its conversation ends here, so that it can continue without a branch."""
         conversation = self.conversation
         return conversation.reply is self.reply and conversation.points[-1] is self
 
     def is_within(self, heard: Sequence[Heard]) -> bool:
-        """Whether a request sends back all replies up to this one as they were given."""
-        path = reversed(self.path)  # what an agent changes is mostly new
+        """Whether a request sends back all replies up to this one unchanged."""
+        path = reversed(self.path)  # agents mostly change recent messages
         return all(point.reply.is_sent_back_as(*heard[point.sent]) for point in path)
 
 
@@ -74,19 +73,18 @@ class Conversation:
     Attributes:
         caller: Task or thread that made its latest call.
         tools: Tools offered, as sent; None for none.
-        lineage: Number of the token sequence it is writing, a new one when the renderer forces a
-            fresh start; -1 before the first prompt.
-        format: What the latest reply had to look like, and the policy was told; None for anything.
-        reply: The latest reply until the agent sends it back; None before the first.
-        action: Its tokens, as sampled after what the agent began it with, end of turn included,
-            until the next message is rendered.
-        prefill: What the agent begins the reply with that is asked for.
-        points: What there is to branch from, also of the conversation that it branched off.
-        place: In the index, after all that the agent has sent, or the reply.
+        lineage: Number of its current token sequence; -1 before the first prompt. A new sequence
+            begins when the renderer changes history.
+        format: Format that the policy was asked for; None for any.
+        reply: The latest reply, until the agent sends it back; else None.
+        action: Tokens of the latest reply, with prefill and end of turn, until a message is added.
+        prefill: The agent's beginning of the next reply.
+        points: Replies to branch from, also those from before its own branch.
+        place: Its place in the index, after the agent's latest message or the latest reply.
         length: Number of tokens of the prompt.
-        first: The same of its token sequence's first prompt; None before that.
+        first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
-        shown: For templates that are rendered whole: what the renderer itself makes of the log.
+        shown: For templates that are rendered whole: the log's tokens by the renderer itself.
     """
 
     index: Index[Point]
@@ -118,7 +116,7 @@ class Conversation:
     def after(
         cls, point: Point, caller: str, renderer: PromptRenderer, most: int | None = None
     ) -> "Conversation":
-        """A branch: another conversation that has been the same up to ``point``.
+        """A branch: a new conversation with the same history up to ``point``.
 
         Raises:
             LongTextError: More than ``most`` characters are to be rendered.
@@ -137,24 +135,24 @@ class Conversation:
     # -- the agent's view ------------------------------------------------------------------------
 
     def is_continued_by(self, messages: Sequence[Any]) -> bool:
-        """Whether ``messages`` begin with all that the agent has sent here, and go on.
+        """Whether ``messages`` begin with all messages that the agent sent here, and have more.
 
-        Fast: one comparison of lists. What follows should be the latest reply.
+        Fast: one comparison of lists. The next message should be the latest reply.
         """
         count = len(self.sent)
         try:
             return (
                 self.reply is not None
                 and len(messages) > count
-                and messages[count - 1] == self.sent[-1]  # what others lack, to be done early
+                and messages[count - 1] == self.sent[-1]  # fast: most conversations fail here
                 and messages[:count] == self.sent
                 and all(_state(message) == before for message, before in self._objects)
             )
-        except Exception:  # an agent's objects may not like to be compared (arrays)
+        except Exception:  # an agent's objects may raise when compared (arrays)
             return False
 
     def remember(self, start: int, kept: "Sequence[Kept]") -> None:
-        """Take messages of a request as the agent's view from ``start`` on."""
+        """Replace the agent's view from ``start`` on with messages of a request."""
         if start == 0:
             self._objects = []
         del self.sent[start:]
@@ -170,13 +168,13 @@ class Conversation:
     # -- the model's view ------------------------------------------------------------------------
 
     def prompt(self) -> tinker.ModelInput:
-        """The tokens to continue."""
+        """The prompt: the tokens that the policy continues."""
         return self.log.followed_by([*self.tail, *self.suffix, *self.opened])
 
     def record(
         self, action: list[int], reply: Reply, renderer: PromptRenderer, *, is_seen: bool = True
     ) -> None:
-        """Take in an action; one that was cut gets its end-of-turn token."""
+        """Add an action; if it was cut, add its end-of-turn token too."""
         ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
         self.length = self.log.length
@@ -200,24 +198,24 @@ class Conversation:
         limit: PromptLimit = ANY_LENGTH,
         most: int | None = None,
     ) -> Drift | None:
-        """Add messages after the last action, and make the tokens for them; all or nothing.
+        """Add messages after the last action, and render them. An error changes nothing.
 
         Args:
             new: The messages.
-            renderer: To render with.
-            limit: On the prompt's length.
-            most: Characters of what was said before that may be rendered again; None for any.
+            renderer: The renderer to use.
+            limit: Limit of the prompt's length.
+            most: Most characters of history that may be rendered again; None for any number.
 
         Returns:
-            ``Drift.TEMPLATE`` when the renderer no longer shows the last reply, or what was before
-            it, as it was: all is then as the renderer shows it now, a token sequence of its own.
-            ``Drift.RETOKENISED`` when it would only spell the reply otherwise, or not show the
-            thought that the prompt opened. Else None.
+            ``Drift.TEMPLATE`` if the renderer now shows the last reply, or the history before it,
+            differently: everything is then rendered again, as a new token sequence.
+            ``Drift.RETOKENISED`` if it only spells the reply with other tokens, or does not show
+            the thought that the prompt opened; the sampled tokens stay. Else None.
 
         Raises:
-            RendererMismatchError: The renderer cannot render it.
+            RendererMismatchError: The renderer cannot render the messages.
             openai.BadRequestError: The prompt is too long.
-            LongTextError: More than ``most`` are to be rendered again.
+            LongTextError: More than ``most`` characters would be rendered again.
         """
         start, last_user = len(self.messages), self.last_user
         before = self.log, self.tail, self.suffix, self.opened, self.shown
@@ -258,7 +256,7 @@ class Conversation:
         return drift
 
     def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
-        """For templates that depend on all messages: render them all, but keep what was sampled."""
+        """Render all messages, for templates that depend on all; sampled tokens are kept."""
         check_tokens(self.log.length, most)
         whole = renderer.full(self.messages)
         known = _shown_again(whole, self.shown, renderer)
@@ -276,10 +274,10 @@ class Conversation:
 
 
 def _shown_again(whole: FlatPrompt, shown: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """How much of ``whole`` shows the same as ``shown``; None: it shows it differently.
+    """Length of the part of ``whole`` that shows ``shown`` again; None: it is shown differently.
 
-    A reply that was cut never closes the thought that the prompt opened, and a template cannot show
-    such a thought: the rendering then goes on with the reply where the thought was opened.
+    A cut reply may not close the thought that the prompt opened. A template cannot show such a
+    thought: it shows the reply where the thought was opened.
     """
     if whole[: len(shown)] == shown:
         return len(shown)
@@ -291,11 +289,11 @@ def _shown_again(whole: FlatPrompt, shown: FlatPrompt, renderer: PromptRenderer)
 
 
 _OPENING = 3
-"""Tokens in which a prompt may open a thought."""
+"""Last tokens of a prompt that may open a thought."""
 
 
 def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
-    """The reply that opens the rest of a whole rendering; empty where none can be made out."""
+    """The reply at the beginning of the rest of a rendering; empty if none can be found."""
     if rest[: len(action)] == action:
         return rest[: len(action)]
     ends = [rest.index(end) for end in renderer.end_tokens if end in rest]
@@ -303,17 +301,17 @@ def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> F
 
 
 Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A message of an agent, safe against changes in place; and its state, if it is an SDK object.
+"""A copy of an agent's message, with None; or an SDK object itself, with a copy of its state.
 
-To compare SDK objects is slow; the same object is equal at once, if nobody changed it.
+Comparing SDK objects is slow. The same object is equal at once; its state shows any change.
 """
 
 
 def keep(messages: Sequence[Any]) -> list[Kept]:
-    """Messages of a request, to be recognised by.
+    """Keep messages of a request, to recognise them in the next one.
 
     Raises:
-        openai.BadRequestError: One cannot be copied.
+        openai.BadRequestError: A message cannot be copied.
     """
     try:
         return [_keep(message) for message in messages]
@@ -329,5 +327,5 @@ def _keep(message: Any) -> Kept:
 
 
 def _state(message: Any) -> tuple[dict[str, Any], Any]:
-    """All that can change in an SDK object; reasoning is among its extra fields."""
+    """All that can change in an SDK object; reasoning is one of its extra fields."""
     return vars(message), getattr(message, "__pydantic_extra__", None)

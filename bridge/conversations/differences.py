@@ -1,4 +1,4 @@
-"""The first message that is another than it was, in words."""
+"""Describes the first message that differs between two requests."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ AROUND = 40
 """Characters that are shown on each side of a difference."""
 
 _UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
-"""Fields that agents leave out, or an SDK adds, of what is the same message."""
+"""Fields that do not count: agents leave them out, or an SDK adds them."""
 
 _IDS = {"id", "tool_call_id"}
 
 
 def in_messages(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """The first field of the first message that differs; "" where all say the same.
+    """The first field of the first message that differs, in words; "" if none differs.
 
-    Ids of tool calls are looked at last: agents may rename them.
+    Ids of tool calls are compared last, since agents may change them.
     """
     return _in_messages(then, now, _IDS) or _in_messages(then, now, set())
 
@@ -40,17 +40,17 @@ def _in_messages(
 
 
 def in_field(place: str, then: Any, now: Any) -> str:
-    """What differs in a field; "" where nothing does, or both are empty."""
+    """What differs in a field, in words; "" if nothing does, or both are empty."""
     found = _first(place, _said(then), _said(now), set())
     return _changed(*found) if found else ""
 
 
 def _said(value: Any) -> Any:
-    """A field without its empty values: agents strip replies, and leave empty fields out."""
+    """A field's value without what agents change: they strip texts, and leave empty fields out."""
     if isinstance(value, list):
         texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
         if texts and len(texts) == len(value):
-            return "".join(map(str, texts)).strip() or None  # one text is the same message
+            return "".join(map(str, texts)).strip() or None  # joined, they are the same message
         return [_call(part) for part in value] or None
     return (value.strip() if isinstance(value, str) else value) or None
 
@@ -92,6 +92,6 @@ def words(value: Any) -> str:
 
 
 def shortened(text: str, place: int = 0) -> str:
-    """A text around a place."""
+    """The part of a text around ``place``, quoted."""
     start, end = max(0, place - AROUND), place + AROUND
     return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"

@@ -1,4 +1,4 @@
-"""What keeps a known reply from going on token for token, and where it was found."""
+"""Drift: why a known reply cannot be continued token for token, and where it was found."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,7 +13,7 @@ from evert.bridge.tokens.token_log import FlatPrompt
 
 
 class Drift(StrEnum):
-    """The causes (see ``matching.py``)."""
+    """Causes of drift (see ``matching.py``)."""
 
     TEMPLATE = "template"
     RETOKENISED = "retokenised"
@@ -23,10 +23,10 @@ class Drift(StrEnum):
 
 
 class Break(NamedTuple):
-    """A drift that an observation met."""
+    """A drift that was found for an observation."""
 
     cause: Drift
-    where: str = ""  # which field of which message differed; "" where that cannot be said
+    where: str = ""  # which field of which message differed; "" if unknown
 
 
 def cause_of(
@@ -37,14 +37,14 @@ def cause_of(
     *,
     goes_on: bool,
 ) -> Drift | None:
-    """The drift of what a request meets: none where all is another agent's or conversation's.
+    """The drift of a request; None if other agents or conversations explain all that differs.
 
     Args:
-        speaker: Who makes the request.
-        others: Who got the replies in it that are not on its way.
-        left_out: Who got a reply where it holds another message, or none.
-        before: Who got the latest reply on its way, with other tools; None: it has the same.
-        goes_on: Whether a conversation goes on with it, and so keeps all of its own.
+        speaker: The agent that makes the request.
+        others: Agents that got replies in the request which are not on its path in the index.
+        left_out: Agents that got a reply where the request has another message, or none.
+        before: The agent that got the latest reply on the path, if with other tools; else None.
+        goes_on: Whether the request continues a conversation, which then keeps all its tokens.
     """
     if goes_on:
         others = {one for one in others if one.opening == speaker.opening}
@@ -56,13 +56,13 @@ def cause_of(
 
 
 def drift_of(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
-    """What came between a reply as it was sampled and as the renderer shows it as history."""
+    """The drift between a reply's sampled tokens and those that the renderer shows as history."""
     if shown == sampled:
         return None
     tokens = [token for token in shown if isinstance(token, int)]
     if not tokens or len(tokens) < len(shown):
         return Drift.TEMPLATE
-    if renderer.differ_in_spelling(tokens, sampled):  # of marks that made no thought and no call
+    if renderer.differ_in_spelling(tokens, sampled):  # marks that made no thought and no call
         return None
     return Drift.RETOKENISED if _say_the_same(tokens, sampled, renderer) else Drift.TEMPLATE
 
@@ -70,7 +70,7 @@ def drift_of(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) ->
 def _say_the_same(shown: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
     try:
         (rendered, ended), (said, end) = renderer.parse(shown), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all
+    except (RendererError, RecursionError):  # no message: an end of turn in its middle, say
         return False
     return ended == end and _what_it_says(rendered) == _what_it_says(said)
 
@@ -78,13 +78,13 @@ def _say_the_same(shown: list[int], sampled: list[int], renderer: PromptRenderer
 def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
     """A reply's thinking, text and tool calls, without what templates choose.
 
-    They choose the white space between them and the place of tool calls that cannot be parsed.
+    Templates choose the white space between these, and the place of unparsed tool calls.
     """
     content = message["content"]
     parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
     broken = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
     text = "".join(part["text"] for part in parts if part["type"] == "text")
     if any(raw not in text for raw in broken):
-        text += "".join(raw for raw in broken)
+        text += "".join(broken)
     thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
     return thinking.split(), text.split(), message.get("tool_calls", ())

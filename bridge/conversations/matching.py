@@ -1,26 +1,27 @@
-"""Which conversation a call continues, and what it means when it continues none.
+"""Finds the conversation that a call continues, and any drift.
 
 A *lineage* is one token sequence that only grows: it becomes one datum.
-``ConversationBook.observe`` finds the reply from which an agent's request goes on: nearly always
-the caller's latest, else the last one on the request's way through the ``Index``. A conversation
-that still stands there grows by the new messages. From any other reply a new one branches off,
-which shares the tokens up to there; that is no drift. Without any, everything is rendered.
+``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
+caller's latest, else the last one on the request's path through the ``Index``. If a conversation
+ends with that reply, it grows by the new messages. From any other reply a new conversation
+branches off, which shares the tokens up to there; that is no drift. If there is no such reply,
+everything is rendered.
 
-*Drift* is what keeps a known reply from going on token for token. An observation meets at most one
-cause:
+*Drift* is what keeps a known reply from being continued token for token. An observation has at
+most one cause:
 
-    template     same messages, but the renderer shows their history otherwise (thinking stripped)
+    template     same messages, but the renderer shows the history differently (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
-    completed_arguments  a tool call came back with arguments added; kept too where an option
-                 says so, else a new lineage
+    completed_arguments  a tool call came back with arguments added; the sampled ids are kept if an
+                 option says so, else a lineage starts
     tools        same messages, other tools
-    history      a reply was left out or changed, or stands in another history than its own
+    history      a reply was left out or changed, or is in a history that is not its own
 
-Only an agent's own past counts. Another agent (``Speaker``) that goes on with a history has been
-handed it: that is a new lineage, counted as a handoff and not as drift. So is no drift what others
-said after the point from which a conversation goes on.
+Only an agent's own past counts. If another agent (``Speaker``) continues a history, it was handed
+over: a lineage starts, which counts as a handoff and not as drift. Messages that other agents added
+after the reply that a request continues are not drift either.
 
-Wherever a reply comes back, it is rendered as the policy gave it, with its thinking.
+A reply that comes back is always rendered as the policy gave it, with its thinking.
 """
 
 import copy
@@ -48,20 +49,20 @@ from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
-"""Conversations that are compared message by message before the index is asked."""
+"""Number of recent conversations that a request is compared with before the index is searched."""
 
 
 class ConversationBook:
     """All conversations of one episode.
 
     Args:
-        limit: On the length of prompts; a longer one is refused.
-        keeps_completed: Whether a reply stays as sampled though its tool calls come back completed.
+        limit: Limit of the prompts' length; a longer prompt is refused.
+        keeps_completed: Whether a reply stays as sampled if its tool calls come back completed.
 
     Attributes:
         drift: How often each cause occurred.
-        handoffs: How often an agent went on with another agent's history.
-        latest_drift: The cause that the latest observation met; None when it went on as it was.
+        handoffs: How often an agent continued another agent's history.
+        latest_drift: The drift of the latest observation; None if there was none.
         lineages: Number of token sequences begun so far.
     """
 
@@ -87,13 +88,13 @@ class ConversationBook:
     def observe(
         self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None = None
     ) -> Conversation:
-        """The conversation of a call, grown by its new messages; its ``prompt()`` is to be sampled.
+        """The conversation of a call, with its new messages; its ``prompt()`` is the observation.
 
         Args:
             request: The call.
-            caller: Task or thread that made it; among equal conversations its own comes first.
-            renderer: To render with (``self.renderer``, or its copy for worker threads).
-            most: Characters that may be read and rendered here; None for any number.
+            caller: Task or thread that made it; of equal conversations, its own is preferred.
+            renderer: The renderer to use (``self.renderer``, or its copy for worker threads).
+            most: Most characters to read and render here; None for any number.
 
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
@@ -121,7 +122,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         most: int | None = None,
     ) -> None:
-        """Append messages that the agent does not know of (corrections, a hook's reminders).
+        """Append messages that the agent does not see (corrections, a hook's reminders).
 
         Raises:
             LongTextError: More than ``most`` characters are to be rendered; nothing has changed.
@@ -131,7 +132,7 @@ class ConversationBook:
         self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
 
     def forget(self) -> None:
-        """Let go of the conversations, which refer to each other: there is no next prompt."""
+        """Free the conversations, which refer to each other, after the last prompt."""
         for points in self._index.points.values():
             for point in points:
                 point.conversation.points = []
@@ -139,12 +140,12 @@ class ConversationBook:
         self._latest.clear()
         self._recent.clear()
 
-    # -- where a request goes on -----------------------------------------------------------------
+    # -- what a request continues ----------------------------------------------------------------
 
     def match(
         self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None
     ) -> "Match":
-        """Where a request goes on; nothing has changed. Raises as ``observe``."""
+        """Find what a request continues, without any change. Raises as ``observe``."""
         sent, own = request.messages, self._latest.get(caller)
         for conversation in chain([own] if own is not None else (), reversed(self._recent)):
             if _offers(request, conversation) and conversation.is_continued_by(sent):
@@ -155,9 +156,9 @@ class ConversationBook:
         return self._from_a_reply(request, heard, caller, renderer, most)
 
     def _next_turn(self, conversation: Conversation, heard: Sequence[Heard]) -> "Match | None":
-        """The conversation's next turn, if it plainly is: its latest reply, and what follows.
+        """Match a conversation's plain next turn: its latest reply, and the messages after it.
 
-        It is not if another message of an assistant's follows, which may be another agent's.
+        None if another assistant message follows, since it may be another agent's.
         """
         (said, *new), reply, cause = heard, conversation.points[-1].reply, None
         if any(one.is_assistants for one in new):
@@ -179,7 +180,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         most: int | None,
     ) -> "Match":
-        """From the last reply on the request's way through the index; without any, from scratch."""
+        """Match the last reply on the request's path through the index, or a new conversation."""
         heard, places, completed = follow_echoes(
             self._index, heard, renderer, keeps_completed=self._keeps_completed
         )
@@ -205,7 +206,7 @@ class ConversationBook:
         return Match(conversation, speaker, 0, heard[start:], rendered, cause, is_handed)
 
     def _asked_instead(self, places: Sequence[int], heard: Sequence[Heard]) -> set[Speaker]:
-        """Who got a reply where a request leaves the known messages; nobody if it does not."""
+        """Agents that got a reply where a request leaves the known messages, if it does."""
         if len(places) == len(heard):
             return set()
         return self._index.asked.get(places[-1] if places else START, set())
@@ -213,9 +214,9 @@ class ConversationBook:
     def _last_replies(
         self, request: ChatRequest, heard: Sequence[Heard], caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
-        """The last known reply on a request's way, and the last one with the same tools.
+        """The last known reply on a request's path, and the last one with the same tools.
 
-        Of equal ones: one that can go on, then one of the caller's own, then the newest.
+        Of equal replies: one that ends its conversation, then one of the caller's, then the newest.
         """
         last: Point | None = None
         for place in reversed(places):
@@ -232,7 +233,7 @@ class ConversationBook:
     ) -> tuple[list[Message], set[Speaker]]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
-        Also who got those of them that are not on the way to ``last``.
+        Also the agents that got those replies which are not on the path to ``last``.
         """
         path = {point.sent: point for point in last.path} if last is not None else {}
         rendered, others = [one.message for one in heard[start:]], set[Speaker]()
@@ -289,7 +290,7 @@ class ConversationBook:
     ) -> None:
         begins = conversation.lineage < 0
         if begins and drift is Drift.RETOKENISED:
-            drift = None  # counted when the reply was first gone on from
+            drift = None  # counted when the reply was first continued
         if begins or drift is Drift.TEMPLATE:
             conversation.lineage = self.lineages
             conversation.first = conversation.length
@@ -303,7 +304,7 @@ class ConversationBook:
             self.latest_drift = Break(cause, where)
 
     def _where(self, match: "Match", request: ChatRequest, caller: str) -> str:
-        """Which field differs from what the agent sent before; "" where that cannot be said."""
+        """Which field differs from what the agent sent before; "" if unknown."""
         speaker = match.speaker
         try:
             known = [self._latest.get(caller), *reversed(self._recent)]
@@ -315,20 +316,20 @@ class ConversationBook:
             now = request.messages[: len(then)]
             sides = ([as_fields(one, 0) for one in side] for side in (then, now))
             return tools if match.cause is Drift.TOOLS else in_messages(*sides) or tools
-        except Exception:  # an agent's objects may do anything; there may be no such conversation
+        except Exception:  # an agent's objects may raise anything; it may have sent nothing before
             return ""
 
 
 class Match(NamedTuple):
-    """Where a request goes on."""
+    """The conversation that a request continues, and how."""
 
-    conversation: Conversation  # the one that it becomes; not changed yet
+    conversation: Conversation  # the one to extend; not changed yet
     speaker: Speaker
     kept: int  # number of the request's messages that the conversation holds as they were sent
     new: Sequence[Heard]
-    rendered: list[Message]  # the new ones, replies of the policy as it gave them
+    rendered: list[Message]  # the new messages, with the policy's replies as it gave them
     cause: Drift | None  # None: no drift
-    is_handed: bool = False  # whether an agent begins with another's history
+    is_handed: bool = False  # whether an agent starts with another agent's history
 
 
 def _heard(
@@ -341,7 +342,7 @@ def _heard(
 def _offers(request: ChatRequest, conversation: Conversation) -> bool:
     try:
         return bool(request.tools == conversation.tools)
-    except Exception:  # an agent's objects may not like to be compared (arrays)
+    except Exception:  # an agent's objects may raise when compared (arrays)
         return False
 
 
@@ -361,9 +362,9 @@ def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRend
 
 
 def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:
-    """Length of the prompt that a request would be.
+    """Number of tokens of a request's prompt.
 
     Raises:
-        openai.BadRequestError: It cannot be read or rendered.
+        openai.BadRequestError: The request cannot be read or rendered.
     """
     return ConversationBook(renderer).observe(request, "", renderer).length

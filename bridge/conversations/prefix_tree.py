@@ -1,11 +1,11 @@
-"""``Index``: which beginnings of conversations an episode knows, found by content.
+"""``Index``: the known beginnings of an episode's conversations, found by content.
 
-A *place* is a number that stands for all messages up to a point. One dict, from a place and the key
-of the next message to the place after it, holds them all as a tree: to follow a request costs one
-look-up a message, with two conversations as with two thousand.
+A *place* is a number that stands for all messages up to a point. The places form a tree, kept in
+one dict: it maps a place and the key of the next message to the place after that message. To follow
+a request takes one look-up per message, however many conversations there are.
 
-A *speaker* is who asks: an agent is known by its system prompt and its tools, so that one agent's
-reply in another's history can be told from a history that was rewritten.
+A *speaker* is an agent, identified by its system prompt and its tools. So one agent's reply in
+another agent's history can be told from a rewritten history.
 """
 
 from collections import defaultdict
@@ -20,30 +20,30 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.reading import Heard
 
 P = TypeVar("P")
-"""What a reply is kept as."""
+"""The type that a reply is kept as."""
 
 START = 0
 """The place before every message."""
 
 
 class Speaker(NamedTuple):
-    """An agent, as far as its requests tell."""
+    """An agent, identified by its requests."""
 
-    prompt: tuple[Key, ...]  # the system messages with which it begins
+    prompt: tuple[Key, ...]  # of the system messages at the beginning
     tools: frozenset[str]  # names
-    opening: Key  # of the message after them, which tells its conversations apart
+    opening: Key  # of the message after the prompt, to tell an agent's conversations apart
 
     @classmethod
     def of(cls, heard: Sequence[Heard], tools: Iterable[Any] | None) -> "Speaker":
-        """Who makes a request."""
+        """The agent that makes a request."""
         prompt = list(takewhile(lambda one: one.message["role"] == "system", heard))
         opening = tuple(one.key for one in heard[len(prompt) : len(prompt) + 1])
         return cls(tuple(one.key for one in prompt), frozenset(_names(tools or ())), opening)
 
     def is_another(self, other: "Speaker") -> bool:
-        """Whether this is another agent: another system prompt, or each has tools of its own.
+        """Whether the agents differ: other system prompts, or each has a tool that the other lacks.
 
-        An agent whose tools become fewer or more is still the same.
+        An agent that only gains or only loses tools is still the same.
         """
         each_has_own = self.tools - other.tools and other.tools - self.tools
         return self.prompt != other.prompt or bool(each_has_own)
@@ -58,13 +58,13 @@ def _names(tools: Iterable[Any]) -> Iterator[str]:
 
 
 class Index(Generic[P]):
-    """The beginnings that are known (see the module's docstring).
+    """The known beginnings of conversations (see the module's docstring).
 
     Attributes:
-        points: The replies that end at a place, from old to new.
-        asked: Place where replies were given -> to whom.
-        replies: Key of each reply -> to whom it was given.
-        words: Places after an assistant's message that was of the agent's own making.
+        points: Place -> the replies that end there, from old to new.
+        asked: Place where replies were given -> the agents that got them.
+        replies: Key of each reply -> the agents that got it.
+        words: Places after an assistant's message that the agent wrote itself.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Index(Generic[P]):
         self._alike.clear()
 
     def follow(self, heard: Iterable[Heard], start: int = START) -> list[int]:
-        """The places after each of the messages, as far as they are known from ``start`` on."""
+        """The place after each message, from ``start`` on, as far as the messages are known."""
         places: list[int] = []
         for one in heard:
             place = self._after(places[-1] if places else start, one)
@@ -95,17 +95,17 @@ class Index(Generic[P]):
         return places
 
     def called(self, place: int, message: Message) -> Iterable[P]:
-        """The replies given at ``place`` with the same calls, arguments aside; the newest first."""
+        """The replies at ``place`` with a message's tool calls, arguments aside; newest first."""
         return reversed(self._called.get((place, call_names(message.get("tool_calls", ()))), ()))
 
     def alike(self, place: int, heard: Heard) -> P | None:
-        """The latest reply given at ``place`` that a message is but for the ids of its calls."""
+        """The latest reply at ``place`` that equals a message but for the calls' ids, or None."""
         key = heard.key if heard.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._alike.get((place, key_without_ids(key))) if is_reply else None
 
     def enter(self, place: int, heard: Iterable[Heard]) -> int:
-        """Make the messages that follow on a place known; the place after them."""
+        """Add the messages after a place; return the place after them."""
         for one in heard:
             known = self._after(place, one) if one.is_assistants else None
             if known is None:
@@ -123,7 +123,7 @@ class Index(Generic[P]):
         return known
 
     def add(self, point: P, reply: Reply, speaker: Speaker, place: int, before: Key | None) -> int:
-        """Make a reply known that was given at ``place`` to the message ``before`` it.
+        """Add a reply that was given at ``place``; ``before`` is the key of the message before it.
 
         Returns:
             The place after the reply.
@@ -140,8 +140,8 @@ class Index(Generic[P]):
         return after
 
     def given(self, heard: Heard, before: Key | None) -> P | None:
-        """The latest reply that an agent's message is.
+        """The latest reply that equals an agent's message, or None.
 
-        A text alone may be like another by chance: it has to follow on the same message.
+        Replies without tool calls may be equal by chance, so the message before must be equal too.
         """
         return self._given.get((None if heard.message.get("tool_calls") else before, heard.key))

@@ -1,4 +1,4 @@
-"""The messages of a request, each read and keyed once."""
+"""Reads each message of a request once, and makes its key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ class Heard(NamedTuple):
 
     Attributes:
         message: As renderers take it.
-        key: What it says; of an assistant's, what a reply of the policy would be found by.
+        key: Its ``message_key``; an assistant's message has its ``key_as_reply``.
     """
 
     message: Message
@@ -28,7 +28,7 @@ class Heard(NamedTuple):
 
     @property
     def is_assistants(self) -> bool:
-        """Whether it is the policy's, or the agent says so."""
+        """Whether it is an assistant's message: the policy's, or one that the agent wrote."""
         return self.message["role"] == "assistant"
 
 
@@ -36,7 +36,7 @@ def hear(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> 
     """Read a request's messages from ``start`` on.
 
     Raises:
-        openai.BadRequestError: One cannot be read.
+        openai.BadRequestError: A message cannot be read.
     """
     heard: list[Heard] = []
     for index in range(start, len(messages)):

@@ -2,19 +2,19 @@
 
 In reading order:
 
-    bases.py          the shipped base's tokenizer, the default
-    pretrained.py     models of folders, whose code is not run unless it is trusted
+    bases.py          the shipped base models, and the renderer of any model
+    pretrained.py     loads model folders without running untrusted code
     token_log.py      a growing token sequence
-    escaping.py       what keeps text from becoming control tokens
+    escaping.py       keeps text from becoming control tokens
     call_format.py    how a chat template writes tool calls
-    probes.py         conversations that show what a chat template does
-    chat_template.py  what a chat template shows of itself
-    template.py       a renderer made of it
-    parse_guard.py    replies that no parser can cope with
-    renderer.py       what is needed of a Cookbook renderer
+    probes.py         made-up conversations for a chat template
+    chat_template.py  renders with a chat template, and learns its format
+    template.py       a renderer that uses a chat template
+    parse_guard.py    refuses replies that would block a parser
+    renderer.py       what an Env needs of a Cookbook renderer
     prompt_limit.py   the longest prompt
-    loop_budget.py    long texts are rendered in threads
-    images.py         images are data, opened before they are rendered
+    loop_budget.py    renders long texts in threads
+    images.py         checks images before they are rendered
     logprobs.py       log-probabilities of sampled tokens
-    actions.py        what sampled tokens say, and what if they do not parse
+    actions.py        reads sampled tokens as a reply
 """

@@ -1,4 +1,4 @@
-"""Reading an action: the reply its tokens stand for, and what is wrong where they do not parse."""
+"""Reads an action: the reply in its tokens, and what is wrong if they do not parse."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -21,14 +21,14 @@ from evert.bridge.tokens.renderer import PromptRenderer
 Problem = tuple[ParseFailureKind, str]
 """What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
 
-LARGEST_ID = 2**32 - 1  # of a token: a tokenizer holds no more
+LARGEST_ID = 2**32 - 1  # the largest token id that a tokenizer can have
 
 
 def token_ids(action: Iterable[Any]) -> list[int]:
-    """An action as a list of its own, of Python's integers; else an ``InvalidActionError``."""
+    """Copy an action's token ids to a list of Python ints, or raise an ``InvalidActionError``."""
     try:
         ids = list(action)
-        if not set(map(type, ids)) <= {int}:  # asked every turn: one pass, without a Python loop
+        if not set(map(type, ids)) <= {int}:  # runs every turn: one pass, without a Python loop
             ids = [_token_id(one) for one in ids]
         if ids and not (min(ids) >= 0 and max(ids) <= LARGEST_ID):
             raise OverflowError("a token id is out of range")
@@ -43,7 +43,7 @@ def token_ids(action: Iterable[Any]) -> list[int]:
 
 def _token_id(value: Any) -> int:
     if isinstance(value, bool):
-        raise TypeError("a bool is no token id")
+        raise TypeError("a bool is not a token id")
     return operator.index(value)
 
 
@@ -57,16 +57,16 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """The reply of an action, and what is wrong with it (None: nothing, or only that it was cut).
+    """The reply of an action, and its problem: None if there is none, or it was ``truncated``.
 
-    It is cut before the first of the request's stop strings; ``opened`` are the tokens of its
-    prefill, and ``truncated`` says that the action was cut at its token cap.
+    ``truncated`` means that the action was cut at its token cap; ``opened`` are the tokens of the
+    prefill. The reply ends before the first of the request's stop strings.
     """
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
     ended = [*opened, *ended]
     try:
         parsed, termination = renderer.parse(ended)
-    except (RendererError, RecursionError):  # several ends of turn, say: no parse at all
+    except (RendererError, RecursionError):  # no parse at all: several ends of turn, for example
         parsed = Message(role="assistant", content=renderer.decode([*opened, *action]))
         termination = ParseTermination.MALFORMED
     reply = read_reply(
@@ -81,7 +81,7 @@ def read_action(
 
 
 def as_asked(reply: Reply, request: ChatRequest) -> Reply:
-    """A reply as far as the agent asked for it: after its own beginning, up to its own stops."""
+    """The part of a reply that the agent asked for: after the prefill, up to a stop string."""
     if request.prefill:
         reply = reply.after(request.prefill)
     if not request.may_call:

@@ -1,12 +1,13 @@
-"""The tiny chat bases that ship with evert (names, folders, tokenizers), and any base's renderer.
+"""The tiny base models that ship with evert, and the renderer of any base model.
 
     evert-tiny        plays identity and guess-number; the default wherever a model is needed
     evert-tiny-20q    knows the nouns of Twenty Questions
-    evert-tiny-moves  sees what is on a board of tic-tac-toe, and in a hand of Blackjack
+    evert-tiny-moves  reads a board of tic-tac-toe, and a hand of Blackjack
 
-A folder (Hugging Face format, made by ``python -m evert.bases.making``) holds the weights and
-the tokenizer. The bridge uses only the first one's tokenizer, as the default of ``ChatAgentEnv``,
-so that one argument is enough and no network is needed; the embedded engine uses the weights.
+Each is a folder in Hugging Face's format with weights and a tokenizer, made by
+``python -m evert.bases.making``. The bridge uses only the tokenizer of ``evert-tiny``, as the
+default of ``ChatAgentEnv``, so that one argument is enough and no network is needed. The embedded
+engine uses the weights.
 """
 
 import difflib
@@ -32,7 +33,7 @@ BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all
 BASE_RENDERER = "qwen3_instruct"  # Cookbook renderer the bases were trained with
 
 TEMPLATE, HERMES = "template", "template_hermes"
-"""Renderers of a model's own chat template (``template.py``); the second has Hermes' tools."""
+"""Renderers that use a model's chat template (``template.py``); the second has Hermes' tools."""
 
 
 def base_path(name: str = BASE_MODEL) -> Path:
@@ -42,19 +43,19 @@ def base_path(name: str = BASE_MODEL) -> Path:
 
 @cache
 def base_tokenizer(name: str = BASE_MODEL) -> Any:
-    """A base's tokenizer, loaded once a process."""
+    """A base's tokenizer, loaded once per process."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_path(name))
-    # The Cookbook pickles a renderer by its tokenizer's name: the name, not this machine's path.
+    # The Cookbook pickles a renderer by this name, which must not be a path of this machine.
     tokenizer.name_or_path = name
-    # How long a prompt may be is the Env's limit and the engine's business, no reason to warn here.
+    # The Env and the engine limit the prompt, so the tokenizer need not warn.
     tokenizer.model_max_length = sys.maxsize
     return tokenizer
 
 
 def register_with_cookbook() -> None:
-    """Let the Cookbook find the shipped tokenizers by their bases' names, and our renderers."""
+    """Register evert's renderers with the Cookbook, and the tokenizers of the shipped bases."""
     from tinker_cookbook.renderers import register_renderer
     from tinker_cookbook.tokenizer_utils import register_tokenizer
 
@@ -66,7 +67,7 @@ def register_with_cookbook() -> None:
 
 @cache
 def default_renderer() -> "Renderer":
-    """The renderer of an Env that was given none: the default base's tokenizer in its format."""
+    """The default renderer of an Env: the default base's tokenizer and format."""
     from tinker_cookbook.renderers import get_renderer
 
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
@@ -79,10 +80,10 @@ def _template_of(tokenizer: Any, images: Any = None, *, hermes: bool) -> "Render
 
 
 def renderer_name_of(base_model: str) -> str:
-    """The renderer that fits a base: the Cookbook's; where it has none, the model's own template.
+    """Name of the renderer for a base model: the Cookbook's choice, else the model's chat template.
 
     Raises:
-        InvalidModelError: It is none of the Cookbook's models, no base and no folder.
+        InvalidModelError: The Cookbook does not know the model, which is no base and no folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -98,14 +99,16 @@ def renderer_name_of(base_model: str) -> str:
         hint = f" Did you mean {near[0]}?" if near else ""
         raise InvalidModelError(
             f"The Cookbook names no renderer for the model {base_model!r}, and it is neither a "
-            f"folder nor one of the bases {', '.join(BASES)}.{hint} If there is such a model, pass "
-            f"the renderer that it was trained with, for example renderer_name={BASE_RENDERER}, or "
+            f"folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, pass the "
+            f"renderer that it was trained with, for example renderer_name={BASE_RENDERER}, or "
             f"renderer_name={TEMPLATE}, its own chat template."
         ) from error
 
 
 def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
-    """A base's renderer: its tokenizer, chat format and, where it takes them, images.
+    """A base model's renderer, which takes images if the model does.
+
+    A ``renderer_name`` of None means ``renderer_name_of(base_model)``.
 
     Raises:
         InvalidModelError: There is no renderer of this name, or none that fits the model.
@@ -129,7 +132,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
 
 
 def _image_processor(model_name: str, renderer_name: str) -> Any:
-    """What turns images into tokens, for models that take them; None for text alone."""
+    """The model's image processor; None if the model takes only text, or loading it failed."""
     if "_vl" not in renderer_name and not _takes_images(model_name):
         return None
     from tinker_cookbook.image_processing_utils import get_image_processor
@@ -140,8 +143,10 @@ def _image_processor(model_name: str, renderer_name: str) -> Any:
         if folder.is_dir():
             return from_pretrained(AutoImageProcessor, model_name, str(folder))
         return get_image_processor(model_name)
-    except (InvalidModelError, OSError, ValueError) as error:  # text still works: an image is a 400
-        logger.warning("No image processor for %s, so its agents send text: %s", model_name, error)
+    except (InvalidModelError, OSError, ValueError) as error:  # text still works; an image is a 400
+        logger.warning(
+            "No image processor for %s; its agents can only send text: %s", model_name, error
+        )
         return None
 
 

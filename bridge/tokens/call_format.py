@@ -1,10 +1,10 @@
-"""How a chat template writes tool calls: found by having it write some, and read back.
+"""How a chat template writes tool calls. ``find_format`` has it write some, and reads them back.
 
-Calls stand between texts that are the same each time: ``before`` the first, ``between`` two,
-``after`` the last. Each is written in one of three ways. *Objects*: JSON that holds the name and
-the arguments, or a list of such (Hermes, Qwen, Llama 3, Mistral, Granite, Phi). *Named*: the name,
-then the arguments as JSON (DeepSeek, later Mistrals). *Keyed*: the name, then each argument
-between marks (Qwen's coders, GLM). White space at the ends of those texts does not count.
+Fixed texts stand ``before`` the first call, ``between`` two calls and ``after`` the last. White
+space in them does not count. A call is written in one of three ways. *Objects*: JSON with the name
+and the arguments, or a list of such objects (Hermes, Qwen, Llama 3, Mistral, Granite, Phi).
+*Named*: the name, then the arguments as JSON (DeepSeek, later Mistrals). *Keyed*: the name, then
+each argument between marks (Qwen's coders, GLM).
 """
 
 import json
@@ -27,18 +27,21 @@ _JSON = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class CallFormat:
-    """One template's way; ``keys`` of an object are those of the name and the arguments."""
+    """How one template writes tool calls."""
 
     before: str
     after: str
     between: str | None = None
-    keys: tuple[str, str] | None = None
+    keys: tuple[str, str] | None = None  # of an object: the name's and the arguments'
     middle: str = ""  # between a name and its arguments
     colon: str = ""  # between a key and its value
     comma: str = ""  # between a value and the next key
 
     def read_into(self, message: Message) -> None:
-        """Take the calls out of a message's text; what cannot be read stays, and is marked so."""
+        """Move the calls from a message's text to ``tool_calls``.
+
+        Calls that cannot be read stay in the text, and go to ``unparsed_tool_calls``.
+        """
         text = str(message["content"])
         mark = self.before.strip()
         start = text.find(mark) if mark else len(text) - len(text.lstrip())
@@ -58,10 +61,10 @@ class CallFormat:
         ]
 
     def read(self, text: str) -> Iterator[Call]:
-        """The calls of a text that holds nothing else.
+        """The calls of a text.
 
         Raises:
-            ValueError: It holds something else.
+            ValueError: The text holds something else.
         """
         at = _past(self.before, text, 0)
         while True:
@@ -106,19 +109,19 @@ class CallFormat:
 
 _BEFORE, _AFTER = "<tool_call>\n", "\n</tool_call>"
 HERMES_CALLS = CallFormat(_BEFORE, _AFTER, f"{_AFTER}\n{_BEFORE}", keys=("name", "arguments"))
-"""Of the models that Nous Research's Hermes taught to call tools, Qwen's among them."""
+"""The format of Nous Research's Hermes, which other models such as Qwen's use too."""
 
 
 def hermes_text(functions: list[str]) -> str:
-    """How Hermes writes calls; each is the JSON of its name and its arguments."""
+    """Calls in Hermes' format; each of ``functions`` is the JSON of a name and its arguments."""
     return "\n".join(f"{_BEFORE}{function}{_AFTER}" for function in functions)
 
 
 def find_format(shown: Callable[[list[Call]], str]) -> CallFormat | None:
-    """The way of a template; None where it shows no calls, or some that cannot be read again.
+    """A template's format of calls; None if it shows none, or they cannot be read back.
 
     Args:
-        shown: What it writes for calls; "" where it refuses.
+        shown: Returns the template's text for calls; "" if it refuses them.
     """
     one, two = shown([FIRST]), shown([FIRST, SECOND])
     found = _find(one)
@@ -167,7 +170,7 @@ def _keyed(text: str) -> CallFormat | None:
 
 
 def _between(found: CallFormat, text: str) -> str | None:
-    """What stands between two calls, if ``text`` holds two of that way."""
+    """The text between two calls; None if ``text`` does not hold two in the format."""
     try:
         _, end = found._one(text, _past(found.before, text, 0))
         other = text.index("qzother", end)
@@ -178,7 +181,7 @@ def _between(found: CallFormat, text: str) -> str | None:
 
 
 def _past(literal: str, text: str, at: int) -> int:
-    """The place after a text whose white space does not count."""
+    """The index after ``literal``, whose white space does not count."""
     for word in literal.split():
         at = _past_space(text, at)
         if not text.startswith(word, at):
@@ -208,7 +211,7 @@ def _checked(name: Any, arguments: Any) -> Call:
 
 
 def _value(text: str) -> Any:
-    """An argument as it was before a template wrote it: a text, or JSON of something else."""
+    """An argument's value. A template writes a string as it is, and another value as JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -217,6 +220,6 @@ def _value(text: str) -> Any:
 
 
 def common(text: str, other: str) -> str:
-    """What both begin with."""
+    """The longest common prefix."""
     pairs = enumerate(zip(text, other, strict=False))
     return text[: next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))]

@@ -1,10 +1,10 @@
-"""A tokenizer's chat template, asked for texts, and what it shows of itself in them.
+"""Renders texts with a tokenizer's chat template, and learns the template's format.
 
-A few small conversations of made-up words are rendered when it is loaded, and their texts say what
-opens a reply and what ends it, how a thought and a tool call are written, what parts messages, and
-whether a message adds the same text whatever stands before it.
+When a ``ChatTemplate`` is created, it renders a few small made-up conversations. They show what
+opens and ends a reply, how a thought and a tool call are written, what separates messages, and
+whether a message always adds the same text, whatever comes before it.
 
-The clock of a template stands still, at ``TODAY``, so that a run can be resumed on another day.
+For a template the date is always ``TODAY``, so that a run can be resumed on another day.
 """
 
 import json
@@ -50,7 +50,7 @@ from evert.bridge.tokens.probes import (
 )
 
 TODAY = datetime(2024, 7, 26)
-"""What a template takes for today: the day that Llama's name where there is no clock."""
+"""The date that a template gets: the one that Llama's templates use without a clock."""
 
 _KEYS_OF_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
@@ -59,17 +59,17 @@ class ChatTemplate:
     """The chat template of a tokenizer.
 
     Args:
-        tokenizer: Of the model, with its ``chat_template``.
-        hermes: Whether tools, calls and results are written into the messages' texts, in the
-            format of Hermes, for a template that ignores them.
+        tokenizer: The model's, with its ``chat_template``.
+        hermes: Whether to write tools, calls and results into the messages' texts in Hermes'
+            format, for a template that ignores them.
 
     Attributes:
         opening: Text that opens a reply.
-        stops: Token ids: what ends a reply, then the model's other ends.
-        thought: What stands before a thought, and between it and the reply; None: it is not shown.
-        calls: How tool calls are written; None where tools are not shown, or not readably.
-        frames: What parts two messages without a control token (``[/INST]``).
-        is_additive: Whether each message adds its own text and changes no others.
+        stops: Token ids: the template's end of a reply, then the model's other end tokens.
+        thought: Texts before a thought, and between it and the reply; None: thoughts are not shown.
+        calls: Format of tool calls; None: tools are not shown, or calls cannot be read back.
+        frames: Texts without a control token that separate messages (``[/INST]``).
+        is_additive: Whether each message adds its own text and changes no other text.
 
     Raises:
         RendererMismatchError: There is no template, or it cannot be used; the message says why.
@@ -79,14 +79,14 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise RendererMismatchError(
-                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so nothing says "
-                "how a conversation is shown to its model. Take a model that was tuned to chat, or "
-                "name the Cookbook renderer that it was trained with: renderer_name=."
+                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so the format of "
+                "prompts for its model is unknown. Take a model that was tuned for chat, or name "
+                "the Cookbook renderer that it was trained with: renderer_name=."
             )
         self.hermes = hermes
         self._control = ControlTokens(tokenizer)
         self._thought_key, self._takes_parts = "", False
-        self._stand_ins: dict[tuple[str, bool], str] = {}  # what ``stand_in``'s are shown as
+        self._stand_ins: dict[tuple[str, bool], str] = {}  # rendered texts of ``stand_in``
         self.opening = self._learn_opening()
         self._ends_replies = True
         self.stops = self._learn_stops()
@@ -98,7 +98,7 @@ class ChatTemplate:
         self.is_additive = self._ends_replies and all(map(self._adds_up, kinds))
 
     def text(self, messages: Sequence[Message], *, opens: bool = False) -> str:
-        """The messages' text; whatever the template raises passes."""
+        """The messages' text; ``opens`` adds a reply's opening. Raises what the template raises."""
         tools: list[Any] | None = None
         chat: list[Any] = []
         before: Message | None = None
@@ -110,7 +110,7 @@ class ChatTemplate:
                     chat.append({"role": "system", "content": message["content"]})
             elif self.hermes and is_tool(message):
                 result = f"<tool_response>\n{get_text_content(message)}\n</tool_response>"
-                if is_tool(before):  # one message of several results: roles may have to take turns
+                if is_tool(before):  # one message for several results: roles may have to alternate
                     chat[-1]["content"] += "\n" + result
                 else:
                     chat.append({"role": "user", "content": result})
@@ -149,17 +149,17 @@ class ChatTemplate:
     # -- one message at a time -------------------------------------------------------------------
 
     def shown(self, message: Message, ctx: RenderContext) -> str:
-        """The text that one message adds; of several results in one frame, up to the next."""
+        """The text that one message adds. If tool results share a frame, the last adds its end."""
         added = self.added(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
             return common(added, self.added(ctx, message, RESULT))
         return added
 
     def added(self, ctx: RenderContext, *after: Message) -> str:
-        """The text that messages add to those before; without any, what opens a reply."""
+        """The text that the messages ``after`` add; without any, the text that opens a reply."""
         kind, before = stand_in(ctx)
         if after and not before and self._is_held_back(after[0]):
-            return ""  # it is shown with the message that follows
+            return ""  # the next message shows it
         if after:
             whole = self.text([*before, *after])
             whole = self._to_its_end(whole) if after[-1]["role"] == "assistant" else whole
@@ -171,9 +171,9 @@ class ChatTemplate:
         if before[-1]["role"] == "assistant":
             begins = self._to_its_end(begins)
         elif after and is_tool(before[-1]) and is_tool(after[0]):
-            begins = common(begins, whole)  # several results may stand in one frame
+            begins = common(begins, whole)  # several results may share one frame
         if not whole.startswith(begins):
-            raise RendererMismatchError("The template shows a message anew when others follow.")
+            raise RendererMismatchError("The template changes a message when others follow.")
         return whole[len(begins) :]
 
     def _remembered(self, kind: str, messages: list[Message], *, opens: bool = False) -> str:
@@ -188,13 +188,13 @@ class ChatTemplate:
         return role == TOOLS or (role == "system" and not self._opens_alone)
 
     def _to_its_end(self, text: str) -> str:
-        """A text up to the end of its last reply; what follows is the next message's."""
+        """A text up to the end of its last reply; the rest belongs to the next message."""
         if not self._ends_replies:
             return text
         name = self._control.by_id[self.stops[0]]
         return text[: text.rindex(name) + len(name)]
 
-    # -- what the template shows of itself ---------------------------------------------------------
+    # -- the template's format ---------------------------------------------------------------------
 
     def _learn_opening(self) -> str:
         try:
@@ -218,7 +218,7 @@ class ChatTemplate:
 
     def _learn_stops(self) -> list[int]:
         found = None
-        for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it as the next one begins
+        for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it only before the next message
             rest = self.text(shape).rpartition("Qzreply")[2]
             found = self._control.pattern.search(rest)
             if found is not None:
@@ -238,17 +238,16 @@ class ChatTemplate:
         return list(dict.fromkeys(stop for stop in stops if stop in self._control.by_id))
 
     def _reply_to(self, *messages: Message) -> str:
-        """What a template writes after its opening; "" where it refuses."""
+        """The last message's text after the opening; "" if the template refuses."""
         try:
             opened = self.text(messages[:-1], opens=True)
             text = self._to_its_end(self.text(messages))
-        except Exception:  # a template may raise whatever it likes
+        except Exception:  # a template may raise anything
             return ""
         end = self._control.by_id[self.stops[0]]
         return text.removeprefix(common(text, opened)).removesuffix(end)
 
     def _learn_thought(self) -> tuple[str, str] | None:
-        """What stands before a thought, and between it and the reply; None: it is not shown."""
         said = Message(role="assistant", content=thinking("Qzthought", "Qzreply"))
         for key in _KEYS_OF_THOUGHTS:
             self._thought_key = key
@@ -265,7 +264,7 @@ class ChatTemplate:
         try:
             if "qzname" not in self.text([offered, USER]):
                 return None
-        except Exception:  # a template may raise whatever it likes
+        except Exception:  # a template may raise anything
             return None
 
         def shown(calls: list[Call]) -> str:
@@ -282,7 +281,7 @@ class ChatTemplate:
         try:
             alone = self.text([system])
             return "Qzsystem" in alone and self.text([system, USER]).startswith(alone)
-        except Exception:  # a template may raise whatever it likes
+        except Exception:  # a template may raise anything
             return False
 
     def _learn_frames(self) -> list[str]:
@@ -301,10 +300,10 @@ class ChatTemplate:
         return [frame for frame in found if len(frame) > 1]
 
     def _adds_up(self, messages: list[Message]) -> bool:
-        """Whether the messages' own tokens, one after the other, are those of the whole."""
+        """Whether the messages' own tokens, one after the other, equal those of the whole."""
         try:
             whole = self.text(messages, opens=True)
-        except Exception:  # no such conversation is ever shown
+        except Exception:  # the template refuses such conversations, so there are none
             return True
         contexts = [
             RenderContext(idx=at, is_last=False, prev_message=before, next_message=after)
@@ -315,10 +314,10 @@ class ChatTemplate:
         try:
             texts = [self.shown(*one) for one in zip(messages, contexts, strict=False)]
             opening = self.added(contexts[-1])
-        except Exception:  # a template may raise whatever it likes
+        except Exception:  # a template may raise anything
             return False
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        runs = [""]  # what is encoded in one go: up to a reply's end, and what opens the next
+        runs = [""]  # texts that are encoded at once, each up to a reply's end
         for message, text in zip(messages, texts, strict=True):
             runs[-1] += text
             runs += [""] if message["role"] == "assistant" else []
@@ -338,7 +337,7 @@ def _as_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _ends_of(folder: str) -> list[int]:
-    """The ends that a model's folder names in its generation config."""
+    """The end tokens in the generation config of a model's folder."""
     ends = read_json(Path(folder) / "generation_config.json").get("eos_token_id")
     found = ends if isinstance(ends, list) else [ends]
     return [end for end in found if type(end) is int]

@@ -1,16 +1,16 @@
-"""Text stays text: no string that anybody brings becomes a control token of a prompt.
+"""Keeps text from becoming control tokens of a prompt.
 
-Renderers put a prompt together as text, in which a tokenizer then finds the control tokens. The
-text does not tell the template's own from those that a user types (``<|im_end|>``), a web page
-holds or the policy quotes. So every string is *marked* before a renderer gets it: within each
-control token that it holds, and at an end that could make one up with a neighbour. A mark is a word
-that nobody can guess and that templates hand on. ``MarkedTokenizer`` takes the marks out of what a
-renderer has encoded, and of the control tokens in it spells those that held one: the tokens say the
-same, and mean nothing. All the rest is tokenised as ever.
+Renderers build a prompt as text, in which a tokenizer then finds the control tokens. It cannot tell
+those of the template from those that a user types (``<|im_end|>``), a web page contains or the
+policy quotes. So every string is *marked* before a renderer gets it: inside each control token, and
+at an end that could form one with the neighbouring text. A mark is a word that nobody can guess and
+that templates leave alone. ``MarkedTokenizer`` removes the marks when a renderer encodes the text,
+and *spells* each control token that held one: it encodes the characters, so that the model reads
+the same text without the token's effect. All other text is tokenised as usual.
 
-A control token is every token that was added to a tokenizer's vocabulary, be it flagged as special
-or not, but white space and single characters. So are soft marks like ``<tool_call>`` and
-``</think>``: a call is a call, and a thought a thought, only where it comes as one.
+A control token is any token added to a tokenizer's vocabulary, flagged as special or not, except
+white space and single characters. ``<tool_call>`` and ``</think>`` are control tokens too, so that
+text cannot pass for a call or a thought.
 """
 
 import json
@@ -27,14 +27,14 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # a long one holds the interpreter: by runs
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task
+_CACHED_LENGTH = 2000  # characters; enough for a template's headers and a task's system prompt
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, and the marks in what may hold one."""
+    """The control tokens of a tokenizer; marks the texts that may hold one."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -44,7 +44,7 @@ class ControlTokens:
         names = [name for name in found if len(name.strip()) > 1]
         self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match first
         self.by_id = {found[name]: name for name in names}
-        # Finds them, as a tokenizer does; nothing where there are none.
+        # Finds control tokens as a tokenizer does; matches nothing if there are none.
         self.pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")
         self._longest = max(map(len, names), default=0)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
@@ -61,17 +61,18 @@ class ControlTokens:
     # -- marking ---------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
-        """``text``, marked where it holds a control token or could be a part of one; else as it is.
+        """``text``, marked where it holds a control token or could be part of one.
 
-        Of a tokenizer that looks for control tokens in the normal form of a text, this is marked.
+        If the tokenizer looks for control tokens in a text's normal form, that form is marked.
         """
         if not self.names:
             return text
         if self._normal is not None:
             text = self._normalized(text)
-        is_core = len(text) < self._longest and text.strip() in self._cores  # <NAME> in a template
+        # A template may write <NAME> around it.
+        is_core = len(text) < self._longest and text.strip() in self._cores
         if not is_core and self._edges.search(text) is None:
-            return text  # most of them
+            return text  # most texts
         marked = self.pattern.sub(_marked, text)
         body = marked.strip()
         before = MARK if is_core or self._ends_one(body) else ""
@@ -82,28 +83,28 @@ class ControlTokens:
         return f"{marked[:at]}{before}{body}{after}{marked[at + len(body) :]}"
 
     def _ends_one(self, text: str) -> bool:
-        """Whether a text begins with what a control token may end with."""
+        """Whether a text begins with the end of a control token."""
         return any(text[:n] in self._endings for n in range(1, min(self._longest, len(text) + 1)))
 
     def _begins_one(self, text: str) -> bool:
-        """Whether a text ends with what a control token may begin with."""
+        """Whether a text ends with the beginning of a control token."""
         return any(
             text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1))
         )
 
     def _normalized(self, text: str) -> str:
-        """A text as the tokenizer makes it anyway before it looks for control tokens."""
+        """A text in the form in which the tokenizer looks for control tokens."""
         assert self._normal is not None
         normal = self._normal(text)
-        stays = self._normal(normal) == normal  # else it would be changed twice
+        stays = self._normal(normal) == normal  # else the tokenizer would change it again
         holds = len(self.pattern.findall(normal)) > len(self.pattern.findall(text))
         return normal if stays or holds else text
 
     def mark_message(self, message: Message) -> Message:
-        """``message`` with every string in it marked; itself where there is nothing to mark."""
+        """``message`` with its strings marked; the same object if there is nothing to mark."""
         content = message["content"]
         marked = self.mark(content) if isinstance(content, str) else self._mark_parts(content)
-        if len(message) == 2:  # most of them: role and text
+        if len(message) == 2:  # most messages: role and text
             return message if marked == content else {**message, "content": marked}
         changed: dict[str, Any] = {"content": marked}
         for key in ("name", "tool_call_id"):
@@ -130,9 +131,9 @@ class ControlTokens:
         return call.model_copy(update={"id": call_id, "function": function})
 
     def _mark_json(self, text: str) -> str:
-        """JSON text whose strings are marked, those too that are escaped (``\\u003c``).
+        """JSON text with its strings marked, escaped ones too (``\\u003c``).
 
-        The rest stays as it is written; it may be nested deeper than Python can follow.
+        The rest stays as written; it may be nested deeper than Python can follow.
         """
         marked = self.mark(text)
         value = None
@@ -141,10 +142,10 @@ class ControlTokens:
         except ValueError:
             return marked
         except RecursionError:
-            pass  # its strings can be marked all the same
+            pass  # its strings can still be marked
         if not isinstance(value, str):
             return _STRING.sub(self._mark_string, marked)
-        inner = self._mark_json(value)  # JSON of JSON, which some templates read twice
+        inner = self._mark_json(value)  # JSON inside JSON: some templates decode it twice
         return marked if inner == value else _json_string(inner)
 
     def _mark_string(self, found: re.Match[str]) -> str:
@@ -184,10 +185,10 @@ def _marked(found: re.Match[str]) -> str:
 
 
 class MarkedTokenizer:
-    """A tokenizer that spells the control tokens that hold a mark and leaves the rest as it is.
+    """A tokenizer that spells marked control tokens and encodes all other text as usual.
 
-    Renderers encode the same few headers for every message, and the episodes of a group open with
-    the same prompt; those are remembered.
+    It caches short texts: renderers encode the same few headers for every message, and a group's
+    episodes begin with the same prompt.
     """
 
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
@@ -200,9 +201,9 @@ class MarkedTokenizer:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Token ids of ``text``, marks taken out."""
+        """Token ids of ``text`` without its marks."""
         if MARK not in text:
-            if len(text) <= _CACHED_LENGTH:  # most of them
+            if len(text) <= _CACHED_LENGTH:  # most texts
                 return list(self._remembered(text, **options))
             return list(self._encode_anew(text, **options))
         pieces = text.split(MARK)
@@ -213,12 +214,12 @@ class MarkedTokenizer:
             if bisect_right(marks, found.start()) < bisect_left(marks, found.end()):
                 tokens += self._encode(plain[done : found.start()], **options)
                 tokens += self._spelled(found[0])
-                options["add_special_tokens"] = False  # at the beginning only
+                options["add_special_tokens"] = False  # only at the beginning
                 done = found.end()
         return [*tokens, *self._encode(plain[done:], **options)]
 
     def spelled_out(self, tokens: Iterable[int]) -> list[int]:
-        """The tokens, control tokens among them spelled."""
+        """The tokens, with each control token spelled."""
         names = self._control.by_id
         return [
             t
@@ -242,9 +243,9 @@ class MarkedTokenizer:
 
 
 class MarkedBackend(MarkedTokenizer):
-    """The same for a ``tokenizers.Tokenizer``, which answers with an object that has ``ids``.
+    """A ``MarkedTokenizer`` for a ``tokenizers.Tokenizer``, which returns an object with ``ids``.
 
-    Since 0.6 the Cookbook's renderers of Qwen3 encode contents with one of their own.
+    Since 0.6 the Cookbook's renderers of Qwen3 encode contents with such a tokenizer of their own.
     """
 
     def encode(self, text: str, **options: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The images of an episode: data by the time that a renderer sees them.
+"""Checks an episode's images before a renderer sees them.
 
-A renderer opens whatever address it is given, a file of the trainer's machine too. So every image
-of an agent's comes past ``Images``, which lets ``data:`` URLs through whose bytes were opened as an
-image before, and no other address. That is done in a thread: to open one takes longer than a turn.
+A renderer opens any address that it gets, even a file on the trainer's machine. So every image of
+an agent goes through ``Images``. The only addresses that pass are ``data:`` URLs whose bytes could
+be opened as an image. They are opened in a thread, because that takes longer than a turn.
 """
 
 import base64
@@ -18,7 +18,7 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # what is opened; other formats of Pillow's start programs
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some of them Pillow starts programs
 MOST_BYTES = 20_000_000  # of an image
 MOST_PIXELS = 50_000_000  # of an image; a file of some kilobytes may claim many more
 MOST_IMAGES = 100  # of a message
@@ -32,34 +32,36 @@ class Images:
         self._has_any = False
 
     async def all_shown(self, messages: Sequence[Message]) -> list[Message]:
-        """As ``shown``, of several messages; in a thread if there are images."""
+        """``shown`` for several messages; in a thread if there are images."""
         try:
             return [self.shown(message, 0) for message in messages]
         except LongTextError:
             return await off_loop(lambda: [self.shown(message) for message in messages])
 
     def shown(self, message: Message, most: int | None = None) -> Message:
-        """``message`` with its images as data that was opened; ``LongTextError`` unless ``most`` is
-        None, in a thread, where there is time for it."""
+        """``message`` with its images checked.
+
+        ``most`` is None in a thread. Elsewhere images raise a ``LongTextError``.
+        """
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
-            if self._has_any and most is not None:  # a template may render them all again
+            if self._has_any and most is not None:  # a template may render all images again
                 raise LongTextError
             return message
         self._has_any = True
         if most is not None:
             raise LongTextError
+        if sum(part["type"] == "image" for part in content) > MOST_IMAGES:
+            raise _refused(f"A message holds more than {MOST_IMAGES} images.")
         parts = [
             {**part, "image": self._data(part["image"])} if part["type"] == "image" else part
             for part in content
         ]
-        if sum(part["type"] == "image" for part in parts) > MOST_IMAGES:
-            raise _refused(f"A message holds more than {MOST_IMAGES} images.")
         return {**message, "content": parts}  # type: ignore[typeddict-item]
 
     def _data(self, image: Any) -> Any:
         if isinstance(image, Image.Image):
-            _check_pixels(image, "of Pillow's")
+            _check_pixels(image, "from Pillow")
         if not isinstance(image, str):
             return image
         if image not in self._shown:
@@ -75,7 +77,7 @@ class Images:
 
 
 def _content(url: str) -> bytes:
-    """What a ``data:`` URL holds."""
+    """The bytes in a ``data:`` URL."""
     head, _, payload = url.partition(",")
     if len(payload) * 3 // 4 > MOST_BYTES:
         raise _refused(f"The image in a data: URL has more than {MOST_BYTES} bytes.")
@@ -102,7 +104,7 @@ def _opened(content: bytes) -> str:
             kind = image.get_format_mimetype()
     except openai.BadRequestError:
         raise
-    except Exception as error:  # Pillow's decoders raise what they like
+    except Exception as error:  # Pillow's decoders may raise anything
         expected = ", ".join(FORMATS)
         raise _refused(
             f"The image in a data: URL cannot be opened ({len(content)} bytes); expected a whole "

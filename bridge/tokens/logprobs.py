@@ -1,15 +1,15 @@
-"""Log-probabilities of the sampled tokens, as they were sampled; none is ever computed.
+"""Log-probabilities of sampled tokens, as the sampler gave them; evert computes none.
 
-The Cookbook hands an Env the sampled token ids and nothing else: ``env.step(action.tokens,
-extra={"stop_reason": ...})``. ``SampledTokens`` are token ids that still know their
-log-probabilities, so that they come along. They are made by
+The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens,
+extra={"stop_reason": ...})``. ``SampledTokens`` is a list of token ids that also holds their
+log-probabilities. It is made by
 
-    the Cookbook's ``TinkerTokenCompleter``   wherever an Env was started (``clients/takeover.py``)
+    the Cookbook's ``TinkerTokenCompleter``   once an Env was made (``clients/takeover.py``)
     evert's own policies                      ``ScriptedPolicy``, those of evaluations
     a loop of your own                        ``env.step(SampledTokens(tokens, logprobs))``
 
-``TokenLogprob`` is what an agent gets of them: as vLLM and SGLang list them, one for each sampled
-token, those of thinking, of tool calls and the stop token too, each decoded by itself.
+An agent gets a ``TokenLogprob`` for each sampled token, as from vLLM and SGLang: for thinking, tool
+calls and the stop token too, with each token decoded alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,11 +24,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class SampledTokens(list[int]):
-    """Token ids that know their log-probabilities.
+    """Token ids with their log-probabilities.
 
     Args:
         tokens: As sampled.
-        logprobs: One a token; None where they are not known.
+        logprobs: One per token; None if they are not known.
 
     Raises:
         ValueError: There are more or fewer log-probabilities than tokens.
@@ -38,14 +38,14 @@ class SampledTokens(list[int]):
         super().__init__(tokens)
         if logprobs is not None and len(logprobs) != len(self):
             raise ValueError(
-                f"Got {len(logprobs)} log-probabilities for {len(self)} tokens; expected one a "
-                "token, or None where they are not known."
+                f"Got {len(logprobs)} log-probabilities for {len(self)} tokens; expected one per "
+                "token, or None if they are not known."
             )
         self.logprobs = logprobs
 
 
 def remembering(action: TokensWithLogprobs) -> TokensWithLogprobs:
-    """An action whose tokens know their log-probabilities, if it has any."""
+    """The action, with its log-probabilities (if any) put into its tokens."""
     if action.maybe_logprobs is not None and not isinstance(action.tokens, SampledTokens):
         action.tokens = SampledTokens(action.tokens, action.maybe_logprobs)
     return action
@@ -57,7 +57,7 @@ def with_logprobs(
     logprobs: Sequence[float] | None,
     renderer: PromptRenderer,
 ) -> Reply:
-    """A reply with those of its tokens; a 400 where nobody brought them."""
+    """The reply with the log-probabilities of its tokens; raises the 400 if there are none."""
     if logprobs is None:
         raise unavailable("this reply's tokens came without any")
     given = []
@@ -68,12 +68,12 @@ def with_logprobs(
 
 
 def unavailable(reason: str) -> openai.BadRequestError:
-    """The error for a reply whose log-probabilities nobody brought."""
+    """The error for a reply without log-probabilities."""
     return bad_request(
-        f"'logprobs' cannot be answered: {reason}. They come with what the Cookbook's "
+        f"'logprobs' cannot be answered: {reason}. They come with tokens that the Cookbook's "
         "TinkerTokenCompleter samples (so in training and evaluation) and with "
-        "evert.ScriptedPolicy; a loop of your own steps the Env with "
-        "evert.SampledTokens(tokens, logprobs). Or leave it out.",
+        "evert.ScriptedPolicy. In a loop of your own, step the Env with "
+        "evert.SampledTokens(tokens, logprobs). Or leave the field out.",
         param="logprobs",
         code="logprobs_unavailable",
     )

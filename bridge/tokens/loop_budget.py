@@ -1,10 +1,10 @@
-"""Long texts are rendered in threads: on the event loop they would hold up every other episode.
+"""Renders long texts in threads: on the event loop they would block every other episode.
 
-Rendering takes a tokenizer a second for some megabytes. So what is done on the loop is given a
-limit, ``most``, and what finds more text in its way raises ``LongTextError`` before it has changed
-anything; ``LongTexts`` then has the same done again in a thread, with the renderer's copy for
-threads. A tokenizer cannot be stopped: so what must be longer than the limit is refused before
-(``least_tokens``), and what takes seconds has a thread and a copy apart from all others.
+A tokenizer takes a second for some megabytes. So work on the loop has a limit of characters,
+``most``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
+``LongTexts`` repeats it in a thread, with the renderer's copy for threads. A tokenizer cannot be
+stopped. So a prompt that must exceed the prompt's limit is refused beforehand (``least_tokens``),
+and huge texts, which may take seconds, have a thread and a copy apart from all others.
 """
 
 import asyncio
@@ -27,25 +27,28 @@ T = TypeVar("T")
 Work = Callable[[PromptRenderer, int | None], T]
 
 LONG_TEXT = 20_000
-"""Characters that take a tokenizer some milliseconds: more is rendered off the loop."""
+"""Characters that take a tokenizer some milliseconds; longer texts are rendered in a thread."""
 
 HUGE_TEXT = 200_000
-"""Characters that may take it a second: more is rendered apart from what is only long."""
+"""Characters that may take a tokenizer a second; longer texts have a separate thread."""
 
-CHARACTERS = 4  # of a token, about
+CHARACTERS = 4  # per token, about
 
 
 class LongTextError(Exception):
-    """There is more text to render than was allowed here."""
+    """There is more text to render than is allowed here."""
 
 
 def check_text(value: object, most: int | None) -> None:
-    """Raise ``LongTextError`` if a request, or a part of one, holds more characters; None: any."""
+    """Raise ``LongTextError`` if (a part of) a request holds more than ``most`` characters.
+
+    A ``most`` of None is no limit.
+    """
     if most is None:
         return
     try:
         found = _length(value, most)
-    except Exception as error:  # an agent's own kind of object: who reads it refuses it
+    except Exception as error:  # an agent's own object: its reader will refuse it
         raise LongTextError from error
     if found > most:
         raise LongTextError
@@ -55,7 +58,7 @@ def _length(value: object, most: int) -> int:
     """Characters of a value, counted until there are more than ``most``."""
     found = 0
     inside: list[Any] = [value]
-    for one in inside:  # grows on the way
+    for one in inside:  # grows in the loop
         kind = type(one)
         if kind is dict and len(one) == 2 and type(content := one.get("content")) is str:
             found += len(content)  # most messages
@@ -63,14 +66,14 @@ def _length(value: object, most: int) -> int:
             found += str.__len__(one)
         elif kind is list:
             inside += one
-            found += 1  # so that one that holds itself comes to an end
+            found += 1  # so that a list that holds itself ends the loop
         elif kind is dict or isinstance(one, Mapping):
             inside += one
             inside += one.values()
         elif isinstance(one, (list, tuple)):
             inside += one
             found += 1
-        elif hasattr(one, "model_fields_set"):  # an SDK's
+        elif hasattr(one, "model_fields_set"):  # an SDK object
             inside += vars(one).values()
             inside.append(getattr(one, "__pydantic_extra__", None))
         if found > most:
@@ -79,13 +82,13 @@ def _length(value: object, most: int) -> int:
 
 
 def check_tokens(count: int, most: int | None) -> None:
-    """The same, of text that is known by its number of tokens."""
+    """Raise ``LongTextError`` if ``count`` tokens have more than about ``most`` characters."""
     if most is not None and count * CHARACTERS > most:
         raise LongTextError
 
 
 class LongTexts:
-    """What is rendered for one Env; ``longest`` is the most tokens of a prompt, None: any."""
+    """Renders texts for one Env; ``longest`` is the most tokens of a prompt, None for no limit."""
 
     def __init__(self, renderer: PromptRenderer, longest: int | None = None) -> None:
         self._renderer = renderer
@@ -94,7 +97,12 @@ class LongTexts:
         self._is_over = False
 
     async def rendered(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """What ``work`` makes of a renderer and of a limit; in a thread if that is in its way."""
+        """Call ``work`` with a renderer and a limit; past the limit, again in a thread without one.
+
+        Raises:
+            EnvClosedError: ``stop`` was called meanwhile.
+            openai.BadRequestError: The prompt of ``request`` is certainly too long.
+        """
         try:
             return work(self._renderer, LONG_TEXT)
         except LongTextError:
@@ -103,7 +111,9 @@ class LongTexts:
             return await self._task  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             if self._is_over:
-                raise EnvClosedError("The environment was closed before its prompt.") from None
+                raise EnvClosedError(
+                    "The environment was closed before its prompt was rendered."
+                ) from None
             raise
 
     async def _off_loop(self, work: Work[T], request: ChatRequest | None) -> T:
@@ -121,7 +131,7 @@ class LongTexts:
         return await off_loop(work, copy, None)
 
     def stop(self) -> None:
-        """The Env is given up: nobody waits, and what has not begun is not done."""
+        """End the waiting, since the Env is closed; work that has not begun is dropped."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
@@ -130,17 +140,17 @@ class LongTexts:
 # -- how short a prompt can be ---------------------------------------------------------------------
 
 _COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
-"""What is counted in a text, and in a token of it, where a space is U+0120: characters, words."""
+"""Patterns of characters and of starts of words: in a text, and in tokens (U+0120 is a space)."""
 
 _most: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 
 
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
-    """Tokens that a prompt of these messages has at least; 0: nobody knows.
+    """The fewest tokens that a prompt of these messages can have; 0 if that is unknown.
 
-    A token holds only so many characters of a text, and begins only so many words. That is sure of
-    tokenizers that lose nothing of a text, and of the Cookbook's renderers, which show what is said
-    to the model.
+    It is computed from the most characters, and the most starts of words, in any token. It is
+    certain only for tokenizers that keep all of a text, and for the Cookbook's renderers, which
+    show the model all that it is told.
     """
     most = _most.get(renderer)
     if most is None:
@@ -152,7 +162,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 
 def _most_in_a_token(renderer: Any) -> list[int]:
-    """The highest count of each kind in any token; empty where a token may stand for any text."""
+    """The highest count of each pattern in any token; empty if a token may stand for any text."""
     backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
     known = isinstance(getattr(backend, "model", None), BPE)
     known = known and isinstance(backend.normalizer, NFC | None)

@@ -1,7 +1,7 @@
-"""Models are data: what is loaded of a model's folder, without the code that may lie in it.
+"""Loads models from folders, without running the code that may be in them.
 
-Whether code is trusted is the Cookbook's variable ``HF_TRUST_REMOTE_CODE``: worker processes
-inherit it. Commands set it by their ``trust_remote_code``, whatever it was before.
+The Cookbook's environment variable ``HF_TRUST_REMOTE_CODE`` says whether code is trusted; worker
+processes inherit it. Commands set it to their ``trust_remote_code``, whatever it was before.
 """
 
 import json
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 TRUST = "HF_TRUST_REMOTE_CODE"
 
 LARGEST_TEXT = 256 * 2**20  # bytes of a ``.json`` or ``.jinja`` file of a model; it is read whole
-LONGEST = 400  # characters of what a loader says of a folder; it may quote the folder's files
+LONGEST = 400  # characters of a loader's message that are kept; it may quote the folder's files
 
 
 def code_is_trusted() -> bool:
-    """Whether models may run code of their own now."""
+    """Whether models may now run their own code."""
     return os.environ.get(TRUST, "").lower() in ("1", "true", "yes")
 
 
 @contextmanager
 def trusting_code(trusted: bool) -> Iterator[None]:
-    """Let models run code of their own inside the block, which is said in a warning, or not."""
+    """Allow or forbid models to run their own code inside the block; allowing logs a warning."""
     if trusted:
         logger.warning(
             "trust_remote_code=True: Python code that comes with a model is run, with your rights."
@@ -48,9 +48,10 @@ def trusting_code(trusted: bool) -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> Any:
-    """What one of ``transformers``' auto classes loads of a folder, or of a Hub's model.
+    """Load a model from a folder or the Hub, with one of ``transformers``' auto classes.
 
-    ``name`` is what the user called it, ``source`` its folder or its name on the Hub.
+    ``name`` is the user's name for the model, ``source`` its folder or its name on the Hub. A
+    folder that cannot be loaded is an ``InvalidModelError``.
     """
     with loading(name, source):
         if auto_class.__name__ == "AutoTokenizer" and _has_its_own_tokenizer(Path(source)):
@@ -60,7 +61,7 @@ def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> 
 
 @contextmanager
 def loading(name: str, source: str) -> Iterator[None]:
-    """Say in a sentence why a model cannot be loaded inside the block; see ``from_pretrained``."""
+    """Turn an error of loading a folder into an ``InvalidModelError``; see ``from_pretrained``."""
     folder = Path(source)
     if folder.is_dir():
         check_folder(name, folder)
@@ -68,7 +69,7 @@ def loading(name: str, source: str) -> Iterator[None]:
         yield
     except InvalidModelError:
         raise
-    except Exception as error:  # whatever a parser makes of a damaged file
+    except Exception as error:  # a damaged file may make a parser raise anything
         if not code_is_trusted() and "trust_remote_code" in str(error):
             raise _untrusted(name, folder) from error
         if not folder.is_dir():
@@ -83,7 +84,7 @@ def loading(name: str, source: str) -> Iterator[None]:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Refuse files of a model that cannot be read: nobody waits for a pipe to be written."""
+    """Refuse a folder with files that cannot be read: reading a pipe would wait for ever."""
     for file in folder.iterdir():
         if not file.exists() or file.is_dir():
             continue
@@ -98,13 +99,13 @@ def check_folder(name: str, folder: Path) -> None:
 
 
 def register_folder(name: str) -> None:
-    """Have the Cookbook's ``get_tokenizer`` load a folder's tokenizer as it is loaded here.
+    """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer by ``from_pretrained``.
 
-    Its own runs whatever code the folder brings. A name that is no folder is left to the Cookbook.
+    The Cookbook's own way runs any code in the folder. A name that is no folder is left to it.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 
-    # The Cookbook takes "folder:variant" for the folder.
+    # For the Cookbook, "folder:variant" means the folder.
     for folder in (Path(name).expanduser(), Path(name.split(":")[0])):
         if folder.is_dir() and not is_tokenizer_registered(name):
             register_tokenizer(name, lambda at=str(folder): _loaded(name, at, code_is_trusted()))  # type: ignore[misc]
@@ -121,7 +122,7 @@ def _loaded(name: str, folder: str, trusted: bool) -> Any:
 
 
 def _has_its_own_tokenizer(folder: Path) -> bool:
-    """Whether transformers lacks its tokenizer's class, for which it silently takes another."""
+    """Whether ``transformers`` lacks the tokenizer's class: it would silently take another."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     read = read_json(folder / "tokenizer_config.json")
@@ -137,13 +138,12 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
     named = "; ".join(f"{file} names {found!r:.100}" for file, found in maps.items() if found)
     return InvalidModelError(
         f"Model {name!r} needs Python code that comes with it: auto_map in {named or 'its files'}. "
-        "None of it was run: a model is data here. Read the code, and if you trust it, pass "
-        "trust_remote_code=True."
+        "None of it was run. Read the code, and if you trust it, pass trust_remote_code=True."
     )
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a model's file; empty where there is none."""
+    """The JSON object in a model's file; empty if there is none."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

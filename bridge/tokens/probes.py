@@ -1,4 +1,4 @@
-"""Made-up conversations that a chat template is asked to show, in words that no template has."""
+"""Made-up conversations that show a chat template's format, in words that no template has."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ TOOL = ToolSpec(
 
 
 def made_up(number: int, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """The call of that number, with an id that any template takes."""
+    """A tool call, whose id (made from ``number``) any template takes."""
     body = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
     return ToolCall(id=f"qzcall{number:03}", function=body)
 
@@ -63,7 +63,10 @@ def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
 
 
 def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
-    """A short conversation that stands for all that is before a message, and its kind; "": none."""
+    """The kind of a short conversation, and the conversation, in place of all messages before one.
+
+    A kind of "" means that nothing is replaced: there is at most one message before.
+    """
     last = ctx.prev_message
     if last is None or ctx.idx == 1:
         return "", [] if last is None else [last]
@@ -87,10 +90,10 @@ def is_tool(message: Message | None) -> bool:
 
 
 def parts(text: str) -> list[ContentPart]:
-    """A text as a list of parts, empty where there is none."""
+    """A text as a list of parts, which is empty for an empty text."""
     return [TextPart(type="text", text=text)] if text else []
 
 
 def thinking(thought: str, text: str) -> list[ContentPart]:
-    """A reply's content: what it thought, and what it says."""
+    """A reply's content, made of a thought and a text."""
     return [ThinkingPart(type="thinking", thinking=thought), *parts(text)]

@@ -9,12 +9,15 @@ from tinker_cookbook.rl.types import StopReason
 class PromptLimit:
     """The longest prompt that leaves a runner room to sample."""
 
-    tokens: int | None  # its length; None: any
-    reason: StopReason  # how an episode ends whose agent does not cope with it
-    response: int | None = None  # most tokens after its sequence's first prompt; None: any
+    tokens: int | None  # its length; None: no limit
+    reason: StopReason  # of an episode that ends because its agent exceeds the limit
+    response: int | None = None  # most tokens after a sequence's first prompt; None: no limit
 
     def longest(self, first: int | None) -> int | None:
-        """The longest prompt of a sequence whose first prompt has ``first`` tokens; None: is it."""
+        """Most tokens of a prompt, in a sequence whose first prompt has ``first``; None: no limit.
+
+        ``first`` is None for the first prompt itself.
+        """
         if first is None or self.response is None:
             return self.tokens
         whole = first + self.response

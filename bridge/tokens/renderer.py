@@ -1,14 +1,14 @@
-"""What the Env needs of a Cookbook renderer, and nothing else of it.
+"""What an Env needs of a Cookbook renderer.
 
-``PromptRenderer`` wraps one ``Renderer``: whole prompts (``full``), the tokens a few new messages
-add (``tail``), the generation suffix, stops, parsing. It adds three things the renderers lack:
+``PromptRenderer`` wraps one ``Renderer``: whole prompts (``full``), the tokens that new messages
+add (``tail``), the generation suffix, stops, parsing. It adds three things that renderers lack:
 
 - *Literals.* A control token's text inside a message (``<|im_start|>`` typed by a user, or returned
-  by a tool) must not become that token: ``escape`` and ``tool_prefix`` see to it, for every
-  renderer that has its texts encoded by its tokenizer (``escaping.py``).
+  by a tool) must not become that token. ``escape`` and ``tool_prefix`` ensure that, for every
+  renderer that encodes texts with its tokenizer (``escaping.py``).
 - *A lock.* Hugging Face tokenizers keep "split special tokens" as state, so two threads that encode
   at once corrupt each other. Long texts are tokenised off the event loop, on a copy of the
-  tokenizer with a lock of its own, so that short ones never wait for them.
+  tokenizer with its own lock, so that short texts never wait for them.
 - *A cache* of the generation suffix, which is the same every turn.
 """
 
@@ -44,11 +44,11 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 if TYPE_CHECKING:
     import torch
 
-register_with_cookbook()  # here, since every Env, pickled ones too, comes past this module
+register_with_cookbook()  # here, since every Env imports this module, an unpickled one too
 
 
 class PromptRenderer:
-    """One renderer, made safe to share among Envs and threads."""
+    """A renderer that Envs and threads can share."""
 
     def __init__(self, renderer: Renderer) -> None:
         tokenizer = getattr(renderer, "tokenizer", None)
@@ -63,7 +63,7 @@ class PromptRenderer:
         self._name = type(renderer).__name__
         self._tokenizer = MarkedTokenizer(tokenizer, self._control)
         self._renderer = with_tokenizer(renderer, self._tokenizer)
-        if hasattr(renderer, "system_role_as_user"):  # else no later system message at all
+        if hasattr(renderer, "system_role_as_user"):  # else it refuses later system messages
             vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
@@ -73,8 +73,8 @@ class PromptRenderer:
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
-        # Whether history stays as it is, so that a tail can be rendered alone; not so for templates
-        # that look at the whole conversation.
+        # Whether the tokens of history never change, so that new messages can be rendered alone.
+        # They may change if a template looks at the whole conversation.
         self.renders_tails = (
             renderer.has_extension_property
             and len(self.end_tokens) == len(self.stop) > 0
@@ -83,12 +83,12 @@ class PromptRenderer:
                 or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
             )
         )
-        # Whether images become chunks; the other renderers would drop them in silence.
+        # Whether images become chunks; other renderers would drop them silently.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":
-        """The same renderer on a copy of the tokenizer, for long texts in worker threads."""
+        """The same renderer with a copy of the tokenizer, for long texts in worker threads."""
         tokenizer = copy.deepcopy(self.renderer.tokenizer)
         return PromptRenderer(with_tokenizer(self.renderer, tokenizer))
 
@@ -108,7 +108,7 @@ class PromptRenderer:
 
     @cached_property
     def _text_frames(self) -> list[str]:
-        """What frames messages in a format that has only text for it: "\\n\\nUser:" and so on."""
+        """Texts that separate messages in a format without control tokens: "\\n\\nUser:" etc."""
         if isinstance(self.renderer, TemplateRenderer):
             return self.renderer.template.frames
         stops = [stop for stop in self.stop if isinstance(stop, str)]
@@ -126,13 +126,13 @@ class PromptRenderer:
     def _check_spells(self) -> None:
         if not self._encodes_here:
             raise RendererMismatchError(
-                f"{self._name} encodes texts in a way of its own, so evert "
-                "cannot tell a control token in them from a real one. Leave it out."
+                f"{self._name} does not encode texts with its tokenizer, so evert cannot keep the "
+                "control token in this text from taking effect. Leave the token out."
             )
 
     @cached_property
     def _encodes_here(self) -> bool:
-        """Whether the renderer encodes texts by its tokenizer, which takes marks out."""
+        """Whether the renderer encodes texts with its tokenizer, which removes marks."""
         try:
             prompt = self.full([Message(role="user", content=f"a{MARK}b")])
         except RendererMismatchError:
@@ -156,7 +156,7 @@ class PromptRenderer:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
     def differ_in_spelling(self, tokens: Sequence[int], others: Sequence[int]) -> bool:
-        """Whether the one says with control tokens what the other spells, and all else is equal."""
+        """Whether the tokens differ at most in control tokens that one side has spelled out."""
         with self.lock:
             return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(others)
 
@@ -179,7 +179,7 @@ class PromptRenderer:
 
     @cached_property
     def shows_ids(self) -> bool:
-        """Whether prompts show the ids of tool calls, or cannot be made without known ones."""
+        """Whether prompts show the ids of tool calls; True too if made-up ids are refused."""
         body = ToolCall.FunctionBody(name="f", arguments="{}")
 
         def shown(call_id: str) -> FlatPrompt:
@@ -194,13 +194,16 @@ class PromptRenderer:
             return True
 
     def full(self, messages: list[Message]) -> FlatPrompt:
-        """The whole prompt, generation suffix included, as the renderer itself makes it."""
+        """The whole prompt, generation suffix included, made by the renderer itself."""
         with self.lock, self._refusing:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
-        """What ``messages[start:]`` add to the prompt; ``last_user`` is an index, -1 for none."""
+        """The tokens that ``messages[start:]`` add to the prompt.
+
+        ``last_user`` is the index of the last user message; -1 if there is none.
+        """
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
         with self.lock, self._refusing:
@@ -217,21 +220,21 @@ class PromptRenderer:
         return flat
 
     def as_history(self, messages: list[Message], index: int, last_user: int) -> FlatPrompt:
-        """How ``messages[index]``, a reply, is shown as history, header left out."""
+        """The tokens of the reply ``messages[index]`` as history, without its header."""
         with self.lock:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
     def stop_with(self, wanted: Sequence[str]) -> StopCondition:
-        """Where to stop: at the renderer's own stops, and at some further strings."""
+        """The renderer's stops and the strings ``wanted``, as one stop condition."""
         if not wanted:
             return self.stop
-        # token ids and strings cannot be mixed: write the renderer's stops as text
+        # Token ids and strings cannot be mixed, so the renderer's stops become strings.
         own = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
         return [*own, *wanted]
 
     def missing_end(self, action: list[int]) -> list[int]:
-        """The end-of-turn token that a cut action lacks; empty if it is there, or is no token."""
+        """The end-of-turn token that a cut action lacks; empty if it is there, or is a string."""
         if action and action[-1] in self.end_tokens:
             return []
         return self.end_tokens[:1]
@@ -239,7 +242,7 @@ class PromptRenderer:
     def suffix(self, messages: list[Message], last_user: int) -> list[int]:
         """The tokens that open the reply ("<|im_start|>assistant")."""
         key = messages[-1]["role"] if messages else None
-        # A chat template may show a lone message only with what follows.
+        # A chat template may show a single message only with the next one.
         is_own = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
         known = None if is_own else self._suffixes.get(key)
         if known is None:
@@ -251,7 +254,11 @@ class PromptRenderer:
         return known
 
     def parse(self, action: list[int]) -> tuple[Message, ParseTermination]:
-        """The renderer's parse of an action; a ``RendererError`` where it cannot be read at all."""
+        """The renderer's parse of an action.
+
+        Raises:
+            RendererError: The action cannot be parsed at all.
+        """
         if len(action) > CHECKED_TOKENS:
             check_marks(self.decode(action))
         with self.lock:
@@ -261,15 +268,15 @@ class PromptRenderer:
 def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-    """A whole conversation, and a weight for each of its tokens: 1 where it is learned, else 0."""
+    """A whole conversation, and a weight for each token: 1 if it is trained on, else 0."""
     with prompts.lock, prompts._refusing:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
 class _Refusing:
-    """Refuses what a renderer, known by name, cannot render, whatever it raises; ``but`` passes.
+    """Turns what a renderer raises into a ``RendererMismatchError``, except the classes in ``but``.
 
-    It is entered every turn: a generator as a context manager takes eight times as long.
+    It is entered every turn; a context manager made of a generator takes eight times as long.
     """
 
     def __init__(self, name: str, *but: type[Exception]) -> None:
@@ -298,9 +305,9 @@ def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
     found = next((frame for frame in frames if frame in text), None)
     if found is not None:
         raise RendererMismatchError(
-            f"{name} frames messages with plain text, and this one holds {found!r}, which would "
-            f"begin another: {text!r:.200}. Send other words, or take a renderer with control "
-            "tokens."
+            f"{name} separates messages with plain text, and this message holds {found!r}, which "
+            f"would begin another one: {text!r:.200}. Send other words, or take a renderer with "
+            "control tokens."
         )
 
 
@@ -318,12 +325,12 @@ def _context(messages: list[Message], index: int, last_user: int) -> RenderConte
 _SECOND = RenderContext(
     idx=1, is_last=False, prev_message=Message(role="user", content=""), last_user_index=0
 )
-"""Where no message is the first."""
+"""The context of a message that is not the first."""
 
 
 def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
     """A copy of a renderer, with this tokenizer."""
-    # copy.copy would go through the renderer's __reduce__ and lose the tokenizer
+    # copy.copy would use the renderer's __reduce__ and lose the tokenizer
     clone: Renderer = object.__new__(type(renderer))
     vars(clone).update(vars(renderer))
     vars(clone).pop(SHARED, None)
@@ -335,11 +342,11 @@ SHARED = "_evert_prompt_renderer"  # attribute of a renderer that holds its ``Pr
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
-    """The one ``PromptRenderer`` of ``renderer``; of the shipped base's when None."""
+    """The one ``PromptRenderer`` of ``renderer``; None means the shipped base's renderer."""
     chosen = default_renderer() if renderer is None else renderer
     shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:
         shared = PromptRenderer(chosen)
-        _ = shared.off_loop  # now: to copy a large tokenizer holds all threads for a second
-        setattr(chosen, SHARED, shared)  # lives and dies with the renderer
+        _ = shared.off_loop  # now: copying a large tokenizer blocks all threads for a second
+        setattr(chosen, SHARED, shared)  # freed with the renderer
     return shared

@@ -1,7 +1,7 @@
-"""A renderer made of a tokenizer's own chat template, for models that no Cookbook renderer fits.
+"""A renderer that uses a tokenizer's own chat template, for models without a Cookbook renderer.
 
-A prompt is what ``apply_chat_template`` makes of it, token for token. If the template is additive
-(``chat_template.py``), a turn renders its new messages alone; else each prompt is rendered whole.
+A prompt equals what ``apply_chat_template`` makes, token for token. If the template is additive
+(``chat_template.py``), a turn renders only its new messages; else it renders the whole prompt.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from evert.bridge.tokens.probes import carrier, thinking
 
 
 class TemplateRenderer(Renderer):
-    """The renderer of a tokenizer that brings a chat template; ``hermes``: see ``ChatTemplate``."""
+    """A renderer that uses the tokenizer's chat template; ``hermes``: see ``ChatTemplate``."""
 
     def __init__(self, tokenizer: Any, *, hermes: bool = False) -> None:
         super().__init__(tokenizer)
@@ -38,7 +38,7 @@ class TemplateRenderer(Renderer):
         return self.template.is_additive
 
     def get_stop_sequences(self) -> list[int]:
-        """Token ids: what the template ends a reply with, then the model's other ends."""
+        """Token ids: the template's end of a reply, then the model's other end tokens."""
         return list(self.template.stops)
 
     # -- rendering -------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ class TemplateRenderer(Renderer):
     def build_generation_prompt(
         self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """What ``apply_chat_template`` makes of the messages, with what opens the reply."""
+        """The prompt that ``apply_chat_template`` makes, with the reply's opening and prefill."""
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
 
@@ -85,11 +85,15 @@ class TemplateRenderer(Renderer):
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        """The message that sampled tokens are: its thought, its text, its tool calls."""
+        """The message in sampled tokens: its thought, text and tool calls.
+
+        Raises:
+            RendererError: There are tokens after the end of the reply.
+        """
         ended = bool(response) and response[-1] in self.template.stops
         body = response[:-1] if ended else response
         if any(token in self.template.stops for token in body):
-            raise RendererError("A reply goes on after the token that ends it.")
+            raise RendererError("A reply continues after the token that ends it.")
         text = str(self.tokenizer.decode(body, clean_up_tokenization_spaces=False))
         termination = ParseTermination.MALFORMED
         if ended:
@@ -109,7 +113,7 @@ class TemplateRenderer(Renderer):
         before, between = (mark.strip() for mark in self.template.thought)
         rest = text.lstrip()
         if not before and between in self.template.opening:
-            return "", text  # the prompt has closed it
+            return "", text  # the prompt has already closed the thought
         if before and not self.template.opening.rstrip().endswith(before):
             if not rest.startswith(before):
                 return "", text

@@ -1,12 +1,12 @@
-"""``TokenLog``: a conversation's tokens, growing at the end, handed out whole every turn.
+"""``TokenLog``: a conversation's tokens. It grows at the end and returns whole prompts.
 
-Handing out a prompt of n tokens must not cost n. The log keeps its text in chunks whose sizes fall
-like the digits of a binary counter: a new piece is merged with the ones before it until what stands
-before is at least twice as long. A log of n tokens then has at most log2(n) + 1 chunks, each token
-is copied about log2(n) times in its whole life, and a snapshot copies pointers to chunks.
+To return a prompt of n tokens must not take n steps. The log keeps its tokens in chunks. New tokens
+are merged with the last chunks until the chunk before them is at least twice as long. A log of n
+tokens then has at most log2(n) + 1 chunks, each token is copied about log2(n) times in all, and a
+snapshot copies only pointers to chunks.
 
 A *flat prompt* is the other form: one list of token ids, in which an image (or another non-text
-chunk) stands for itself.
+chunk) is one element.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def flatten(chunks: Iterable[Chunk]) -> FlatPrompt:
 
 def is_text(flat: Iterable[int | Chunk]) -> bool:
     """Whether a flat prompt holds token ids only."""
-    return set(map(type, flat)) <= {int}  # asked every turn: one pass, without a Python loop
+    return set(map(type, flat)) <= {int}  # runs every turn: one pass, without a Python loop
 
 
 def length_of(flat: Sequence[int | Chunk]) -> int:
@@ -48,7 +48,7 @@ def chunks_of(flat: FlatPrompt) -> list[Chunk]:
 
 
 def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
-    """Token ids that stand together, and what is no token."""
+    """Runs of token ids, and the non-text chunks between them."""
     if is_text(flat):
         return [flat] if flat else []  # type: ignore[list-item]
     pieces: list[Any] = []
@@ -59,9 +59,9 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
 
 
 class TokenLog:
-    """Tokens that only grow; ``length`` is their number, non-text chunks counted by their length.
+    """Tokens; ``length`` is their number, non-text chunks counted by their length.
 
-    A log itself never changes: ``extended`` gives another one, which shares most of its chunks.
+    A log never changes: ``extended`` returns another log, which shares most of its chunks.
     """
 
     __slots__ = ("_chunks", "length")
@@ -83,7 +83,7 @@ class TokenLog:
         return log
 
     def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:
-        """Tokens in a chunk with those before them that are too few to stand for themselves."""
+        """Merge tokens with the last chunks (and remove those) that are not twice as long."""
         while self._chunks and isinstance(last := self._chunks[-1], tinker.EncodedTextChunk):
             if len(last.tokens) >= 2 * len(tokens):
                 break

@@ -6,6 +6,9 @@ import copy
 import functools
 import json
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -126,6 +129,25 @@ async def test_an_agent_of_a_library_shows_its_library() -> None:
 
     assert "httpx" in shown
     assert "in __init__" in shown
+
+
+RAISES_IN_A_LIBRARY = """
+import httpx
+from evert.bridge.tracebacks import own_frames
+try:
+    httpx.URL(None)
+except TypeError as error:
+    print([frame.filename for frame in own_frames(error)])
+"""
+
+
+def test_a_library_is_known_too_where_a_link_leads_to_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(sys.prefix)
+    python = tmp_path / "linked" / "bin" / Path(sys.executable).name
+
+    printed = subprocess.check_output([python, "-c", RAISES_IN_A_LIBRARY], text=True)
+
+    assert printed == "['<string>']\n"
 
 
 async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:

@@ -184,7 +184,7 @@ async def test_what_is_no_whole_image_is_a_400() -> None:
 async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="more than 100 images"):
-            await ask(client, *seen(*[data_url()] * 101))
+            await ask(client, *seen(*[data_url(b"none is opened")] * 101))
         return 1.0
 
     await play_without_a_call(agent, renderer=vision())

@@ -62,7 +62,7 @@ OURS = "a_users_module:"
         (f"{OURS}Player('x').again()", "again cannot be called in a path"),
         (f"{OURS}Player(open('x'))", "malformed node"),
         (f"{OURS}Player('x') or Other()", "neither a name nor a call with literals"),
-        (f"{OURS}Player('x'", "is no expression"),
+        (f"{OURS}Player('x'", "is not an expression"),
         (f"{OURS}Player(1, 2)", "takes 2 positional arguments"),
         (f"{OURS}Player(**{{'name': 1}})", "unexpected keyword argument"),
         ("os:system('true')", "system cannot be called in a path"),

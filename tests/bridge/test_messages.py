@@ -167,7 +167,7 @@ PART = "messages[3].content[1] is {!r}; expected a part of type 'text' or 'image
 CONTENT = "messages[3].content must be a string or a list of parts, got {}: {!r}."
 CALL_FORM = "messages[3].tool_calls[1] is {!r}; expected {{'id': "
 CALL_LIST = "messages[3].tool_calls must be a list of calls, got {!r}."
-ARGUMENTS = "messages[3].tool_calls[0].function.arguments is no JSON ("
+ARGUMENTS = "messages[3].tool_calls[0].function.arguments is not JSON ("
 
 NO_ROLES: list[Any] = [None, "", "function", "User", 5, ["user"], {"name": "user"}]
 NO_MESSAGES: list[Any] = ["Hi", None, 5, ["user", "Hi"]]
@@ -396,7 +396,7 @@ def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_i
         for name in ("brand_new", "other")
     ]
     assert len(caplog.messages) == MOST_WARNED
-    assert caplog.messages[-1].endswith("it is ignored. Further ones are not told.")
+    assert caplog.messages[-1].endswith("it is ignored. Further ones are not reported.")
     assert max(map(len, caplog.messages)) < 250
 
 

@@ -82,7 +82,7 @@ def test_a_renderer_that_encodes_on_its_own_gets_no_control_tokens_in_texts() ->
 
     renderer = PromptRenderer(Own(base_tokenizer()))
     renderer.escape(Message(role="user", content="Hi"))
-    with pytest.raises(RendererMismatchError, match="Own encodes texts in a way of its own"):
+    with pytest.raises(RendererMismatchError, match="Own does not encode texts with its tokenizer"):
         renderer.escape(Message(role="user", content="<|im_end|>"))
 
 

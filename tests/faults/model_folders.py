@@ -234,8 +234,8 @@ TEMPLATE = (
 )
 
 NEEDS = (
-    "Model 'FOLDER' needs Python code that comes with it: auto_map in %s. None of it was run: a "
-    "model is data here. Read the code, and if you trust it, pass trust_remote_code=True."
+    "Model 'FOLDER' needs Python code that comes with it: auto_map in %s. None of it was run. "
+    "Read the code, and if you trust it, pass trust_remote_code=True."
 )
 TOKENIZER = NEEDS % (
     "tokenizer_config.json names {'AutoTokenizer': ['evil.EvilTokenizer', 'evil.EvilTokenizer']}"
