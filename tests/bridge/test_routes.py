@@ -139,6 +139,6 @@ async def test_an_agent_that_fails_after_asking_for_another_model_is_told_of_the
 
     [turn] = (await play(makes_do)).transitions
     assert turn.metrics["no_llm_call"] == 1.0
-    assert turn.logs["no_llm_call"] == f"No model call came here. {STRANGER}"
+    assert turn.logs["no_llm_call"] == f"No model call arrived. {STRANGER}"
     with pytest.raises(AgentTimeoutError, match=re.escape(STRANGER)):
         await play(waits, agent_timeout=2.0)
