@@ -189,5 +189,5 @@ TABLE: list[Damage] = [
     Damage("the last turn is gone", READ,
         f"{DIFFERS} 3: it calls the model once more…", row=lambda row: row["steps"].pop()),
     Damage("a turn more was played", READ,
-        f"{DIFFERS} 4: it ended, …", row=lambda row: row["steps"].append(row["steps"][-1])),
+        f"{DIFFERS} 4: it ended; …", row=lambda row: row["steps"].append(row["steps"][-1])),
 ]  # fmt: skip
