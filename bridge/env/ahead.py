@@ -34,7 +34,7 @@ class Ahead(TokenCompleter):
     def __init__(self, policy: TokenCompleter, max_calls: int) -> None:
         self.max_calls = max_calls
         self._policy = policy
-        self._context = contextvars.copy_context()  # in the agent's, calls would be taken over
+        self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
         self._begun: WeakValueDictionary[int, Begun] = WeakValueDictionary()
 
     def begin(

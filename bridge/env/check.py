@@ -2,7 +2,7 @@
 
 The rules, in the order they are checked:
 
-    1. Played to the end, the episode ends, with a finite reward.
+    1. The episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens the tokenizer knows.
     3. Every observation is the renderer's own prompt for the conversation (the same tokens, or
        others with the same text, since sampled tokens are kept).

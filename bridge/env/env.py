@@ -154,7 +154,8 @@ class ChatAgentEnv(Env):
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
             AgentTimeoutError: It neither called nor ended within ``agent_timeout``.
             RewardError: It ended without a valid reward.
-            InvalidActionError: ``action`` has no token ids; the observation stays outstanding.
+            InvalidActionError: ``action`` is no list of token ids; the observation stays
+                outstanding.
             EnvStateError: No observation is outstanding.
             EnvClosedError: The Env was closed, before or during this step.
         """

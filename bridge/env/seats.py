@@ -5,8 +5,8 @@
 The agent gets a role's client with ``client.seat("judge")``, or uses the model name
 ``evert/judge``. It runs once per episode, and each role's calls are the observations of that role's
 Env. It returns one reward for all, or a dict with one per seat. If an episode ends at one seat (a
-limit, an overflow, an aborted rollout), it ends at all: the others stop with ``stop/peer_stopped``
-and keep their rewards.
+limit, an overflow, an aborted rollout), it ends at all seats: the others stop with
+``stop/peer_stopped`` and keep their rewards.
 
 A frozen model may play a seat: ``seats=("player",), models={"evert/judge": ...}``. That seat has no
 Env, and its replies are not trained on.
@@ -240,7 +240,7 @@ class SeatEnv(ChatAgentEnv):
         self.seat = seat
 
     def renewed(self) -> "SeatEnv":
-        """Not possible for one seat.
+        """Refuse: a seat cannot be renewed alone.
 
         Raises:
             EnvStateError: Always: an episode's seats are made together.

@@ -98,7 +98,7 @@ class Turns:
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
-        """Return the outstanding observation, which then is not outstanding any more.
+        """Take the outstanding observation back from the runner.
 
         Raises:
             EnvStateError: No observation is outstanding.

@@ -259,7 +259,7 @@ class Episode:
 
         Raises:
             openai.BadRequestError: The Env refused the request.
-            EnvClosedError, EpisodeEndedError: The episode was given up, or its agent had ended.
+            EnvClosedError, EpisodeEndedError: The episode was closed, or its agent had ended.
             AgentAborted: The agent got such an error several times.
         """
         if self.life is not Life.RUNNING:  # first: a garbage-collected agent stops at this await

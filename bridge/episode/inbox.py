@@ -4,8 +4,8 @@ The agent's calls arrive in order (``put``); the Env takes one after the other (
 that is sampled ahead of the runner is put back (``ahead``) and taken again when its sample is ready
 (``is_sampled``). There is one inbox, or one per seat.
 
-Neither side waits in vain. A parked call is *answered* or *refused*; a waiting Env gets the next
-call, the agent's *end*, or the error with which the inbox was *closed*.
+Each side always learns when the other is done. A parked call is *answered* or *refused*; a waiting
+Env gets the next call, the agent's *end*, or the error with which the inbox was *closed*.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ class Notes:
         self.rewarded = False
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note. If calls overlap, it is on the latest reply to the current task or thread.
+        """Add a note. If calls overlap, it is for the latest reply to the current task or thread.
 
         A reward sets ``rewarded``.
         """
@@ -39,7 +39,7 @@ class Notes:
         self._waiting.append(Note(kind, key, value, turn))
 
     def reached(self, who: object, turn: int) -> None:
-        """Note that action ``turn`` answers a call of the task or thread ``who``; calls overlap."""
+        """Note that action ``turn`` answers the task or thread ``who``; used when calls overlap."""
         by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
         by_speaker[who] = turn
         self._turns = by_speaker, turn

@@ -49,6 +49,6 @@ class Refusals:
         if self._count == 0:
             self._since = now
         self._count += 1
-        if isinstance(refusal, (str, openai.BadRequestError)):  # the episode's end is no reason
+        if isinstance(refusal, (str, openai.BadRequestError)):  # others only tell of the end
             self._latest = f"{refusal!s:.500}"
         return 0.0 if self._count <= AT_ONCE else min((now - self._since) / 4, LONGEST_PAUSE)

@@ -201,7 +201,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Return the additional rewards; sort each trajectory's transitions by lineage, in place.
+        """Return additional rewards and metrics; sort transitions by lineage, in place.
 
         Each seat has its own baseline. The Cookbook subtracts the group's mean from all rewards, so
         each seat's rewards are shifted by the group's mean minus the seat's. The metric

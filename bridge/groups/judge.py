@@ -23,7 +23,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 logger = logging.getLogger(__name__)
 
 FAILED = "judge/failed"
-"""Metric of each trajectory: 1.0 where the judge gave no ranking, else 0.0."""
+"""Metric of each trajectory: 1.0 if the judge gave no ranking, else 0.0."""
 
 JUDGE = "judge"
 """The model's name in messages."""

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Kept:
-    """A value that deep copies share."""
+    """A value that deep copies of its holder share."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -23,7 +23,7 @@ from evert.bridge.models.tinker_model import TinkerModel
 
 Opponents: TypeAlias = Callable[[Sequence[str], int, int, int], Mapping[str, FrozenModel]]
 """A function of the seats' names, the step, the task's number and the group's seed. It returns
-frozen models by seat, for all seats but one at most."""
+frozen models by seat, and leaves at least one seat to the policy."""
 
 
 @dataclass(frozen=True)

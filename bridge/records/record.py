@@ -103,7 +103,7 @@ class RolloutRecord:
         return remembering(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
 
     def trajectory(self) -> Trajectory:
-        """Return the rollout as it was played, without the reward of ``row["final_reward"]``."""
+        """Return the rollout as it was played, without the group's ``row["final_reward"]``."""
         transitions = [
             Transition(
                 ob=tinker.ModelInput(chunks=chunks_of(prompt)),

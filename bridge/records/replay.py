@@ -152,7 +152,7 @@ async def replay(
         **options: Options of ``ChatAgentEnv``; ``renderer`` must be the recorded one.
 
     Returns:
-        The trajectory: the prompts and actions of the record, with today's rewards.
+        The trajectory: the prompts and actions of the record, with the new rewards.
 
     Raises:
         ReplayError: The agent asks for something else; the message names the first such turn.
