@@ -54,11 +54,7 @@ class BranchEnv(ChatAgentEnv):
     ) -> None:
         task = record.task if task is NO_TASK else task
         super().__init__(agent, task, seed=record.row["seed"], **options)
-        if not -record.turns <= turn < record.turns:
-            raise InvalidDatasetError(
-                f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
-                f"0 to {record.turns - 1}, or -1 for the last."
-            )
+        _check_turn(record, turn)
         self._record, self._turn = record, turn % record.turns
         self.earned = 0.0
 
@@ -114,7 +110,7 @@ class BranchDataset(AgentDataset):
         **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
-        InvalidDatasetError: There is no record, or one is of a seat.
+        InvalidDatasetError: There is no record, or one is of a seat or has no such turn.
         RecordError: A record does not hold its task.
     """
 
@@ -132,6 +128,8 @@ class BranchDataset(AgentDataset):
                     f"A record is of the seat {record.row['seat']!r}. An episode with seats cannot "
                     "be branched: the replies of other seats are in other records."
                 )
+            if isinstance(turn, int):
+                _check_turn(record, turn)
         self._choose = turn
         super().__init__(agent, records, **options)
 
@@ -143,4 +141,12 @@ class BranchDataset(AgentDataset):
         branch = partial(BranchEnv, record, turn)
         return ChatAgentGroupBuilder(
             self.agent, record.task, self.group_size, branch=branch, **options
+        )
+
+
+def _check_turn(record: RolloutRecord, turn: int) -> None:
+    if not -record.turns <= turn < record.turns:
+        raise InvalidDatasetError(
+            f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
+            f"0 to {record.turns - 1}, or -1 for the last."
         )

@@ -273,6 +273,9 @@ async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) 
         await env.close()
     with pytest.raises(InvalidDatasetError, match="no turn 2 in a record of 2 turns"):
         BranchEnv(record, 2, Says())
+    longer = await record_of(tmp_path / "longer", Says(calls=3), "one", "two", "three")
+    with pytest.raises(InvalidDatasetError, match="no turn 2 in a record of 2 turns"):
+        BranchDataset(Says(), [longer, record], turn=2, batch_size=2, group_size=1)
 
 
 async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path) -> None:
