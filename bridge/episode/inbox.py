@@ -122,8 +122,8 @@ class Inbox(Generic[P]):
     @property
     def is_asked(self) -> bool:
         """Whether a call was taken and still waits for the trainer's reply."""
-        is_lent = self.latest is not None and self.latest.is_waiting
-        return is_lent or any(call.is_waiting for call in self.ahead)
+        is_taken = self.latest is not None and self.latest.is_waiting
+        return is_taken or any(call.is_waiting for call in self.ahead)
 
     @property
     def has_calls(self) -> bool:
