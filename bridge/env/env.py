@@ -264,7 +264,7 @@ class ChatAgentEnv(Env):
         return self._turns.book.drift
 
     def report(self) -> Metrics:
-        """Return the last transition's counts of lineages, drift and tool calls, so far."""
+        """Return the counts of lineages, drift and tool calls so far, for the last transition."""
         return self._turns.account.report()
 
     # -- the end ---------------------------------------------------------------------------------

@@ -46,9 +46,10 @@ class EnvSettings:
     Attributes:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
         policy_names: The model name, or names, by which the agent calls the policy. ``*`` matches
-            any text: "*" is every name that no frozen model has, "gpt-*" some of them.
+            any text: "*" is every name that no frozen model has, "gpt-*" those with that prefix.
         limits: The Cookbook's budgets. The Env enforces ``max_turns`` and
-            ``max_trajectory_tokens``, which the agent sees; a runner the others. None: no budgets.
+            ``max_trajectory_tokens``, so that the agent learns of them; a runner enforces the
+            others. None: no budgets.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
             gets a 400, and a reply ends where the context does. None: unknown; the sampler must
             refuse long prompts.

@@ -37,7 +37,7 @@ class Overlap:
 
     @property
     def most(self) -> int | None:
-        """Most calls that may be sampled at the same time; None: no call is sampled ahead."""
+        """Most calls that may be sampled at a time, by the limits too; None: none ahead."""
         if self.ahead is None:
             return None
         account = self._account
