@@ -97,7 +97,7 @@ class EnvSettings:
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
-    """Return ``options`` with the agent's own, its attribute ``env_options``, for those left out.
+    """Return ``options``, completed with the agent's own: its attribute ``env_options``.
 
     Of two context lengths, the lower one counts: a trainer passes what its model can take.
 
