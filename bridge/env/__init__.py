@@ -7,11 +7,11 @@ In reading order:
     pending.py         an observation that waits for its action
     endings.py         how an episode ends: the last transition and its report
     tool_counts.py     who called, tool calls that were lost
-    reply_policies.py  replies that do not parse, do not fit, or call too much
-    ahead.py           what samples calls before a runner asks
-    overlap.py         calls that are made while others wait
+    reply_policies.py  replies that do not parse, have a wrong format, or call too many tools
+    ahead.py           a policy that samples before the runner asks
+    overlap.py         calls made while others wait
     turns.py           from an action to the next prompt
-    transcript.py      what an agent asked, kept by an Env while it is played
+    transcript.py      the agent's requests, kept by an Env
     env.py             ChatAgentEnv: all of it as an Env
     seats.py           agents with several trained roles
     parallel.py        groups whose agents' calls are sampled at the same time

@@ -1,10 +1,10 @@
-"""``Ahead``: what lets a runner, which samples one observation after the other, play calls at once.
+"""``Ahead``: samples an agent's concurrent calls before the runner asks for them.
 
-It stands between a runner and its policy. The Env has it begin with the prompts of calls that are
-made while others wait for their replies (``begin``), and hands out the observations whose samples
-are there; the runner asks for one as ever, and gets it without a wait. So every reply still goes
-through the runner, with its limits, its hooks and its count of tokens. An observation that was not
-begun with is the policy's, as without ``Ahead``: that of an agent whose calls never meet.
+A runner samples one observation after the other; ``Ahead`` stands between it and its policy. When
+an agent makes a call while others wait for their replies, the Env starts its sample (``begin``).
+Once the sample is ready, the Env returns the observation, and the runner gets the sample without
+waiting. So every reply still goes through the runner, with its limits, hooks and token count. The
+policy samples all other observations as usual.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from evert.bridge.tokens.logprobs import remembering
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Begun:
-    """A sample that was begun; it is forgotten with whoever holds this, and so is its result."""
+    """A sample that was started. ``Ahead`` keeps it only while somebody holds this object."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
 
 
 class Ahead(TokenCompleter):
-    """A policy that may be asked before the runner asks."""
+    """A policy that can start to sample before the runner asks."""
 
     def __init__(self, policy: TokenCompleter, max_calls: int) -> None:
         self.max_calls = max_calls
         self._policy = policy
-        self._context = contextvars.copy_context()  # of whoever plays: an agent's takes calls over
+        self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
         self._begun: WeakValueDictionary[int, Begun] = WeakValueDictionary()
 
     def begin(
@@ -44,7 +44,7 @@ class Ahead(TokenCompleter):
         max_tokens: int | None,
         seconds: float | None,
     ) -> Begun:
-        """Sample an observation that a runner will ask for: this object, not one like it."""
+        """Start to sample an observation; the runner must ask with this same object."""
 
         async def sample() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds):
@@ -60,21 +60,21 @@ class Ahead(TokenCompleter):
     def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None
     ) -> Awaitable[TokensWithLogprobs]:
-        if max_tokens is None:  # there are policies that know no cap
+        if max_tokens is None:  # some policies take no max_tokens
             return self._policy(observation, stop)
         return self._policy(observation, stop, max_tokens=max_tokens)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The sample that was begun with, cut at ``max_tokens``; else one of the policy's."""
+        """Return the started sample, cut at ``max_tokens``; if there is none, sample one."""
         begun = self._begun.pop(id(model_input), None)
         if begun is None or begun.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
         return shortened(await begun.task, max_tokens)
 
     def cancel(self) -> None:
-        """Stop what no runner will ask for."""
+        """Cancel the samples that no runner has asked for."""
         for begun in [*self._begun.values()]:
             begun.task.cancel()
         self._begun.clear()
@@ -82,11 +82,11 @@ class Ahead(TokenCompleter):
 
 def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:
     if not task.cancelled():
-        task.exception()  # the runner gets it; it may not ask
+        task.exception()  # else asyncio logs it, if no runner asks for the sample
 
 
 def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWithLogprobs:
-    """A sample as it would have been with a cap: its beginning."""
+    """Return a sample cut at ``max_tokens``; None: no cap."""
     if max_tokens is None or len(sampled.tokens) <= max_tokens:
         return sampled
     logprobs = sampled.maybe_logprobs

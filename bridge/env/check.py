@@ -2,15 +2,15 @@
 
 The rules, in the order they are checked:
 
-    1. Played to the end, the episode ends, with a finite reward.
+    1. The episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens the tokenizer knows.
-    3. Every observation is what the renderer itself makes of the conversation (in the same tokens,
-       or in others that say the same: what was sampled is kept).
+    3. Every observation is the renderer's own prompt for the conversation (the same tokens, or
+       others with the same text, since sampled tokens are kept).
     4. After the end, a further step is refused.
-    5. Closed at any call, the agent ends, and leaves no task and no thread behind.
-    6. The agent copes with replies that are empty, cut, or no sense, or raises a plain exception.
+    5. If the Env is closed at a call, the agent ends and leaves no task and no thread running.
+    6. The agent handles replies that are empty, cut or malformed, or raises an exception.
 
-Each has its deliberately broken agent in the tests.
+The tests have a deliberately broken agent for each rule.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
-"""Said one after the other, again and again."""
+"""The model's replies, in order and repeated."""
 
 MAX_TURNS = 200
-"""Calls after which an agent is held to go on for ever."""
+"""Calls after which an agent is assumed never to end."""
 
 _Reply = tuple[list[int], ActionExtra]
 
@@ -44,22 +44,22 @@ def check_env(
     replies: Iterable[str] = DEFAULT_REPLIES,
     max_turns: int = MAX_TURNS,
 ) -> None:
-    """Check an agent, by the Env made of it; prints nothing and returns if all is well.
+    """Check an agent by playing it in an Env; print nothing and return if all is well.
 
     Args:
         env: An unused ``ChatAgentEnv`` (its agent, task and options are played several times), or
             an agent that takes the client only.
-        replies: What the model says, over and over: texts that lead through your agent.
-        max_turns: Calls after which an agent is held to go on for ever.
+        replies: The model's replies, repeated: texts that lead your agent to its end.
+        max_turns: Calls after which an agent is assumed never to end.
 
     Raises:
         EnvCheckError: A rule is broken; the message names it and says what to do.
         AgentError, AgentTimeoutError, RewardError: The agent failed; see ``ChatAgentEnv.step``.
-        InvalidAgentError: It is no agent.
+        InvalidAgentError: ``env`` is no agent.
     """
     first = env if isinstance(env, ChatAgentEnv) else ChatAgentEnv(env)
     check = _Check(first, list(replies), max_turns)
-    # On a thread of its own, so that it also works inside a running loop (a notebook).
+    # In a separate thread, so that it also works inside a running loop (a notebook).
     with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:
         thread.submit(_play, check).result()
 
@@ -69,8 +69,7 @@ def _play(check: "_Check") -> None:
     try:
         loop.run_until_complete(check.run())
     finally:
-        # As asyncio.run does, except that an agent which ignores every cancellation, as rule 5
-        # may just have found, does not keep us for ever.
+        # Like asyncio.run, but without waiting for ever for an agent that ignores cancellation.
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
@@ -113,7 +112,7 @@ class _Check:
     async def _play(
         self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
     ) -> StepResult | InitialObservationOverflow | None:
-        """How an episode ends within so many turns; None: it goes on."""
+        """How an episode ends within ``turns`` turns; None: it does not."""
         first = await env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             return first
@@ -140,7 +139,7 @@ class _Check:
             return env.turns
         raise EnvCheckError(
             f"Rule 1: the agent {self._name} made {self._max_turns} model calls and did not end. "
-            "Bound its loop, or pass replies=[...] that lead it to its end (or a larger max_turns)."
+            "Limit its loop, or pass replies=[...] that lead it to its end (or a larger max_turns)."
         )
 
     def _check_prompt(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
@@ -153,16 +152,16 @@ class _Check:
         if bad:
             raise EnvCheckError(
                 f"Rule 2: the observation of turn {turn} holds token {bad[0]}, but the tokenizer "
-                f"has {vocabulary}. Renderer and tokenizer do not belong together."
+                f"has {vocabulary}. The renderer and the tokenizer do not match."
             )
 
     def _check_continues(self, prompt: FlatPrompt, conversation: Conversation, turn: int) -> None:
         whole = self._renderer.full(conversation.messages)
         if prompt != whole and _texts(prompt, self._renderer) != _texts(whole, self._renderer):
             raise EnvCheckError(
-                f"Rule 3: the observation of turn {turn} is not what the renderer itself makes "
-                f"of the conversation: {type(self._renderer.renderer).__name__} shows a message "
-                "otherwise once others follow, though it claims the extension property."
+                f"Rule 3: the observation of turn {turn} is not the renderer's own prompt for the "
+                f"conversation: {type(self._renderer.renderer).__name__} renders a message "
+                "differently once others follow, though it claims the extension property."
             )
 
     async def _check_end(self, env: ChatAgentEnv, result: StepResult) -> None:
@@ -196,7 +195,7 @@ class _Check:
         try:
             await self._play(env, self._max_turns, [reply])
         except AgentError:
-            return  # it may raise: the trainer's strategies, or on_agent_error, take that
+            return  # it may raise: the trainer's strategies, or on_agent_error, handle that
         except RewardError as error:
             raise EnvCheckError(
                 f"Rule 6: given {name} every time, the agent {self._name} ends without a proper "
@@ -207,7 +206,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """The text, without white space and marks of thoughts, which replies may omit; other chunks."""
+    """The text without white space and thinking tags, which replies may omit; other chunks."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]
@@ -217,7 +216,7 @@ _Runner = asyncio.Task[Any] | threading.Thread
 
 
 def _alive() -> set[_Runner]:
-    # The threads of the loop's own pool (asyncio.to_thread) stay for the next work.
+    # The threads of the loop's pool (asyncio.to_thread) stay alive for later work.
     threads = (t for t in threading.enumerate() if not t.name.startswith("asyncio_"))
     return {*asyncio.all_tasks(), *threads}
 

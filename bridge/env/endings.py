@@ -5,13 +5,13 @@ the agent raises                  ``AgentError``, or ``stop/agent_error`` and ``
 no call and no end in time        the agent is cancelled; ``AgentTimeoutError``, or
                                   ``stop/agent_timeout`` and ``on_agent_error``
 ``limits.max_turns`` calls made   ``stop/max_turns``
-prompt over the token budget,     the agent gets a 400; if it does not cope,
-or over the model's context       ``stop/max_tokens``, or ``stop/context_overflow``, and
+prompt over the token budget,     the agent gets a 400; if it cannot handle that,
+or over the model's context       ``stop/max_tokens`` or ``stop/context_overflow``, and
                                   ``context_overflow_reward``
 tool calls over the budget        ``stop/max_tool_calls``
 parse error under a policy        ``stop/parse_error`` (without one, the agent gets the text)
 ended at another seat             ``stop/peer_stopped``
-``close()``                       the agent is cancelled, whatever waits is told
+``close()``                       the agent is cancelled; what waits gets an error
 """
 
 from collections.abc import Callable, Sequence
@@ -50,16 +50,16 @@ NO_CALL = "no_llm_call"
 """Metric, and log, of an episode in which the agent made no model call."""
 
 IDLE = "idle"
-"""Metric of a seat that nobody called in an episode in which others were: nothing is wrong."""
+"""Metric of a seat that was not called in an episode while other seats were; no error."""
 
 AGENT_ERROR = "agent_error"
-"""Stop reason of an agent that raised, and the log that says what."""
+"""Stop reason of an agent that raised, and the log of its exception."""
 
 AGENT_TRACEBACK = "agent_traceback"
 """Log of an agent that raised: its traceback."""
 
 CUT_REPLY = "The model's last reply was cut at max_tokens."
-"""In the text of a failure: the agent may not have been able to read it."""
+"""Added to the text of a failure: the agent may not have understood the cut reply."""
 
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called nor ended in time."""
@@ -70,14 +70,14 @@ TRUNCATED = "truncated"
 
 @dataclass(slots=True)
 class Ending:
-    """The last transition, but for what it shares with every other."""
+    """The end of an episode: what it adds to the last transition."""
 
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
 
     def as_step(self, turn: Turn, stop: StopCondition) -> StepResult:
-        """The last step of an episode, with what its turn carries."""
+        """Return the last step of an episode, with its turn's reward, metrics and logs."""
         return StepResult(
             reward=self.reward + turn.reward,
             episode_done=True,
@@ -88,21 +88,21 @@ class Ending:
         )
 
     def as_overflow(self) -> InitialObservationOverflow:
-        """The end of an episode without a single transition."""
+        """Return the end of an episode that has no transition."""
         return InitialObservationOverflow(self.reward, self.metrics, self.logs)
 
 
 @dataclass(slots=True)
 class Account:
-    """What one role's episode has come to so far; makes its endings.
+    """One role's episode so far; makes its endings.
 
     Attributes:
-        inbox: The role's, once the episode has begun.
-        hints: What may explain a failure of the agent (``Episode.hints``).
-        stop_reason: Why the episode is to stop before the next turn; None: it goes on.
-        overflow: The latest refusal, while the agent has not coped with it; None: none.
+        inbox: The role's inbox; None before the episode begins.
+        hints: Functions that may explain a failure of the agent (``Episode.hints``).
+        stop_reason: Why the episode must stop before the next turn; None: it continues.
+        overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
-        turns, sampled: Number of actions taken so far, and of the tokens in them.
+        turns, sampled: Number of actions so far, and of the tokens in them.
     """
 
     agent: str
@@ -119,7 +119,7 @@ class Account:
     sampled: int = 0
 
     def report(self) -> Metrics:
-        """Lineages, drift, handoffs and tool calls so far, as metrics."""
+        """Return the counts of lineages, drift, handoffs and tool calls so far, as metrics."""
         metrics: Metrics = {"lineages": self.book.lineages, "drift": self.book.drift.total()}
         for cause, count in self.book.drift.items():
             metrics[f"drift/{cause}"] = count
@@ -129,7 +129,7 @@ class Account:
         return metrics
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
-        """Move what the agent noted of the present turn into its transition; returns the reward."""
+        """Move the agent's notes on the latest turn into its transition; return their reward."""
         reward = 0.0
         if self.inbox is not None:
             for note in self.inbox.notes.take(self.turns - 1):
@@ -137,7 +137,7 @@ class Account:
         return reward
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
-        """An ending for ``reason`` with all notes of the agent and the report."""
+        """Make an ending for ``reason`` with the agent's notes and the report."""
         ending = Ending(reward)
         ending.reward += self.take_notes(ending.metrics, ending.logs)
         ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
@@ -145,28 +145,28 @@ class Account:
         return ending
 
     def cut(self) -> Ending:
-        """The reply was cut at its cap, and that is to end the episode."""
+        """Make the ending of an episode whose reply was cut, with ``on_truncation="end"``."""
         ending = self.ending(StopReason.MAX_TOKENS, self.settings.context_overflow_reward)
         ending.metrics["max_tokens_reached"] = 1.0
         return ending
 
     def overflown(self) -> Ending:
-        """The prompt is over the token budget or the context, and the agent does not cope."""
+        """Make the ending of an episode whose prompt is over the token budget or the context."""
         ending = self.ending(self.budget.prompt.reason, self.settings.context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
         ending.logs["context_overflow"] = redacted(str(self.overflow or "the prompt grew too long"))
         return ending
 
     def of_agent(self, error: BaseException | None, share: Any) -> Ending:
-        """The ending that an agent's return or exception stands for.
+        """Make the ending of an episode whose agent returned or raised.
 
         Args:
-            error: What it raised; None: it returned.
-            share: What it returned, this role's part of it.
+            error: The agent's exception; None: it returned.
+            share: This role's part of its return value.
 
         Raises:
-            AgentError: It raised (unless ``on_agent_error`` scores that).
-            RewardError: It ended without a reward, or with something that is none.
+            AgentError: The agent raised (unless ``on_agent_error`` scores that).
+            RewardError: It ended without a valid reward.
         """
         if error is None:
             rewarded = self.inbox is not None and self.inbox.notes.rewarded
@@ -194,7 +194,7 @@ class Account:
         return ending
 
     def of_timeout(self, error: AgentTimeoutError) -> Ending:
-        """The ending of an agent that neither called nor ended in time.
+        """Make the ending of an episode whose agent neither called nor ended in time.
 
         Raises:
             AgentTimeoutError: Always, unless ``on_agent_error`` scores that.
@@ -210,7 +210,7 @@ class Account:
         return ending
 
     def explained(self, text: str) -> str:
-        """A failure's text, and what the episode knows that may explain it."""
+        """Return a failure's text with hints that may explain it."""
         told_of = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
         hints = [hint for hint in told_of if hint and hint not in text]
         if hints and text and text[-1] not in ".!?":
@@ -219,7 +219,7 @@ class Account:
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Put a note into a transition's ``metrics`` or ``logs``; returns the reward that it is."""
+    """Put a note into ``metrics`` or ``logs``; return its reward, 0.0 if it is none."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":
@@ -230,10 +230,10 @@ def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:
-    """Whether ``origin`` is ``error`` itself or among its causes, or one that says the same is.
+    """Whether ``error`` or one of its causes is ``origin``, or has its code or message.
 
-    An SDK that is told of the error over a transport or a socket raises one of its own: with its
-    code (OpenAI's), or with its message among other words (Anthropic's, Google's).
+    An SDK that gets the error over a transport or a socket raises its own exception, with the
+    code (OpenAI's) or with the message inside a longer one (Anthropic's, Google's).
     """
     code, message = getattr(origin, "code", None), str(origin)
     seen = 0

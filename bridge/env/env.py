@@ -1,8 +1,8 @@
 """``ChatAgentEnv``: an agent function as a ``tinker_cookbook.rl.types.Env``.
 
-The Env starts the agent (``episode.py``), hands out its first call as the observation
-(``matching.py``), gives it the reply that ``step`` brings (``turns.py``), and so on to its end
-(``endings.py``). This file is the face that trainers and users see.
+The Env starts the agent (``episode.py``), returns its first call as the observation
+(``matching.py``), gives it the reply that ``step`` brings (``turns.py``), and continues until the
+episode ends (``endings.py``). This file is the interface for trainers and users.
 """
 
 import asyncio
@@ -56,34 +56,34 @@ class ChatAgentEnv(Env):
     """One episode of a chat agent, as a token-level environment.
 
     Args:
-        agent: ``(client)`` or ``(client, task)``; ``async def`` or a plain function, which then
-            runs in a thread of its own. Its return value is the reward (or an ``Outcome``).
-        task: Handed to the agent. Left out: the agent takes the client only.
-        seed: Of what the agent draws (``client.seed``, ``client.rng``); None: another each time.
+        agent: ``(client)`` or ``(client, task)``; ``async def``, or a plain function, which runs in
+            its own thread. Its return value is the reward (or an ``Outcome``).
+        task: The agent's task. If omitted, the agent is called without a task.
+        seed: Seed for the agent (``client.seed``, ``client.rng``). None: a random one.
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
             ``format_retries``, ``keep_completed_arguments``: see
-            ``evert.bridge.env.options``. An agent may bring some itself, as its ``env_options``.
+            ``evert.bridge.env.options``. The agent's ``env_options`` replace their defaults.
 
     Attributes:
         agent, task, seed: As given.
-        transcript: What the agent asked, where that is kept (``Recorder.watch``); else None.
-        turn_lineages: Token sequence that each action so far belongs to, in their order.
-        turn_callers: Task or thread that made the call which each action answered.
+        transcript: The agent's requests, if they are kept (``Recorder.watch``); else None.
+        turn_lineages: The lineage (token sequence) of each action so far, in order.
+        turn_callers: The task or thread whose call each action answered.
 
     Raises:
         InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
-        InvalidModelError: One of ``models`` is none, or ``policy_names`` are no names.
+        InvalidModelError: One of ``models`` is no model, or ``policy_names`` are invalid.
         RendererMismatchError: ``renderer`` is no renderer.
-        TypeError, ValueError: There is no such option, or not such a value.
+        TypeError, ValueError: An option does not exist, or its value is invalid.
 
-    Like every Env it is single-use. When a rollout is given up, call ``close()`` (a group builder's
+    Like every Env it is single-use. To abort a rollout, call ``close()`` (a group builder's
     ``cleanup`` does).
     """
 
     _share: Callable[[Any], Any] = staticmethod(lambda value: value)
-    """From the agent's return value to the part that is this Env's."""
+    """From the agent's return value to this Env's part of it."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class ChatAgentEnv(Env):
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Start the agent and return the prompt of its first model call.
 
-        An agent that ends without calling, or whose first prompt is over the budget, gives an
-        ``InitialObservationOverflow`` with its reward; a seat that is not called, where others are,
-        with the metric ``idle``.
+        If the agent ends without a call, or its first prompt is over the budget, the result is an
+        ``InitialObservationOverflow`` with the reward. A seat that is not called, while others are,
+        has the metric ``idle``.
 
         Raises:
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
@@ -139,24 +139,25 @@ class ChatAgentEnv(Env):
                 upcoming.metrics[IDLE] = 1.0
             else:
                 upcoming.metrics[NO_CALL] = 1.0
-                upcoming.logs[NO_CALL] = self._turns.account.explained("No model call came here.")
+                upcoming.logs[NO_CALL] = self._turns.account.explained("No model call arrived.")
         return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Resume the agent with a sampled action and return at its next call or its end.
 
         Args:
-            action: Token ids as sampled; they are kept exactly. As ``SampledTokens`` they answer
-                the agent that asks for ``logprobs``.
+            action: Token ids as sampled; they are kept exactly. ``SampledTokens`` also answer
+                requests for ``logprobs``.
             extra: ``stop_reason`` "length" says the action was cut at its token cap.
 
         Raises:
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
             AgentTimeoutError: It neither called nor ended within ``agent_timeout``.
-            RewardError: It ended without a reward, or with something that is none.
-            InvalidActionError: These are no token ids; the observation stands as it was.
+            RewardError: It ended without a valid reward.
+            InvalidActionError: ``action`` is no list of token ids; the observation stays
+                outstanding.
             EnvStateError: No observation is outstanding.
-            EnvClosedError: The Env was closed before or meanwhile.
+            EnvClosedError: The Env was closed, before or during this step.
         """
         ids = token_ids(action)
         outstanding = self._turns.take_back()
@@ -182,33 +183,33 @@ class ChatAgentEnv(Env):
     async def inject_messages(
         self, messages: Sequence[Message]
     ) -> tuple[Observation, StopCondition]:
-        """Add messages to the outstanding prompt that the agent does not know of (a hook's seam).
+        """Add messages to the outstanding prompt, unseen by the agent (for rollout hooks).
 
         Raises:
             EnvStateError: No observation is outstanding.
-            RendererMismatchError, ValueError: The renderer cannot show the messages; the
-                observation stands as it was.
+            RendererMismatchError, ValueError: The messages cannot be rendered; the observation is
+                unchanged.
         """
         outstanding = self._turns.take_back()
         try:
             inject = partial(self._turns.book.inject, outstanding.conversation, messages)
             await LongTexts(self._renderer).rendered(inject)
-            outstanding.prompt = None  # what was sampled ahead is of another prompt
+            outstanding.prompt = None  # a sample taken ahead is for the old prompt
         finally:
             observation = self._turns.hand_out(outstanding)
         return observation
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
-        """Take a runner's policy for replies that do not parse."""
+        """Use a runner's policy for replies that do not parse."""
         self._turns.parse_errors = ParseErrors(policy)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Take a runner's cap on tool calls; the tighter of two caps holds."""
+        """Apply a runner's cap on tool calls; the lowest cap counts."""
         self._turns.tool_budget.tighten(max_tool_calls)
 
     @property
     def rollout_limits(self) -> LiveLimits:
-        """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
+        """The limits for a runner, which reads them each turn; with the agent's ``max_tokens``."""
         turns = self._turns
         return LiveLimits(
             self._settings.limits,
@@ -218,7 +219,7 @@ class ChatAgentEnv(Env):
     # -- what users read -------------------------------------------------------------------------
 
     def renewed(self) -> "ChatAgentEnv":
-        """A new episode of the same agent, task, seed and options."""
+        """Return a new Env with the same agent, task, seed and options."""
         return ChatAgentEnv(self.agent, self.task, seed=self.seed, **self._options)
 
     @property
@@ -242,9 +243,9 @@ class ChatAgentEnv(Env):
         return None if self._turns.standing.lent is None else self._turns.standing.lent.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """The agent's call whose prompt is sampled, by the runner or ahead of it; None: none.
+        """Return the agent's call of an observation that is being sampled; None: there is none.
 
-        For policies that answer by messages. ``observation`` is what the policy was handed.
+        For policies that answer from messages. ``observation`` is the object that the policy got.
         """
         inbox = self._turns.account.inbox
         for outstanding in [*inbox.ahead.values()] if inbox is not None else []:
@@ -259,27 +260,27 @@ class ChatAgentEnv(Env):
 
     @property
     def drift(self) -> Counter[Drift]:
-        """How often a conversation could not go on token for token, by cause."""
+        """How often a conversation could not be continued token for token, by cause."""
         return self._turns.book.drift
 
     def report(self) -> Metrics:
-        """Lineages, drift and tool calls so far, as the last transition carries them."""
+        """Return the counts of lineages, drift and tool calls so far, for the last transition."""
         return self._turns.account.report()
 
     # -- the end ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Give the episode up: cancel the agent, run its ``finally`` blocks, join its thread.
+        """Abort the episode: cancel the agent, run its ``finally`` blocks, join its thread.
 
         Idempotent, and safe while a ``step`` is waiting, which then raises ``EnvClosedError``.
-        From another event loop it works as long as the Env's own is running; once that is gone, a
-        thread that still waits is released.
+        It also works from another event loop while the Env's own loop runs; when that loop is gone,
+        it refuses the calls that still wait, so that their threads continue.
         """
         await self._turns.close()
 
     def __del__(self) -> None:
         turns: Turns | None = getattr(self, "_turns", None)
-        # As text: when the interpreter ends, the names of this module are gone.
+        # A string, since this module's names are gone when the interpreter ends.
         if turns is None or turns.episode is None or turns.episode.life != "running":
             return
         turns.episode.drop()  # else its thread would wait for ever
@@ -291,7 +292,7 @@ class ChatAgentEnv(Env):
             stacklevel=1,
         )
 
-    # -- beginning, and handing out --------------------------------------------------------------
+    # -- starting the agent ----------------------------------------------------------------------
 
     async def _begin(self) -> tuple[Episode, Inbox[Outstanding]]:
         episode = self._start([self._settings.names], self.seed)

@@ -1,6 +1,6 @@
-"""The Cookbook's ``RolloutLimits``, and the model's context, as evert keeps them.
+"""The Cookbook's ``RolloutLimits`` and the model's context, as evert enforces them.
 
-``Budget`` answers what they allow: how long a prompt, a reply, an episode may be.
+``Budget`` says how long a prompt, a reply and an episode may be.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from tinker_cookbook.rl.types import StopReason
 from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
-"""Tokens that a prompt has to leave: the Cookbook's runner takes a rest of one for none."""
+"""Tokens that a prompt must leave free: the Cookbook's runner treats one free token as none."""
 
 MIN_CONTEXT = ROOM + 1
 
 
 @chz.chz
 class SequenceLimits(RolloutLimits):
-    """The Cookbook's budgets, and one of each token sequence, which other trainers have room for.
+    """The Cookbook's budgets, and one for each token sequence, as other trainers have it.
 
     Attributes:
-        max_response_tokens: Most tokens of a sequence after its first prompt: the replies, and what
-            the agent says between them. A longer prompt is refused as one over
-            ``max_trajectory_tokens`` is.
+        max_response_tokens: Most tokens of a sequence after its first prompt: the replies, and the
+            agent's messages between them. A longer prompt is refused like one over
+            ``max_trajectory_tokens``. None: no budget.
     """
 
     max_response_tokens: int | None = None
 
 
 class LiveLimits:
-    """Limits whose cap on a turn is the present call's, if that is tighter.
+    """Limits whose ``max_turn_tokens`` is the cap of the current call, if that is lower.
 
-    A runner takes ``env.rollout_limits`` once and reads it every turn, and ``RolloutLimits`` itself
-    is frozen: so this stands in for it, with all its other fields.
+    A runner gets ``env.rollout_limits`` once and reads it every turn, but ``RolloutLimits`` is
+    frozen. So this object replaces it, with all its other fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
@@ -55,7 +55,7 @@ class LiveLimits:
 
 
 class Budget:
-    """What the limits of an Env and its policy's context allow."""
+    """The limits of an Env and of its policy's context."""
 
     def __init__(self, limits: RolloutLimits, context_length: int | None) -> None:
         self.limits = limits
@@ -64,9 +64,9 @@ class Budget:
         self.prompt = self._longest_prompt()
 
     def _longest_prompt(self) -> PromptLimit:
-        """The tighter one of a budget (``stop/max_tokens``) and the model's context.
+        """The lower of the budget (``stop/max_tokens``) and the context.
 
-        ``stop/context_overflow`` is for the context alone: nobody chose to stop there.
+        ``stop/context_overflow`` is for the context alone, which nobody chose as a limit.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)
@@ -78,16 +78,16 @@ class Budget:
         return PromptLimit(tokens, reason)
 
     def has_turn(self, taken: int) -> bool:
-        """Whether there may be another turn after so many."""
+        """Whether there may be another turn after ``taken`` turns."""
         return self.limits.max_turns is None or taken < self.limits.max_turns
 
     def cap(self, asked: int | None, length: int, first: int | None) -> int | None:
-        """Most tokens of a reply: the agent's own cap, or what there is room for; None: any.
+        """Return the most tokens of a reply: the agent's cap, or the room left; None: no cap.
 
         Args:
             asked: The agent's cap.
             length: Tokens of the prompt.
-            first: The same of its sequence's first prompt; None before that.
+            first: Tokens of its sequence's first prompt; None before that.
         """
         whole, response = self._context, self._response
         room = None if whole is None else whole - length
@@ -95,12 +95,12 @@ class Budget:
         return tightest(asked, room, left)
 
     def sample(self, cap: int | None, length: int, sampled: int) -> int | None:
-        """Most tokens that a runner takes of a reply, by the Env's limits; None: any number.
+        """Return the most tokens of a reply that a runner accepts by the Env's limits; None: any.
 
         Args:
-            cap: As ``cap``.
+            cap: The result of ``cap``.
             length: Tokens of the prompt.
-            sampled: Tokens that were sampled so far; a runner may meanwhile have taken more.
+            sampled: Tokens sampled so far; the runner may have counted more in the meantime.
         """
         whole, all_ = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
         left = None if whole is None else whole - length
@@ -108,13 +108,13 @@ class Budget:
         return tightest(cap, self.limits.max_turn_tokens, left, rest)
 
     def calls(self, most: int, taken: int, sampled: int) -> int:
-        """Calls that may be sampled at a time: at most ``most``, and what the limits leave."""
+        """Return how many calls may be sampled at the same time: ``most``, or what limits allow."""
         turns, tokens = self.limits.max_turns, self.limits.max_sampled_tokens
         left = None if turns is None else turns - taken
-        rest = None if tokens is None else tokens - sampled - 1  # as runners have it, one is none
+        rest = None if tokens is None else tokens - sampled - 1  # runners treat one as none
         return min(each for each in (most, left, rest) if each is not None)
 
 
 def tightest(*caps: int | None) -> int | None:
-    """The least of some caps; None: there is none."""
+    """Return the lowest cap; None stands for no cap."""
     return min([cap for cap in caps if cap is not None], default=None)

@@ -1,8 +1,8 @@
 """The options of an Env: one table of names, meanings and defaults.
 
 ``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium all take ``EnvOptions`` as
-keywords and pass them on; ``EnvSettings`` is the same with the defaults filled in and everything
-checked.
+keywords and pass them on; ``EnvSettings`` has the same fields with defaults, and ``settings_of``
+checks them.
 """
 
 import difflib
@@ -45,32 +45,34 @@ class EnvSettings:
 
     Attributes:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
-        policy_names: The model name by which the agent calls the policy, or several. A ``*`` in one
-            stands for anything: "*" is every name that no frozen model has, "gpt-*" some of them.
-        limits: The Cookbook's budgets. ``max_turns`` and ``max_trajectory_tokens`` are kept by the
-            Env, so that the agent learns of them; a runner keeps the others. None: no budgets.
-        context_length: Tokens that the policy's context holds, prompt and reply together. A longer
-            prompt is the agent's 400, and a reply ends where the context does. None: not known, so
-            whoever samples has to refuse.
-        agent_timeout: Seconds the agent may take between two calls. None: for ever.
-        on_agent_error: Reward of an episode whose agent raised, or took longer than that. None:
-            ``step`` raises ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
+        policy_names: The model name, or names, by which the agent calls the policy. ``*`` matches
+            any text: "*" is every name that no frozen model has, "gpt-*" those with that prefix.
+        limits: The Cookbook's budgets. The Env enforces ``max_turns`` and
+            ``max_trajectory_tokens``, so that the agent learns of them; a runner enforces the
+            others. None: no budgets.
+        context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
+            gets a 400, and a reply ends where the context does. None: unknown; the sampler must
+            refuse long prompts.
+        agent_timeout: Seconds the agent may take between two calls. None: no limit.
+        on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
+            ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
         on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent
             with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
-            gets the text as it is, and the transition is marked with ``parse_error``.
-        context_overflow_reward: Added when an episode ends because its prompt grew too long.
+            gets the unparsed text, and the transition has the metric ``parse_error``.
+        context_overflow_reward: Added when an episode ends because its prompt grew too long, or
+            because a reply was cut (``on_truncation="end"``).
         close_timeout: Seconds that ``close`` waits for the agent, twice.
-        models: Models that the agent may call beside the policy, by name (``frozen.py``).
-        model_timeout: Seconds in which one of these has to reply; else the call is a 400 (code
-            ``model_timeout``). A ``RemoteModel`` has a timeout of its own. None: for ever.
-        format_retries: How often a reply is asked for again that is not as ``response_format`` or
-            a forced ``tool_choice`` has it; each time is a transition.
-        keep_completed_arguments: Whether a reply stays as it was sampled though a tool call of it
-            comes back with arguments added, or with other white space at the ends of lines. It is
-            counted either way (``drift/completed_arguments``). False: the policy is shown what the
-            agent sent, in a new token sequence, since only the agent's author knows that what was
-            added changes nothing.
+        models: Frozen models that the agent may call, by name (``frozen.py``).
+        model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code
+            ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
+        format_retries: How often the policy is asked again for a reply that violates
+            ``response_format`` or a forced ``tool_choice``. Each time is a transition.
+        keep_completed_arguments: Whether the prompt keeps a reply as it was sampled when the agent
+            sends its tool calls back with added arguments, or other white space at the ends of
+            lines. ``drift/completed_arguments`` counts it either way. False: the prompt has what
+            the agent sent, in a new token sequence, since only the agent's author knows that the
+            additions change nothing.
     """
 
     renderer: Renderer | None = None
@@ -90,14 +92,14 @@ class EnvSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The policy's names; the first is what a client uses itself."""
+        """The policy's names; evert's clients use the first."""
         return read_policy_names(self.policy_names)
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
-    """Add the agent's own options, its attribute ``env_options``, where others leave them out.
+    """Return ``options``, completed with the agent's own: its attribute ``env_options``.
 
-    Of two context lengths the lesser holds: a trainer passes what its model can take.
+    Of two context lengths, the lower one counts: a trainer passes what its model can take.
 
     Raises:
         InvalidAgentError: The attribute is no mapping.
@@ -116,13 +118,13 @@ def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:
-    """The options with their defaults.
+    """Check the options, and add the defaults of the others.
 
     Raises:
-        TypeError: There is no such option.
-        ValueError: ``on_truncation`` is neither "deliver" nor "end", or no prompt has room in
-            ``context_length``.
-        InvalidModelError: ``policy_names`` are none.
+        TypeError: An option does not exist.
+        ValueError: ``on_truncation`` is neither "deliver" nor "end", or ``context_length`` has no
+            room for a prompt.
+        InvalidModelError: ``policy_names`` are invalid.
     """
     known = [field.name for field in fields(EnvSettings)]
     for name in options:
@@ -145,7 +147,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     if context is not None and (type(context) is not int or context < MIN_CONTEXT):
         raise ValueError(
             f"context_length is {context!r}; expected the number of tokens that the model's "
-            f"context holds, at least {MIN_CONTEXT}, or None where it is not known."
+            f"context holds, at least {MIN_CONTEXT}, or None if it is unknown."
         )
     read_policy_names(settings.policy_names)
     return settings

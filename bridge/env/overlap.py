@@ -1,12 +1,11 @@
 """``Overlap``: the calls of one Env that are made while others wait for their replies.
 
-A call that is alone is the runner's to sample, as without all this: nothing is different for an
-agent whose calls never meet. The first two that meet show an agent whose calls do. From then on
-each is sampled ahead of the runner (``ahead.py``) as soon as it comes, and becomes an observation
-when its reply is there, so that no call waits for another's reply. One that the agent gives up
-before that is no observation at all.
+The runner samples a call that is alone, so nothing changes for an agent whose calls never overlap.
+After the first overlap, every call is sampled ahead of the runner (``ahead.py``) as soon as it
+arrives. It becomes an observation when its sample is ready, so no call waits for another's reply.
+A call that the agent gives up before that never becomes an observation.
 
-What the agent notes is then of the latest reply to the task or thread that notes it.
+After an overlap, the agent's notes belong to the latest reply to the task or thread that adds them.
 """
 
 import asyncio
@@ -17,16 +16,16 @@ from evert.bridge.env.pending import Outstanding
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
-"""Turns of the event loop in which an agent may react to a reply before it gets the next one: what
-it then notes in another task than the one that called is of that reply."""
+"""Cycles of the event loop in which an agent may react to a reply before it gets the next one. In
+them, notes from another task than the one that called belong to that reply."""
 
 
 class Overlap:
-    """Which calls are sampled ahead of the runner.
+    """Decides which calls are sampled ahead of the runner.
 
     Attributes:
-        ahead: What samples calls that meet; None: the runner samples them.
-        is_met: Whether calls have met.
+        ahead: Samples overlapping calls; None: the runner samples all calls.
+        is_met: Whether calls have overlapped.
     """
 
     __slots__ = ("_account", "ahead", "is_met")
@@ -38,14 +37,14 @@ class Overlap:
 
     @property
     def most(self) -> int | None:
-        """Calls that may be sampled at a time, by the limits too; None: nothing samples ahead."""
+        """Most calls that may be sampled at a time, by the limits too; None: none ahead."""
         if self.ahead is None:
             return None
         account = self._account
         return account.budget.calls(self.ahead.max_calls, account.turns, account.sampled)
 
     def takes(self, outstanding: Outstanding) -> bool:
-        """Have a call sampled ahead of the runner; False: it is the runner's, being alone."""
+        """Start to sample a call ahead of the runner; False: the runner is to sample it."""
         ahead, inbox, call = self.ahead, self._account.inbox, outstanding.call
         if ahead is None or inbox is None or not (self.is_met or inbox.has_calls):
             return False
@@ -63,9 +62,9 @@ class Overlap:
         return True
 
     def look(self, lent: Outstanding) -> None:
-        """Have calls sampled that come while the runner samples another one.
+        """Start to sample calls that arrive while the runner samples another one.
 
-        What cannot be offered at once (a long text, a refusal) waits until the runner is back.
+        Calls that need more time (a long text) or a refusal wait for the next step.
         """
         inbox, most, book = self._account.inbox, self.most, self._account.book
         if inbox is None or most is None or not lent.call.is_waiting:
@@ -85,7 +84,7 @@ class Overlap:
             await asyncio.sleep(0)
 
     def stop(self) -> None:
-        """Sample no more: the episode is over."""
+        """Cancel the samples: the episode is over."""
         for outstanding in self._account.inbox.ahead.values() if self._account.inbox else ():
             if outstanding.sampling is not None:
                 outstanding.sampling.task.cancel()

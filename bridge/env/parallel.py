@@ -1,10 +1,10 @@
 """``ParallelRollouts``: calls that an agent makes at the same time are sampled at the same time.
 
-A rollout strategy of the Cookbook's around another one, so that ``rl.train.main`` runs unchanged:
+``ParallelRollouts`` is a rollout strategy around another one, so ``rl.train.main`` runs unchanged:
 
     rollout_error_tolerance=ParallelRollouts(inner=FailFast(), max_calls=64)
 
-``do_parallel_rollout`` is the Cookbook's ``do_single_rollout`` with the same, for one Env.
+``do_parallel_rollout`` does this for one Env, like the Cookbook's ``do_single_rollout``.
 """
 
 from collections.abc import Sequence
@@ -21,26 +21,26 @@ from evert.bridge.env.endings import put_note
 from evert.bridge.env.env import ChatAgentEnv
 
 MAX_CALLS = 64
-"""Calls of one episode that are sampled at a time, where nothing else is said."""
+"""Default number of calls of one episode that are sampled at the same time."""
 
 
 @dataclass(frozen=True)
 class ParallelRollouts(RolloutStrategy):
-    """Plays groups by another strategy; what an agent asks at the same time is sampled so.
+    """Plays groups by another strategy, but samples an agent's concurrent calls concurrently.
 
-    Everything else is the other strategy's: which failures it tolerates, what it plays again. An
-    agent whose calls never meet is played as without this, token for token. What an agent notes
-    (rewards, metrics, logs) is at the call that the same task or thread had its latest reply to.
-    Envs of others than evert's are played as they are.
+    The other strategy decides the rest: which failures it tolerates, what it retries. An agent
+    whose calls never overlap is played as without this, token for token. An agent's notes (rewards,
+    metrics, logs) belong to the call whose reply the same task or thread got last. Envs that are
+    not evert's are played as usual.
 
     Args:
         inner: The other strategy.
-        max_calls: Most calls of one episode that are sampled at a time, at least 1; 1: one after
-            the other.
+        max_calls: Most calls of one episode that are sampled at the same time, at least 1. 1: one
+            after the other.
 
     Raises:
         TypeError: ``inner`` is no strategy.
-        ValueError: ``max_calls`` is no such number.
+        ValueError: ``max_calls`` is no integer of at least 1.
     """
 
     inner: RolloutStrategy = field(default_factory=FailFast)
@@ -57,7 +57,7 @@ class ParallelRollouts(RolloutStrategy):
 
     @property
     def catches_group_errors(self) -> bool:
-        """As the other strategy has it."""
+        """The other strategy's value."""
         return self.inner.catches_group_errors
 
     async def execute(
@@ -72,7 +72,7 @@ class ParallelRollouts(RolloutStrategy):
         try:
             result = await self.inner.execute(_Group(env_group_builder, ahead), ahead)
         finally:
-            ahead.cancel()  # what a runner ended that did not wait for it
+            ahead.cancel()  # samples that an ended rollout did not wait for
         for trajectory, env in zip(result.trajectories, result.envs, strict=True):
             _put_late_notes(trajectory, env)
         return result
@@ -81,15 +81,15 @@ class ParallelRollouts(RolloutStrategy):
 async def do_parallel_rollout(
     policy: TokenCompleter, env: Env, max_calls: int = MAX_CALLS
 ) -> Trajectory:
-    """The Cookbook's ``do_single_rollout``; calls made at the same time are sampled so.
+    """Play one Env like ``do_single_rollout``, but sample concurrent calls concurrently.
 
     Args:
-        policy: What samples.
-        env: An unused Env; one of others than evert's is played as it is.
-        max_calls: Most calls that are sampled at a time.
+        policy: The policy.
+        env: An unused Env; one that is not evert's is played as usual.
+        max_calls: Most calls that are sampled at the same time.
 
     Returns:
-        The trajectory, its transitions in the order of play, which is that of their replies.
+        The trajectory, with its transitions in the order of their replies.
 
     Raises:
         Exception: As ``do_single_rollout``.
@@ -110,10 +110,10 @@ def _play_by(env: Env, ahead: Ahead) -> None:
 
 
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
-    """Add what the agent noted of transitions after they were handed out."""
+    """Add the agent's notes on transitions that were returned before."""
     if not isinstance(env, ChatAgentEnv):
         return
-    before = env.turns - len(env.turn_lineages)  # played from a record, of a branch
+    before = env.turns - len(env.turn_lineages)  # turns that a branch replayed
     inbox = env._turns.account.inbox
     for note in inbox.notes.take_late() if inbox is not None else ():
         turn = -1 if note.turn is None else note.turn - before

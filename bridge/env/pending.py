@@ -1,6 +1,6 @@
 """``Outstanding``: an observation that waits for its action. ``Turn``: the action that it got.
 
-``Standing``: where an Env stands, in one variable.
+``Standing``: the state of an Env.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 @dataclass(slots=True, eq=False)
 class Outstanding:
-    """An agent's call whose prompt is the trainer's to continue."""
+    """An agent's call whose prompt is an observation for the trainer."""
 
     call: ParkedCall
     conversation: Conversation
@@ -29,19 +29,19 @@ class Outstanding:
     sampling: Begun | None = None  # None: the runner samples it
 
     def cap(self, budget: Budget) -> int | None:
-        """Most tokens of the reply: the agent's own cap, or what there is room for; None: any."""
+        """Return the most tokens of the reply; None: no cap. See ``Budget.cap``."""
         here = self.conversation
         return budget.cap(self.call.request.max_tokens, here.length, here.first)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
-        """The prompt to continue, and where to stop."""
+        """Return the prompt, and where its reply stops."""
         if self.prompt is not None:
             return self.prompt
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
 
 
 class Life(StrEnum):
-    """Where an Env stands while no observation of it is outstanding."""
+    """The states of an Env without an outstanding observation."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -49,29 +49,29 @@ class Life(StrEnum):
 
 @dataclass(slots=True)
 class Standing:
-    """Where an Env stands: a ``Life``, or the observation that the runner holds."""
+    """The state of an Env: a ``Life``, or the outstanding observation."""
 
     now: Life | Outstanding = Life.OPEN
 
     def becomes(self, now: Life | Outstanding) -> None:
-        """Stand elsewhere; what is closed stays so, though a step is on its way."""
+        """Change the state. A closed Env stays closed, also if a step is running."""
         if not self.is_closed:
             self.now = now
 
     @property
     def lent(self) -> Outstanding | None:
-        """The observation that the runner holds; None: it holds none."""
+        """The outstanding observation; None: there is none."""
         return self.now if isinstance(self.now, Outstanding) else None
 
     @property
     def is_closed(self) -> bool:
-        """Whether the Env was given up."""
+        """Whether the Env was closed."""
         return self.now is Life.CLOSED
 
 
 @dataclass(slots=True)
 class Turn:
-    """One action on its way to the agent, and what its transition carries."""
+    """One action, and the metrics, logs and reward of its transition."""
 
     tokens: list[int]
     truncated: bool

@@ -1,4 +1,4 @@
-"""What is done about replies that do not parse, do not fit, or call too many tools."""
+"""Policies for replies that do not parse, have a wrong format, or call too many tools."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from evert.bridge.tokens.actions import Problem
 
 
 class Verdict(StrEnum):
-    """What becomes of a reply."""
+    """The decision on a reply."""
 
     DELIVER = "deliver"
     ASK_AGAIN = "ask again"
@@ -31,9 +31,9 @@ class ParseErrors:
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
     def judge(self, reply: Reply, problem: Problem | None, turn: Turn, row: object) -> Verdict:
-        """Decide about a reply; what it earns, and notes, go to its turn.
+        """Decide on a reply, and add rewards, metrics and logs to its turn.
 
-        Replies in a row are counted for each ``row``.
+        Errors in a row are counted for each ``row`` separately.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -45,7 +45,7 @@ class ParseErrors:
         if self.policy is None:
             return Verdict.DELIVER
         if kind is ParseFailureKind.CONTENT and reply.tool_calls:
-            del self._in_a_row[row]  # there are good calls beside the broken ones
+            del self._in_a_row[row]  # the reply has valid calls, too
             return Verdict.DELIVER
         turn.logs["parse_failure_kind"] = str(kind)
         if self.policy.mask_error_turns:
@@ -67,7 +67,7 @@ class ParseErrors:
 
 @dataclass(slots=True)
 class FormatRetries:
-    """Asks again for replies that are not in the format the agent asked for, a bounded time."""
+    """Asks again for replies in a wrong format, at most ``limit`` times in a row."""
 
     limit: int
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
@@ -75,9 +75,9 @@ class FormatRetries:
     def judge(
         self, reply: Reply, wanted: ReplyFormat, turn: Turn, row: object
     ) -> tuple[Reply, Message | None]:
-        """The reply as the agent is to get it, and the message that asks again (None: deliver).
+        """Return the reply for the agent, and the message that asks again (None: deliver).
 
-        Replies in a row are counted for each ``row``.
+        Errors in a row are counted for each ``row`` separately.
         """
         if reply.finish_reason == "length":
             return reply, None
@@ -103,11 +103,11 @@ class ToolBudget:
     _made: int = field(default=0, init=False)
 
     def tighten(self, limit: int) -> None:
-        """Take another limit; the tighter of the two holds."""
+        """Apply another limit; the lower of the two counts."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def allow(self, reply: Reply) -> tuple[Reply, bool]:
-        """The reply with the calls that are allowed, and whether any were cut."""
+        """Return the reply with its allowed calls, and whether any were removed."""
         calls = reply.tool_calls
         allowed = len(calls)
         if self.limit is not None:

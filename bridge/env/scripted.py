@@ -15,10 +15,10 @@ class ScriptedPolicy(TokenCompleter):
     """A ``TokenCompleter`` whose replies are written in advance.
 
     Args:
-        replies: The texts to say, one a call, or a function from the prompt's text to the reply.
-            Only a function makes sense for several episodes at once.
-        renderer: Of the Env it plays; None for the default one.
-        logprob: What is reported for every token.
+        replies: The replies, one per call, or a function from the prompt's text to the reply. For
+            several episodes at once, use a function.
+        renderer: The Env's renderer; None: the default one.
+        logprob: The log-probability of every token.
 
     A reply ends with the renderer's end-of-turn token unless it is longer than ``max_tokens``.
     ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.
@@ -46,7 +46,7 @@ class ScriptedPolicy(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """The next reply as tokens; cut, with stop reason "length", at ``max_tokens``."""
+        """Return the next reply's tokens, cut at ``max_tokens`` with stop reason "length"."""
         text = [token for token in flatten(model_input.chunks) if isinstance(token, int)]
         prompt = self._renderer.decode(text)
         tokens = self._renderer.encode(self._reply(prompt)) + self._renderer.end_tokens[:1]

@@ -1,19 +1,19 @@
-"""Seats: agents with several trained roles, one Env a role.
+"""Seats: agents with several trained roles, one Env per role.
 
     ChatAgentGroupBuilder(agent, task, group_size=4, seats=("player", "judge"))
 
-The agent asks for a role's client with ``client.seat("judge")``, or names the model
-``evert/judge``; it runs once an episode, and each role's calls are the observations of that role's
-Env. It returns one reward for all, or a dict with one a seat. What ends an episode at one seat (a
-limit, an overflow, a rollout that is given up) ends it at all: the others stop with
-``stop/peer_stopped`` and what they have earned.
+The agent gets a role's client with ``client.seat("judge")``, or uses the model name
+``evert/judge``. It runs once per episode, and each role's calls are the observations of that role's
+Env. It returns one reward for all, or a dict with one per seat. If an episode ends at one seat (a
+limit, an overflow, an aborted rollout), it ends at all seats: the others stop with
+``stop/peer_stopped`` and keep their rewards.
 
-A seat may be played by a frozen model: ``seats=("player",), models={"evert/judge": ...}``. It has
-no Env, and nothing that it says is trained on.
+A frozen model may play a seat: ``seats=("player",), models={"evert/judge": ...}``. That seat has no
+Env, and its replies are not trained on.
 
-An episode begins when all of its seats are taken. A strategy that plays a failed trajectory again
-asks its builder for one Env at a time: ``SeatGroup`` hands out the seats of a new episode one after
-the other, so that whole episodes are played again, and tells a seat that waits in vain.
+An episode begins when all of its seats are taken. A strategy that retries failed trajectories asks
+its builder for one Env at a time: ``SeatGroup`` then returns the seats of a new episode one after
+the other, so that whole episodes are retried, and ends the wait of a seat without partners.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds that a seat waits for others after the last Env that could still bring them is over."""
+"""Seconds that a seat waits for others when no Env is left whose retry could bring them."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
-    """The seats that frozen models play, by the models' names."""
+    """Return the names of the seats that frozen models play."""
     return tuple(n.removeprefix(SEAT_PREFIX) for n in models or () if n.startswith(SEAT_PREFIX))
 
 
 def with_opponents(
     seats: Sequence[str], options: EnvOptions, opponents: Mapping[str, FrozenModel]
 ) -> tuple[tuple[str, ...], EnvOptions]:
-    """The seats that are left, and the options with frozen models at the others."""
+    """Return the seats without an opponent, and the options with frozen models at the others."""
     models = {**(options.get("models") or {})}
     models |= {seat_model(seat): model for seat, model in opponents.items()}
     left = tuple(seat for seat in seats if seat not in opponents)
@@ -70,7 +70,7 @@ def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
     """Check the names of seats.
 
     Raises:
-        InvalidDatasetError: They are no different non-empty strings, or there is only one.
+        InvalidDatasetError: They are not different non-empty strings, or there is only one.
     """
     if (
         isinstance(seats, str)
@@ -81,7 +81,7 @@ def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
         raise InvalidDatasetError(
             f"seats must be two or more different names, got {seats!r}"
             + (f" beside {', '.join(frozen)}, which frozen models play" if frozen else "")
-            + ". An agent with one trained role needs none."
+            + ". An agent with one trained role needs no seats."
         )
 
 
@@ -93,7 +93,7 @@ def seat_envs(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> "list[SeatEnv]":
-    """The Envs of one episode, one a seat. They must be played at the same time.
+    """Return the Envs of one episode, one per seat. They must be played at the same time.
 
     Raises:
         InvalidDatasetError: The seats are not two or more different names.
@@ -110,7 +110,7 @@ def episode_envs(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> list[ChatAgentEnv]:
-    """The Envs of one episode: one, or one a seat where there are seats.
+    """Return the Envs of one episode: one, or one per seat.
 
     Raises:
         EvertError: As ``ChatAgentEnv`` and ``seat_envs``.
@@ -124,8 +124,8 @@ class SeatGroup:
     """The episodes of a group whose agent has seats.
 
     Raises:
-        InvalidDatasetError: The seats are not two or more different names, or the options name
-            the policy beside them.
+        InvalidDatasetError: The seats are not two or more different names, or ``policy_names`` is
+            given, too.
     """
 
     def __init__(
@@ -135,24 +135,24 @@ class SeatGroup:
         check_seats(seats, frozen)
         if "policy_names" in options:
             raise InvalidDatasetError(
-                f"policy_names={options['policy_names']!r} beside seats={tuple(seats)!r}: each "
-                f"seat has a name of its own. Leave policy_names out, and let the agent ask for "
-                f"{seat_model(seats[0])!r}, or use client.seat({seats[0]!r})."
+                f"policy_names={options['policy_names']!r} was given with seats={tuple(seats)!r}, "
+                f"but each seat has its own model name. Leave policy_names out, and let the agent "
+                f"call {seat_model(seats[0])!r}, or use client.seat({seats[0]!r})."
             )
         self._made_of = (agent, task, options)
         self._seats = tuple(seats)
         self.roles = (*seats, *frozen)
         self._owed: list[SeatEnv] = []
-        self._waits: dict[SeatEnv, bool] = {}  # of each that is not over: waits it for others?
+        self._waits: dict[SeatEnv, bool] = {}  # by Env that is not over: whether it waits
 
     def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
-        """The Envs of a new episode, one a seat."""
+        """Return the Envs of a new episode, one per seat."""
         envs = self._new_envs(seed)
         self._waits.update(dict.fromkeys(envs, False))
         return envs
 
     def next_seat(self, seed: int | None = None) -> "SeatEnv":
-        """One Env to play in the place of one that failed: the next seat of a new episode."""
+        """Return an Env to replace a failed one: the next seat of a new episode."""
         self._owed = self._owed or self._new_envs(seed)
         env = self._owed.pop(0)
         self._waits[env] = False
@@ -163,21 +163,21 @@ class SeatGroup:
         return [SeatEnv(self, table, seat, *self._made_of) for seat in self._seats]
 
     def waits(self, env: "SeatEnv") -> None:
-        """A seat was taken whose episode has not begun."""
+        """Note that a seat was taken and waits for its episode to begin."""
         self._waits[env] = True
         self._look()
 
     def begins(self, table: "_Table") -> None:
-        """An episode begins: its seats wait no more."""
+        """Note that an episode begins: its seats no longer wait."""
         self._waits.update({env: False for env in self._waits if env.table is table})
 
     def is_over(self, env: "SeatEnv") -> None:
-        """A seat has been played to its end, or failed, or was given up."""
+        """Note that a seat's Env has ended, failed or was closed."""
         self._waits.pop(env, None)
         self._look()
 
     def _look(self) -> None:
-        """Give up waiting seats once no seat is left that could fail and be played again."""
+        """Give up waiting seats once no seat is left that could fail and be retried."""
         if self._waits and all(self._waits.values()):
             asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._tell_lone_seats)
 
@@ -192,30 +192,30 @@ class _Table:
         self.seats = seats
         self.seed = seed
         self.taken: set[str] = set()
-        self.loop: asyncio.AbstractEventLoop | None = None  # of those who have taken theirs
+        self.loop: asyncio.AbstractEventLoop | None = None  # on which the seats are played
         self.episode: Episode | None = None
         self.problem: BaseException | None = None
         self.settled = asyncio.Event()  # the episode has begun, or never will
 
     async def wait(self, seat: str) -> tuple[Episode, Inbox[Any]]:
-        """The episode and the seat's inbox, once all seats are taken.
+        """Return the episode and the seat's inbox, once all seats are taken.
 
         Raises:
-            EnvClosedError: The episode was given up before, or its agent could not be started.
+            EnvClosedError: The episode was closed before, or its agent could not be started.
         """
         await self.settled.wait()
         if self.problem is not None:
             raise EnvClosedError(
-                f"The episode has no agent: it could not be started when the last seat was taken. "
+                f"The episode's agent could not be started when the last seat was taken. "
                 f"{type(self.problem).__name__}: {text_of(self.problem)}"
             ) from self.problem
         if self.episode is None:
             missing = [seat for seat in self.seats if seat not in self.taken]
             raise EnvClosedError(
-                f"The episode was given up before its agent began: the seat {seat!r} waited for "
-                f"{', '.join(missing)}. All seats of an episode are played at the same time. (A "
-                "strategy that keeps partial groups, like MinViableGroup, may play one seat again "
-                "without the others; RetryOnFailure plays all.)"
+                f"The episode was closed before its agent began: the seat {seat!r} waited for "
+                f"{', '.join(missing)}. Play all seats of an episode at the same time. (A strategy "
+                "that keeps partial groups, like MinViableGroup, may retry one seat without the "
+                "others; RetryOnFailure retries all.)"
             )
         return self.episode, self.episode.routes.seats[seat]
 
@@ -240,13 +240,13 @@ class SeatEnv(ChatAgentEnv):
         self.seat = seat
 
     def renewed(self) -> "SeatEnv":
-        """This seat of a new episode, whose other seats nobody plays.
+        """Refuse: a seat cannot be renewed alone.
 
         Raises:
             EnvStateError: Always: an episode's seats are made together.
         """
         raise EnvStateError(
-            f"The seat {self.seat!r} has no new episode of its own: make all seats of one with "
+            f"The seat {self.seat!r} cannot be renewed alone: make all seats of a new episode with "
             "evert.bridge.env.seats.seat_envs, and play them at the same time."
         )
 
@@ -271,11 +271,11 @@ class SeatEnv(ChatAgentEnv):
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """As ``ChatAgentEnv``'s, once all seats are taken."""
+        """See ``ChatAgentEnv``; waits until all seats are taken."""
         return await self._told(super().initial_observation())
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """As ``ChatAgentEnv``'s."""
+        """See ``ChatAgentEnv``."""
         return await self._told(super().step(action, extra=extra))
 
     async def _told(self, moment: Awaitable[T]) -> T:
@@ -289,12 +289,12 @@ class SeatEnv(ChatAgentEnv):
         return result
 
     async def close(self) -> None:
-        """Give the episode up, at every seat; see ``ChatAgentEnv.close``."""
+        """Abort the episode at every seat; see ``ChatAgentEnv.close``."""
         loop = self.table.loop
         if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
             return
-        self.table.settled.set()  # whoever waits for the others learns that it is over
+        self.table.settled.set()  # a seat that waits for others learns that it is over
         await self._turns.close(self.table.episode)
         self._group.is_over(self)
 

@@ -1,7 +1,7 @@
-"""What transitions carry for whoever looks into a rollout: who called, and what went wrong unseen.
+"""What transitions tell about a rollout: who called, drift, and lost tool calls.
 
-A policy that writes tool calls in another format than its renderer parses loses every one of them,
-and the run's reward alone does not say so. These counts join the last transition's metrics.
+If a policy writes tool calls in a format that its renderer does not parse, all of them are lost,
+and the reward alone does not show it. The counts in the last transition's metrics do.
 """
 
 import re
@@ -17,18 +17,18 @@ CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
 DRIFT_AT = "drift_at"
-"""Keys of a transition's logs: who made the call, the token sequence it continues, why it broke,
-and which field of which message differed there."""
+"""Keys of a transition's logs: who made the call, its token sequence, why that sequence broke, and
+which field of which message differed."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"
     r'|<invoke name=|"arguments"\s*:|functions\.\w+:\d'
 )
-"""How the formats of common models write a tool call."""
+"""Markup of tool calls in the formats of common models."""
 
 
 def drift_logs(drift: Break) -> Logs:
-    """What a transition's logs have of the drift that the next prompt met."""
+    """Return a transition's log entries on drift in the next prompt."""
     logs: Logs = {DRIFT: str(drift.cause)}
     if drift.where:
         logs[DRIFT_AT] = redacted(drift.where)
@@ -36,14 +36,14 @@ def drift_logs(drift: Break) -> Logs:
 
 
 class ToolCounts:
-    """Counts over an episode, by metric."""
+    """Counts of an episode's tool calls, by metric."""
 
     def __init__(self) -> None:
         names = ("offered", "calls", "calls_unparsed", "markup_in_text")
         self._counts = {f"tools/{name}": 0 for name in names}
 
     def count(self, request: ChatRequest, reply: Reply) -> None:
-        """Take a reply into account."""
+        """Count the tools of a request and the tool calls of its reply."""
         counts = self._counts
         counts["tools/offered"] = max(counts["tools/offered"], len(request.tools or ()))
         counts["tools/calls"] += len(reply.tool_calls)
@@ -51,6 +51,6 @@ class ToolCounts:
         counts["tools/markup_in_text"] += MARKUP.search(reply.text) is not None
 
     def report(self, metrics: Metrics) -> None:
-        """Write the counts down, unless the episode had nothing to do with tools."""
+        """Add the counts to ``metrics``, unless all are 0."""
         if any(self._counts.values()):
             metrics.update(self._counts)

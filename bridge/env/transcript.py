@@ -1,6 +1,6 @@
-"""``Transcript``: what an agent asked, call by call, kept by an Env that is recorded.
+"""``Transcript``: an agent's calls, kept by an Env that is recorded.
 
-Of each call it keeps what is new: the messages after the reply that the agent goes on from.
+For each call it keeps only the new messages: those after the reply that the call continues.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class Transcript:
     """The calls of one Env, in the order in which they were answered.
 
     Attributes:
-        calls: One an action.
+        calls: One per action.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Transcript:
         self._answers: dict[tuple[Conversation, int], int] = {}
 
     def note(self, request: ChatRequest, conversation: Conversation, *, met: bool) -> None:
-        """Take note of a call whose action has come, before the agent gets it."""
+        """Add a call whose action has arrived, before the agent gets the reply."""
         points, after, start = conversation.points, None, 0
         if points:
             last = points[-1]
@@ -47,9 +47,9 @@ class Transcript:
         self.calls.append(Asked(replace(request, messages=[]), after, new, key, points, met))
 
     def reply(self, turn: int) -> Reply | None:
-        """What the agent got in answer to a turn's call; None where it got nothing.
+        """Return the reply that the agent got at a turn; None: it got none.
 
-        So it is for an action that was asked for again, and for one that ended the episode.
+        It gets none if the policy was asked again, or if the action ended the episode.
         """
         asked = self.calls[turn]
         number = asked.key[1]

@@ -1,9 +1,9 @@
 """Turns: from an action to the next prompt, or to the end of the episode.
 
-``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns what
-comes next: an ``Outstanding`` call with its prompt, or an ``Ending``. Every prompt passes the same
-gate (``_spent``), those of retries too, so that budgets hold for all of them.
-The runner samples each, but for those that are sampled ahead of it (``overlap.py``).
+``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns the
+next ``Outstanding`` call with its prompt, or an ``Ending``. ``_spent`` checks the budgets before
+every prompt, also before those of retries. The runner samples all prompts but those that are
+sampled ahead of it (``overlap.py``).
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 8
-"""Requests refused one after the other before we hold that the agent cannot cope."""
+"""Number of refused requests in a row at which the episode ends."""
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not to be learned from: ``trajectory_to_data`` masks it by the first,
-whose name says what the Cookbook does the same for."""
+"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
+which the Cookbook made for parse errors."""
 
 
 Upcoming: TypeAlias = Outstanding | Ending
@@ -51,11 +51,11 @@ Upcoming: TypeAlias = Outstanding | Ending
 class Turns:
     """The turns of one Env.
 
-    ``share`` leads from the agent's return value to the part that is this Env's.
+    ``share`` leads from the agent's return value to this Env's part of it.
 
     Attributes:
         episode: None before it begins.
-        standing: Where the Env stands.
+        standing: The state of the Env.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Turns:
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
-        """The first prompt of an episode that has begun, or its end without one."""
+        """Return the first prompt of an episode that has begun, or its ending."""
         self.episode, self.account.inbox = episode, inbox
         inbox.watch(self._look)
         self.account.hints = episode.hints
@@ -93,37 +93,37 @@ class Turns:
     # -- the observation -------------------------------------------------------------------------
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
-        """An observation goes to the runner."""
+        """Make an observation outstanding, and return it for the runner."""
         self.standing.becomes(outstanding)
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
-        """The observation that the runner held.
+        """Take the outstanding observation back from the runner.
 
         Raises:
-            EnvStateError: It held none.
-            EnvClosedError: The Env was given up.
+            EnvStateError: No observation is outstanding.
+            EnvClosedError: The Env was closed.
         """
         self.check_usable()
         outstanding = self.standing.lent
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
-                "for each observation, and no more after episode_done (an episode whose agent has "
-                "ended cannot be continued, by a hook neither); got a step out of turn."
+                "for each observation, and never after episode_done (not even a hook can continue "
+                "an episode whose agent has ended); got a step out of turn."
             )
         self.standing.becomes(Life.OPEN)
         return outstanding
 
     def _look(self) -> None:
-        """Called when a call comes and nobody waits for one."""
-        if self.standing.lent is not None:  # else the runner is here, and will take it
+        """Called when a call arrives while no step waits for one."""
+        if self.standing.lent is not None:  # else a step is running, which will take the call
             self.overlap.look(self.standing.lent)
 
     # -- the action ------------------------------------------------------------------------------
 
     async def resume(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
-        """Give the agent the reply, or ask for another one; on to the next prompt or the end."""
+        """Give the agent the reply, or ask the policy again; return the next prompt or the end."""
         self.account.turns += 1
         self.account.sampled += len(turn.tokens)
         call = outstanding.call
@@ -172,7 +172,7 @@ class Turns:
     def _read(
         self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, most: int | None
     ) -> tuple[Reply, Problem | None]:
-        """The reply of an action, cut to what the agent asked for."""
+        """The reply of an action, cut at the agent's ``max_tokens``."""
         check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
         here, cap = outstanding.conversation, request.max_tokens
@@ -191,7 +191,7 @@ class Turns:
         reply, problem = read(turn.tokens, turn.truncated)
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
-        # A runner with limits of its own did not know of the agent's cap.
+        # A runner with its own limits did not know the agent's cap.
         short, _ = read(turn.tokens[:cap], truncated=True)
         return replace(short, parsed=reply.parsed), None
 
@@ -244,7 +244,7 @@ class Turns:
                 return upcoming
 
     async def _offer(self, call: ParkedCall) -> Upcoming | None:
-        """The prompt of a call, or the end; None: the call was refused, and the agent goes on."""
+        """The prompt of a call, or the end; None: the call was refused, and the agent continues."""
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
@@ -260,16 +260,16 @@ class Turns:
         return Outstanding(call, conversation, self.book.latest_drift)
 
     def _spent(self) -> StopReason | None:
-        """Why there may be no further turn; None: there may."""
+        """Why there may be no further turn; None: there may be one."""
         if self.account.stop_reason is None and not self.budget.has_turn(self.account.turns):
             return StopReason.MAX_TURNS
         return self.account.stop_reason
 
     async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> bool:
-        """Give a call its 400; False when it is the last of too many, all too long.
+        """Refuse a call; False: there were too many refusals, and this prompt is too long.
 
         Raises:
-            AgentError: The last of too many, for other reasons.
+            AgentError: There were too many refusals, and this one has another reason.
         """
         self._refusals += 1
         is_overflow = error.code == "context_length_exceeded"
@@ -293,11 +293,11 @@ class Turns:
         return self.account.ending(reason)
 
     def check_usable(self) -> None:
-        """Check that the Env was not given up, and that this is its event loop.
+        """Check that the Env was not closed, and that this is its event loop.
 
         Raises:
-            EnvClosedError: It was given up.
-            EnvStateError: This is another loop.
+            EnvClosedError: The Env was closed.
+            EnvStateError: This is another event loop.
         """
         if self.standing.is_closed:
             raise EnvClosedError(
@@ -310,7 +310,7 @@ class Turns:
             )
 
     async def close(self, episode: Episode | None = None) -> None:
-        """Give the episode up, which a seat may not have begun; see ``ChatAgentEnv.close``."""
+        """Abort ``episode``, which a seat may not have begun itself; see ``ChatAgentEnv.close``."""
         self.episode = self.episode or episode
         self.standing.becomes(Life.CLOSED)
         await self._end()
@@ -329,7 +329,7 @@ class Turns:
             ended = await asyncio.wrap_future(elsewhere)
         if not ended:
             what = "It swallows cancellation, or blocks in a thread."
-            text = "The agent %s did not end within %s s of being cancelled; it is left behind. %s"
+            text = "The agent %s did not end within %s s of being cancelled; it is left running. %s"
             logger.error(text, self._agent, 2 * patience, what)
 
     async def _close(self, episode: Episode) -> bool:
@@ -338,6 +338,6 @@ class Turns:
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """There is no next prompt: let go of conversations, and of what is sampled ahead."""
+        """Release the conversations and stop sampling ahead: there is no next prompt."""
         self.book.forget()
         self.overlap.stop()

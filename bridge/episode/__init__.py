@@ -1,12 +1,12 @@
-"""One run of an agent: who calls, and where the call leads.
+"""One run of an agent: its calls, and what answers them.
 
 In reading order:
 
     agent.py     what an agent is, and what it may return
     notes.py     what an agent records between calls
-    inbox.py     one trained role: calls that wait, the clock
-    refusals.py  an agent whose calls are refused again and again
-    routes.py    which inbox or frozen model a model name leads to
+    inbox.py     the waiting calls of one trained role, the timeout
+    refusals.py  delays for an agent whose calls are refused again and again
+    routes.py    which inbox or frozen model answers a model name
     seeds.py     seeds of episodes
-    episode.py   one run of an agent: its life, and what is released with it
+    episode.py   one run of an agent: its states, and what is released at its end
 """

@@ -1,15 +1,14 @@
-"""What an agent is: a callable that talks to a chat model and ends with a reward.
+"""Agents: callables that talk to a chat model and end with a reward.
 
-``inspect_agent`` looks at the callable once and says how to run it: async or in a thread, and what
-it is called with. Of its parameters, the one called ``client`` takes the client, the first other
-one the task:
+``inspect_agent`` inspects the callable and says how to run it: async or in a thread, and with which
+arguments. The parameter ``client`` takes the client, the first other parameter the task:
 
-    agent(client)  agent(client, task)   with a client of evert's, in whatever order
-    agent()        agent(task)           without one: it builds its own, which is taken over
-    agent(*args)                         whatever there is: client, task
+    agent(client)  agent(client, task)   with evert's client, in any order
+    agent()        agent(task)           the agent builds its own client, which is taken over
+    agent(*args)                         the client, and the task if there is one
 
-``Outcome`` is the long form of its return value; ``outcome_of`` turns whatever it returned into
-one, strictly: a missing reward is an error, never 0.0.
+``Outcome`` is the long form of the return value. ``outcome_of`` makes one from any return value; a
+missing reward is an error, never 0.0.
 """
 
 import functools
@@ -36,11 +35,11 @@ FORMS = (
     "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
     "client, agent() or agent(task). The parameter for the client is called 'client'."
 )
-"""What every message about a callable of another form ends with."""
+"""The end of every message about a callable of another form."""
 
 
 class NoTask:
-    """Type of ``NO_TASK``, which stands for "no task was given" (None is a task like any other)."""
+    """Type of ``NO_TASK``, which means that no task was given (None is a valid task)."""
 
     def __repr__(self) -> str:
         return "NO_TASK"
@@ -55,19 +54,19 @@ CLIENT: Final = "client"
 """Name of the parameter that takes the client."""
 
 TASK: Final = "task"
-"""What an agent is called with beside it."""
+"""Name of the parameter that takes the task, if there is one of that name."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an episode ended, when a bare number does not say enough.
+    """The end of an episode, when a number does not say enough.
 
     Attributes:
-        reward: Added to the last transition. None when all reward came from ``client.reward``.
+        reward: Added to the last transition. None if all reward came from ``client.reward``.
         metrics: Numbers for curves; they join the last transition's metrics.
         logs: Text or numbers for people; they join the last transition's logs.
-        truncated: Whether the episode was cut short rather than finished (a time limit of the
-            agent's own): ``stop/truncated``, and Gymnasium's ``truncated``.
+        truncated: Whether the agent cut the episode short, for a time limit for example: sets
+            ``stop/truncated``, and Gymnasium's ``truncated``.
     """
 
     reward: float | None = None
@@ -86,7 +85,7 @@ class AgentForm:
     by_name: tuple[tuple[str, str], ...] = ()
 
     def bound(self, agent: Agent, client: object, task: object) -> Callable[[], Any]:
-        """The agent with its arguments, to be called without any."""
+        """Return the agent with its arguments bound."""
         given = {CLIENT: client, TASK: task}
         positional = [given[role] for role in self.positional]
         return functools.partial(
@@ -95,7 +94,7 @@ class AgentForm:
 
 
 def agent_name(agent: object) -> str:
-    """A name for messages: qualified, of a function, of a partial's function, or of a class."""
+    """Return an agent's qualified name for messages: of its function or class."""
     if isinstance(agent, functools.partial):
         return f"partial({agent_name(agent.func)})"
     name = getattr(agent, "__qualname__", None)
@@ -105,15 +104,15 @@ def agent_name(agent: object) -> str:
 
 
 _forms: WeakKeyDictionary[FunctionType, dict[tuple[str, ...], AgentForm]] = WeakKeyDictionary()
-"""Of each function, by the roles that it takes: every episode asks, and a signature takes long."""
+"""By function and roles: every episode needs its form, and reading a signature takes long."""
 
 
 def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
-    """Say how ``agent`` is to be run with ``task``.
+    """Return how to run ``agent`` with ``task``.
 
     Raises:
-        InvalidAgentError: It is no callable, a class or a generator function, or has none of the
-            forms above.
+        InvalidAgentError: ``agent`` is no callable, a class or a generator function, or has none of
+            the ``FORMS``.
     """
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:
@@ -154,7 +153,7 @@ def _inspected(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
 
 
 def unwrapped(agent: Any) -> Any:
-    """The function that ``functools.partial`` binds arguments of; anything else as it is."""
+    """Return the function inside a ``functools.partial``; anything else unchanged."""
     while isinstance(agent, functools.partial):
         agent = agent.func
     return agent
@@ -163,7 +162,7 @@ def unwrapped(agent: Any) -> Any:
 def _arguments(
     agent: Agent, signature: inspect.Signature, roles: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Roles that are passed by position, and (parameter, role) pairs that are passed by name."""
+    """The roles that are passed by position, and (parameter, role) pairs passed by name."""
     named = signature.parameters
     missing = [role for role in roles if role not in _bound_names(agent)]
     positional: list[str] = []
@@ -178,7 +177,7 @@ def _arguments(
         in_turn = parameter.kind is not parameter.KEYWORD_ONLY
         if in_turn and len(positional) == list(named).index(parameter.name):
             positional.append(role)
-        else:  # what stands before it keeps its default
+        else:  # the parameters before it keep their defaults
             by_name.append((parameter.name, role))
     return tuple(positional), tuple(by_name)
 
@@ -194,7 +193,7 @@ def _bound_names(agent: Agent) -> set[str]:
 def _role(
     parameter: inspect.Parameter, missing: Sequence[str], named: Mapping[str, object]
 ) -> str | None:
-    """What a parameter is to be given; None: its default, if it has one."""
+    """The role that a parameter gets; None: it keeps its default."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return None
     if parameter.name in (CLIENT, TASK):
@@ -222,16 +221,16 @@ def _check_arguments(form: AgentForm, signature: inspect.Signature, roles: tuple
 
 
 def reward_of(value: object, where: str) -> float:
-    """``value`` as a finite float.
+    """Return ``value`` as a finite float.
 
     Raises:
-        RewardError: It is no number, NaN or infinite; ``where`` says where it came from.
+        RewardError: ``value`` is no number, NaN or infinite; the message begins with ``where``.
     """
-    # bool, int, float, Fraction, numpy scalars (of which only bool_ is not registered as Real)
+    # bool, int, float, Fraction, numpy scalars (only bool_ is not registered as Real)
     if isinstance(value, (numbers.Real, np.bool_)):
         try:
             reward = float(value)
-        except Exception:  # an int beyond every float; a class of the agent's may raise anything
+        except Exception:  # an int too large for a float; an agent's class may raise anything
             reward = math.inf
         if math.isfinite(reward):
             return reward
@@ -242,23 +241,23 @@ def reward_of(value: object, where: str) -> float:
 
 
 def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
-    """The outcome that an agent's return value stands for.
+    """Return the outcome for an agent's return value.
 
     Args:
-        value: What the agent returned.
+        value: The agent's return value.
         name: The agent's name, for messages.
         rewarded: Whether ``client.reward`` was called in this episode; only then may the return
             value be None.
 
     Raises:
-        RewardError: No reward at all, or one that is no finite number; so is a metric.
+        RewardError: There is no reward, or a reward or metric is no finite number.
     """
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
         raise RewardError(
-            f"The agent {name} returned an awaitable, not a reward: it is a plain function around "
-            "an async one. Declare it `async def` and `return await ...`."
+            f"The agent {name} returned an awaitable, not a reward: it is a plain function that "
+            "calls an async one. Declare it `async def` and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
     outcome = with_notes_read(outcome, f"in the Outcome of the agent {name}")
@@ -274,15 +273,16 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
 
 
 def with_notes_read(outcome: Outcome, whose: str) -> Outcome:
-    """The outcome, whose metrics are finite numbers; all notes have texts for names.
+    """Return the outcome with metrics as finite floats, and with strings as names.
 
     Raises:
-        RewardError: Its metrics or logs are something else; ``whose`` they are is in the message.
+        RewardError: Metrics or logs are no mapping, or a metric is no finite number. ``whose`` they
+            are is in the message.
     """
     for what in ("metrics", "logs"):
         if not isinstance(found := getattr(outcome, what), Mapping):
             raise RewardError(
-                f"The {what} {whose} are {repr_of(found)}; expected a dict. Leave them out where "
+                f"The {what} {whose} are {repr_of(found)}; expected a dict. Leave them out if "
                 "there are none."
             )
     metrics = {

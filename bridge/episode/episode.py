@@ -1,15 +1,15 @@
-"""An episode: one run of an agent, its life, and all that must be released when it is over.
+"""An episode: one run of an agent, its states, and what must be released when it is over.
 
-The agent is started once, as a task on the Env's loop or in a thread of its own. Its calls come in
-by ``call`` and ``call_blocking``, from whatever task, thread or event loop; the route table says
-which inbox they wait in, or which frozen model answers. The life of an episode has three states:
+The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive by
+``call`` and ``call_blocking``, from any task, thread or event loop. The route table says which
+inbox they wait in, or which frozen model answers. An episode has three states:
 
     running   the agent may call
     ended     the agent function is done; a later call is refused (``EpisodeEndedError``)
-    closed    somebody gave up on it; its calls are refused (``EnvClosedError``), it is cancelled
+    closed    the Env was closed: calls are refused (``EnvClosedError``), the agent is cancelled
 
-Whatever was opened for the agent (an address, say) is held by one ``AsyncExitStack`` and let go
-when the episode is over, however it is over.
+One ``AsyncExitStack`` holds what was opened for the agent (a URL, for example), and releases it
+when the episode is over, however it ends.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
+"""Calls after the end that get an ordinary error; later ones get ``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
-"""Seconds in which an agent's thread ends that has nothing left to do."""
+"""Seconds in which an agent's thread ends if it has nothing left to do."""
 
 _left_behind: set["asyncio.Task[None]"] = set()
-"""Agents that ignore every end; kept, since one that is collected is resumed by the collector."""
+"""Tasks of agents that ignore cancellation; kept, since garbage collection would resume them."""
 
 
 class Life(StrEnum):
@@ -57,18 +57,18 @@ class Episode:
     """One run of an agent.
 
     Args:
-        roles: The model names of each trained role; one role, or one a seat.
-        frozen: What answers the calls to models that are not trained, by name.
-        seed: Of what the agent draws; None: one that nobody knows.
+        roles: The model names of each trained role; one role, or one per seat.
+        frozen: The functions that answer calls to frozen models, by name.
+        seed: Seed for the agent; None: a random one.
 
     Attributes:
-        draws: What the agent draws from.
-        has_called: Whether the agent has called a model that is there.
-        inboxes: One a role, in the order of ``roles``.
-        refusals: What holds back an agent whose calls are refused again and again.
-        routes: Who answers which model name.
-        hints: What may explain a failure of the agent, each a sentence or nothing; asked for when
-            there is one.
+        draws: The agent's seed and random generator.
+        has_called: Whether the agent has called a known model.
+        inboxes: One per role, in the order of ``roles``.
+        refusals: Delays for an agent whose calls are refused again and again.
+        routes: Which inbox or frozen model answers a model name.
+        hints: Functions that return a sentence, or nothing, to explain a failure of the agent.
+            They are called when it fails.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Episode:
         agent: Callable[[], Any],
         context: contextvars.Context | None = None,
     ) -> None:
-        """Start the agent; async agents as a task, others in a daemon thread of their own.
+        """Start the agent: an async one as a task, others in a daemon thread.
 
-        It sees the variables of ``context``; None: a copy of the present ones.
+        The agent runs in ``context``; None: in a copy of the current one.
         """
         context = contextvars.copy_context() if context is None else context
         name = f"evert agent {self.form.name}"
@@ -123,16 +123,16 @@ class Episode:
                 target=context.run,
                 args=(self._run_in_thread, agent),
                 name=name,
-                daemon=True,  # an agent that ignores its close must not keep the process alive
+                daemon=True,  # an agent that does not end must not keep the process alive
             )
             self._thread.start()
 
     async def _run_in_task(self, agent: Callable[[], Any]) -> None:
         try:
             end = AgentEnd(await agent())
-        except BaseException as error:  # handed to whoever steps the Env
+        except BaseException as error:  # handled by the Env's step
             end = AgentEnd(error=error)
-        # At once: a call that a sub-agent makes in this same turn of the loop comes too late.
+        # At once, so that a sub-agent's call in this same cycle of the loop is refused.
         self._on_end(end)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
@@ -142,19 +142,19 @@ class Episode:
     def _run_in_thread(self, agent: Callable[[], Any]) -> None:
         try:
             end = AgentEnd(agent())
-        except BaseException as error:  # handed to whoever steps the Env
+        except BaseException as error:  # handled by the Env's step
             end = AgentEnd(error=error)
         try:
             self.loop.call_soon_threadsafe(self._on_end, end)
-        except RuntimeError:  # the Env's loop is gone, and whoever waited with it
+        except RuntimeError:  # the Env's loop is closed, so nobody waits
             self._over.set()
 
     def _on_end(self, end: AgentEnd) -> None:
         if self.life is Life.RUNNING:
             self.life = Life.ENDED
         if self._thread is not None:
-            self._thread.join(JOINED_AT_ONCE)  # its last act was to schedule this
-            if self._thread.is_alive():  # it runs finalizers, which the loop does not wait for
+            self._thread.join(JOINED_AT_ONCE)  # it scheduled this as its last action
+            if self._thread.is_alive():  # it runs finalizers; the loop does not wait for them
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
         self._over.set()
@@ -172,35 +172,35 @@ class Episode:
         return self._over.is_set()
 
     def hold(self, release: Callable[[], Awaitable[None]]) -> None:
-        """Have something let go when the episode is over. Safe from any thread.
+        """Register ``release`` to be called when the episode is over. Safe from any thread.
 
         Raises:
-            EnvClosedError, EpisodeEndedError: It is over: nothing may be opened any more.
+            EnvClosedError, EpisodeEndedError: The episode is over: nothing may be opened any more.
         """
-        with self._holding:  # else a thread's would come after the release, and stay
+        with self._holding:  # else a thread could register it after the release
             check_running(self)
             self._held = self._held or AsyncExitStack()
             self._held.push_async_callback(release)
 
     async def release(self) -> None:
-        """Let go of what was held for the agent; again to no effect."""
+        """Release what was held for the agent; a second call has no effect."""
         with self._holding:
             held, self._held = self._held, None
         if held is not None:
             await held.aclose()
 
     async def close(self, patience: float) -> bool:
-        """Give the episode up: refuse its calls, cancel it, wait for its ``finally`` blocks.
+        """Abort the episode: refuse its calls, cancel the agent, wait for its ``finally`` blocks.
 
-        An episode that has ended by itself only lets go of what it held.
+        An episode that has already ended only releases what it held.
 
         Args:
             patience: Seconds to wait for the agent to end, twice: after the first cancellation,
                 and after a second for agents that swallow one.
 
         Returns:
-            Whether the agent ended. One that computes or sleeps without calling cannot be stopped
-            from outside if it runs in a thread; the thread is a daemon and ends with the process.
+            Whether the agent ended. An agent in a thread cannot be stopped while it computes or
+            sleeps without a call; the thread is a daemon and ends with the process.
         """
         self.abandon()
         self._stop_asking()
@@ -223,7 +223,7 @@ class Episode:
         return self.is_over
 
     def abandon(self) -> None:
-        """Refuse the parked calls, the queues and all later calls. Safe from any thread."""
+        """Refuse all waiting calls and all later ones. Safe from any thread."""
         if self.life is Life.RUNNING:
             self.life = Life.CLOSED
         refusal = self._refusal()
@@ -259,10 +259,10 @@ class Episode:
 
         Raises:
             openai.BadRequestError: The Env refused the request.
-            EnvClosedError, EpisodeEndedError: The episode was given up, or its agent had ended.
-            AgentAborted: It was told so several times.
+            EnvClosedError, EpisodeEndedError: The episode was closed, or its agent had ended.
+            AgentAborted: The agent got such an error several times.
         """
-        if self.life is not Life.RUNNING:  # first of all: here an agent that is collected stops
+        if self.life is not Life.RUNNING:  # first: a garbage-collected agent stops at this await
             await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -306,7 +306,7 @@ class Episode:
     def _arrive_from_outside(self, call: ParkedCall) -> None:
         try:
             self.loop.call_soon_threadsafe(self._arrive, call)
-        except RuntimeError:  # the Env's loop is closed, and the Env with it
+        except RuntimeError:  # the Env's loop is closed, so the episode is over
             self.abandon()
             call.refuse(self._late())
 
@@ -316,7 +316,7 @@ class Episode:
             return
         try:
             target = self.routes.find(call.request.model)
-        except Exception as error:  # a 400, or whatever an agent's own kind of string raises
+        except Exception as error:  # a 400, or an error from an agent's own string class
             call.refuse(error)
             return
         self.has_called = True
@@ -344,7 +344,7 @@ class Episode:
             call.answer(await model(call.request))
         except asyncio.CancelledError:
             call.refuse(_given_up(call) if self.life is Life.RUNNING else self._refusal())
-        except BaseException as error:  # the agent called it, and the agent gets it
+        except BaseException as error:  # the agent made the call, so it gets the error
             call.refuse(error)
 
     def _stop_asking(self) -> None:
@@ -356,7 +356,7 @@ def check_running(episode: Episode) -> None:
     """Check that an agent may still call. Safe from any thread.
 
     Raises:
-        EnvClosedError, EpisodeEndedError: It may not; the loop may be closed.
+        EnvClosedError, EpisodeEndedError: The episode is over, or its event loop is closed.
     """
     if episode.loop.is_closed():
         episode.abandon()
@@ -365,7 +365,7 @@ def check_running(episode: Episode) -> None:
 
 
 def _leave_behind(task: "asyncio.Task[None]") -> None:
-    """Let the event loop end, which waits for all tasks, without an agent that never ends."""
+    """Unregister the task of an agent that never ends: the event loop would wait for it."""
     if not task.done():
         _left_behind.add(task)
         task.add_done_callback(_left_behind.discard)
@@ -373,4 +373,4 @@ def _leave_behind(task: "asyncio.Task[None]") -> None:
 
 
 def _given_up(call: ParkedCall) -> RuntimeError:
-    return RuntimeError(f"The model {call.request.model!r} gave its own call up (cancelled).")
+    return RuntimeError(f"The model {call.request.model!r} cancelled its own call.")

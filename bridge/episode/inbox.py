@@ -1,12 +1,11 @@
-"""An inbox: one trained role's side of an episode, between the agent and the Env that plays it.
+"""An inbox: the calls of one trained role, between the agent and its Env.
 
-The agent's calls arrive here in order (``put``); the Env takes one after the other (``take``). One
-that is sampled ahead of the runner is laid down again (``ahead``), to be taken anew when its reply
-is there (``is_sampled``). An Env of a plain agent reads the one inbox there is; an Env of a seat
-reads its own.
+The agent's calls arrive in order (``put``); the Env takes one after the other (``take``). A call
+that is sampled ahead of the runner is put back (``ahead``) and taken again when its sample is ready
+(``is_sampled``). There is one inbox, or one per seat.
 
-Whoever waits always learns what became of its peer. A parked call is *answered* or *refused*; a
-waiting Env gets the next call, the agent's *end*, or the error with which the inbox was *closed*.
+Each side always learns when the other is done. A parked call is *answered* or *refused*; a waiting
+Env gets the next call, the agent's *end*, or the error with which the inbox was *closed*.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from evert.bridge.episode.notes import Notes
 from evert.bridge.errors import AgentTimeoutError
 
 P = TypeVar("P")
-"""What a call is kept as that is sampled ahead of the runner."""
+"""Type of the object that is kept for a call sampled ahead of the runner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +33,7 @@ class ParkedCall:
     speaker: object
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
-    """Of the caller, where that is another than the episode's."""
+    """The caller's, if it is a task on another loop than the episode's; else None."""
 
     @property
     def is_waiting(self) -> bool:
@@ -43,7 +42,7 @@ class ParkedCall:
 
     @property
     def refusal(self) -> BaseException | None:
-        """The error with which it was refused; None: it waits, was answered or given up."""
+        """The error with which the call was refused; None: it was not refused."""
         is_settled = self._future.done() and not self._future.cancelled()
         return self._future.exception() if is_settled else None
 
@@ -78,17 +77,18 @@ class AgentEnd:
 
 
 class Inbox(Generic[P]):
-    """One trained role's calls, and what it notes.
+    """The calls and notes of one trained role.
 
     Args:
         agent: The agent's name, for messages.
-        asking: What the agent has other models answer at present. Its clock stands still while it
-            waits for one, for a reply that is being sampled, or for another role's trainer.
+        asking: Calls that frozen models are answering. While there are any, while a call is sampled
+            ahead, or while another role waits for its trainer, the agent's timeout does not run.
+        boxes: The inboxes of all roles.
 
     Attributes:
-        ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
+        ahead: The calls sampled ahead of the runner that were not taken again yet.
         latest: The call that was taken last; None before the first.
-        notes: What the agent recorded.
+        notes: The agent's notes.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Inbox(Generic[P]):
         self._asking = asking
         self._boxes = boxes
         self._queue: deque[ParkedCall] = deque()
-        self._sampled: list[ParkedCall] = []  # an empty deque takes ten times as much
+        self._sampled: list[ParkedCall] = []  # an empty deque needs ten times the memory
         self.latest: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | None] | None = None
         self._most: int | None = None
@@ -121,21 +121,21 @@ class Inbox(Generic[P]):
 
     @property
     def is_asked(self) -> bool:
-        """Whether a call was taken and still waits for its reply: the trainer's turn."""
-        is_lent = self.latest is not None and self.latest.is_waiting
-        return is_lent or any(call.is_waiting for call in self.ahead)
+        """Whether a call was taken and still waits for the trainer's reply."""
+        is_taken = self.latest is not None and self.latest.is_waiting
+        return is_taken or any(call.is_waiting for call in self.ahead)
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call was put here that nobody has taken."""
+        """Whether a call waits to be taken."""
         return any(call.is_waiting for call in self._queue)
 
     # -- the agent's side ------------------------------------------------------------------------
 
     def put(self, call: ParkedCall) -> None:
-        """Let a call wait for the Env; on the Env's loop."""
+        """Add a call for the Env. To be called on the Env's loop."""
         if self._waiter is not None and not self._waiter.done() and self._has_room:
-            self.latest = call  # known here, in case whoever waits is cancelled at this moment
+            self.latest = call  # set here, in case the waiting task is cancelled at this moment
             self._waiter.set_result(call)
             return
         self._queue.append(call)
@@ -143,7 +143,7 @@ class Inbox(Generic[P]):
             self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """The agent is done: calls that wait to be taken are refused, and the Env is told."""
+        """Note that the agent is done: refuse calls that wait to be taken, and tell the Env."""
         self._final = end
         self._refuse_waiting(refusal)
         self.wake()
@@ -163,7 +163,7 @@ class Inbox(Generic[P]):
             self._timer.cancel()
             self._timer = None
         if isinstance(self._final, BaseException) and self._waiter is not None:
-            if not self._waiter.done():  # told now: the agent's own end may come before it looks
+            if not self._waiter.done():  # now, since the agent's end may replace the error
                 self._waiter.set_exception(self._final)
             return
         self._rouse()
@@ -186,15 +186,16 @@ class Inbox(Generic[P]):
     async def take(
         self, patience: float | None, most: int | None = None
     ) -> "ParkedCall | P | AgentEnd":
-        """The next call that somebody waits on, what was sampled ahead, or the agent's end.
+        """Return the next waiting call, a call that was sampled ahead, or the agent's end.
 
         Args:
-            patience: Seconds to wait; None: for ever.
-            most: Calls that may be sampled ahead at a time: no other is taken while they are.
+            patience: Seconds to wait; None: no limit.
+            most: Calls that may be sampled ahead at the same time; None: no limit. While there are
+                so many, no new call is taken.
 
         Raises:
-            AgentTimeoutError: Nothing came in time.
-            EnvClosedError: The episode was given up before, or meanwhile.
+            AgentTimeoutError: Nothing arrived in time.
+            EnvClosedError: The episode was closed, before or during the wait.
         """
         self._most = most
         while (event := self._next()) is None:
@@ -222,7 +223,7 @@ class Inbox(Generic[P]):
         while self._sampled:
             call = self._sampled.pop(0)
             outstanding = self.ahead.pop(call)
-            if call.is_waiting:  # else the agent gave it up, and it never was an observation
+            if call.is_waiting:  # else the agent gave it up, and it becomes no observation
                 self.latest = call
                 return outstanding
         if isinstance(self._final, BaseException):
@@ -230,7 +231,7 @@ class Inbox(Generic[P]):
         return self._final
 
     def next_call(self) -> ParkedCall | None:
-        """The first call that waits to be taken, to whoever asks; None: there is none."""
+        """Remove and return the first call that waits to be taken; None: there is none."""
         while self._queue:
             call = self._queue.popleft()
             if call.is_waiting:
@@ -238,27 +239,27 @@ class Inbox(Generic[P]):
         return None
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Have ``look`` called when a call comes and nobody waits for one."""
+        """Register ``look`` to be called when a call arrives and no ``take`` waits for it."""
         self._on_call = look
 
     def put_back(self, call: ParkedCall) -> None:
-        """Let a call be the first to be taken again."""
+        """Make a call the first to be taken again."""
         self._queue.appendleft(call)
 
     def is_sampled(self, call: ParkedCall) -> None:
-        """The reply of a call is there that was laid down."""
+        """Note that the sample of a call is ready."""
         if call in self.ahead:
             self._sampled.append(call)
             self._rouse()
 
     def _on_timer(self, patience: float) -> None:
-        """Time out whoever waits, or look again at the deadline of the present wait.
+        """Time out the current wait, or set the timer again for its deadline.
 
-        One timer serves many turns: to arm and cancel one for each would cost a tenth of a turn.
+        One timer serves many turns: setting and cancelling one per turn would cost a tenth of it.
         """
         self._timer = None
         if self._waiter is None or self._waiter.done():
-            return  # the next wait arms it again
+            return  # the next wait sets it again
         others = (box.is_asked for box in self._boxes if box is not self)
         if self._asking or self.ahead or any(others):
             self._deadline = self._loop.time() + patience

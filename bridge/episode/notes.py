@@ -1,4 +1,4 @@
-"""What an agent records between calls, for the transition that it belongs to."""
+"""Notes: what an agent records between calls, for the transitions."""
 
 import asyncio
 import threading
@@ -7,12 +7,12 @@ from weakref import WeakKeyDictionary
 
 
 class Note(NamedTuple):
-    """What an agent recorded."""
+    """A reward, metric or log that an agent recorded."""
 
     kind: Literal["reward", "metric", "log"]
-    key: str  # "" of a reward
+    key: str  # "" for a reward
     value: Any
-    turn: int | None = None  # number of its action; None: the next one to be handed in
+    turn: int | None = None  # number of its action; None: the next transition's
 
 
 class Notes:
@@ -27,9 +27,9 @@ class Notes:
         self.rewarded = False
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Record something: of the latest reply to whoever says so, if several get replies at once.
+        """Add a note. If calls overlap, it is for the latest reply to the current task or thread.
 
-        ``rewarded`` says from then on whether a reward was ever given.
+        A reward sets ``rewarded``.
         """
         turn = None
         if self._turns is not None:
@@ -39,22 +39,22 @@ class Notes:
         self._waiting.append(Note(kind, key, value, turn))
 
     def reached(self, who: object, turn: int) -> None:
-        """The action number ``turn`` answers a call of a task or thread, one of several at once."""
+        """Note that action ``turn`` answers the task or thread ``who``; used when calls overlap."""
         by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
         by_speaker[who] = turn
         self._turns = by_speaker, turn
 
     def take(self, turn: int) -> list[Note]:
-        """The notes of the transition of action number ``turn``, which is handed out now."""
+        """Remove and return the notes on action ``turn``, whose transition is returned now."""
         taken: list[Note] = []
         notes = self._waiting[:]
-        del self._waiting[: len(notes)]  # a thread may add some meanwhile: the next one's
+        del self._waiting[: len(notes)]  # a thread may add more meanwhile, for the next one
         for note in notes:
             (taken if note.turn in (None, turn) else self._late).append(note)
         return taken
 
     def take_late(self) -> list[Note]:
-        """The notes of transitions that were handed out before they were added; once."""
+        """Remove and return the notes on transitions that were returned before."""
         late = [*self._late, *(note for note in self._waiting if note.turn is not None)]
         self._late.clear()
         self._waiting[:] = [note for note in self._waiting if note.turn is None]
@@ -62,7 +62,7 @@ class Notes:
 
 
 def speaker() -> object:
-    """Who runs this: the task, or the thread where there is none."""
+    """Return the current task, or the current thread outside of tasks."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without an event loop

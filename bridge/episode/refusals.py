@@ -1,9 +1,9 @@
-"""Refusals: an agent whose calls are refused one after the other does not hold up the others.
+"""Refusals: an agent that repeats refused calls must not slow down the others.
 
-Every refusal gives the event loop a turn: a refused call that is made again at once would keep the
-loop from everything else, the agent's own end too. The first few come at once. From then on each is
-held back for a quarter of the time since the first, so that an agent that ignores them asks ever
-more rarely. A call that is taken begins anew.
+Every refusal lets the event loop run other tasks: an agent that repeats a refused call at once
+would block the loop, even for its own end. The first ``AT_ONCE`` refusals are immediate. Each later
+one is delayed by a quarter of the time since the first, so that an agent that ignores them calls
+less and less often. A call that is accepted resets the count.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ import time
 import openai
 
 AT_ONCE = 8
-"""Refusals in a row that are not held back."""
+"""Refusals in a row that are not delayed."""
 
 LONGEST_PAUSE = 60.0
-"""Seconds that a refusal is held back at most."""
+"""Longest delay of a refusal, in seconds."""
 
 
 class Refusals:
-    """The refusals of one episode since a call was taken. Safe from any thread and event loop."""
+    """An episode's refusals since the last accepted call. Safe from any thread and event loop."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -27,21 +27,21 @@ class Refusals:
         self._latest = ""
 
     def end(self) -> None:
-        """A call was taken."""
+        """Reset the count, since a call was accepted."""
         self._count, self._latest = 0, ""
 
     def hint(self) -> str:
-        """A sentence for an agent whose requests are all refused; empty where they are not."""
+        """Return the latest refusal as a sentence, if there were more than ``AT_ONCE``; else ""."""
         if self._count <= AT_ONCE or not self._latest:
             return ""
         return f"Its latest requests were refused: {self._latest}"
 
     async def hold_back(self, refusal: object) -> None:
-        """Let the other tasks of this event loop go on before a caller gets its refusal."""
+        """Delay a caller's refusal, so that other tasks of this event loop run first."""
         await asyncio.sleep(self._pause(refusal))
 
     def hold_back_blocking(self, refusal: object) -> None:
-        """The same in a thread."""
+        """Delay a refusal in a thread."""
         time.sleep(self._pause(refusal))
 
     def _pause(self, refusal: object) -> float:
@@ -49,6 +49,6 @@ class Refusals:
         if self._count == 0:
             self._since = now
         self._count += 1
-        if isinstance(refusal, (str, openai.BadRequestError)):  # its end explains nothing
+        if isinstance(refusal, (str, openai.BadRequestError)):  # others only tell of the end
             self._latest = f"{refusal!s:.500}"
         return 0.0 if self._count <= AT_ONCE else min((now - self._since) / 4, LONGEST_PAUSE)

@@ -1,13 +1,13 @@
-"""The route table: which inbox or frozen model a model name leads to, or the 400 that says why not.
+"""The route table: which inbox or frozen model answers a model name; a 400 if none does.
 
     the policy's names      its inbox: the call is a transition ("gpt-*": many, "*": any)
     ``evert/SEAT``          the seat's inbox
     ``models={...}``        the frozen model of that name: answered at once, never trained on
-    any other name          the policy where there is nothing else to mean (frameworks insist on
-                            names like "gpt-4o"); else a 400 with the nearest name there is
+    any other name          the policy, if there is nothing else (frameworks insist on names like
+                            "gpt-4o"); otherwise a 400 with the most similar name
 
-Calls that are taken over are looked up by ``knows``: another name goes where it would have gone.
-Either way it is a stranger, and a failure of the agent names it.
+Take-over asks ``knows``: a call with another name goes where it would go without evert. Names that
+are not answered here are *strangers*; messages about a failure of the agent list them.
 """
 
 import difflib
@@ -21,25 +21,25 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import InvalidModelError
 
 DEFAULT_POLICY_NAME = "policy"
-"""What the policy is called when nobody names it."""
+"""The policy's default name."""
 
 ANY = "*"
-"""Stands for anything in a policy's name."""
+"""Matches any text in a policy's name."""
 
 SEAT_PREFIX = "evert/"
-"""What a seat's model name begins with."""
+"""The prefix of a seat's model name."""
 
 
 class Routes:
-    """Who answers the calls to each model name.
+    """The route table of one episode.
 
     Args:
         inboxes: Trained roles by model name; a role may have several names.
         frozen: Frozen models by name.
 
     Attributes:
-        strangers: Names that the agent asked for and that are not answered here, in their order.
-        instead: What answers in place of the inboxes; None: they do.
+        strangers: Model names that the agent used and that are not answered here, in order.
+        instead: Answers the calls in place of the inboxes; None: the inboxes do.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Routes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that are answered, the trained roles' first."""
+        """All names that are answered, except patterns; the trained roles' names first."""
         return tuple(self._targets)
 
     @property
     def seats(self) -> dict[str, Inbox[Any]]:
-        """The seats' inboxes by the seats' names; none where there is one policy."""
+        """The seats' inboxes by the seats' names; empty without seats."""
         return {
             name.removeprefix(SEAT_PREFIX): target
             for name, target in self._targets.items()
@@ -69,37 +69,37 @@ class Routes:
         }
 
     def is_frozen(self, model: str) -> bool:
-        """Whether a name is that of a frozen model, a seat's perhaps that nobody trains."""
+        """Whether a name is that of a frozen model, which may play a seat."""
         return model in self._targets and not isinstance(self._targets[model], Inbox)
 
     def knows(self, model: object) -> bool:
-        """Whether a name is one of those answered here."""
+        """Whether a name was declared as one that is answered here."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
 
     def _match(self, model: str) -> Inbox[Any] | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
     def hint(self, *models: str) -> str:
-        """Which models the agent asked for that are not answered here; empty: none.
+        """Return advice on model names that are not answered here; "" if there are none.
 
         Args:
-            models: Those; left out, all strangers.
+            models: The names. Default: all strangers.
         """
         names, policies = models or [*self.strangers], ", ".join(map(repr, self._policies))
         if not names:
             return ""
         return (
             f"The agent asked for {' and '.join(map(repr, names))}; the policy is called "
-            f"{policies}. If it is to answer such calls, give it that name: "
-            f"policy_names={','.join(names)!r}. If another model is meant, put it beside the "
-            f"policy: models={{{names[0]!r}: ...}}."
+            f"{policies}. If the policy should answer such calls, give it that name: "
+            f"policy_names={','.join(names)!r}. If another model should, declare it: "
+            f"models={{{names[0]!r}: ...}}."
         )
 
     def find(self, model: str) -> Inbox[Any] | FrozenAnswer:
-        """Who answers the calls to ``model``.
+        """Return what answers the calls to ``model``.
 
         Raises:
-            openai.BadRequestError: Nobody does (code ``model_not_found``).
+            openai.BadRequestError: Nothing does (code ``model_not_found``).
         """
         target = self._targets.get(model)
         if target is None:
@@ -113,7 +113,7 @@ class Routes:
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise bad_request(
             f"There is no model {model!r} in this episode. {meant}Models: "
-            f"{', '.join(self._targets)}. Ask for one of them (an agent with seats: by "
+            f"{', '.join(self._targets)}. Call one of them (an agent with seats: with "
             f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
             param="model",
             code="model_not_found",
@@ -121,17 +121,17 @@ class Routes:
 
 
 def seat_model(name: str) -> str:
-    """The model name that calls a seat."""
+    """Return the model name of a seat."""
     return f"{SEAT_PREFIX}{name}"
 
 
 def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The names by which an agent may call the policy; the first is what a client uses itself.
+    """Return the names by which an agent may call the policy; evert's clients use the first.
 
-    Names that are patterns come last, after "policy" where there is no other.
+    Patterns come last, after "policy" if there is no other name.
 
     Raises:
-        InvalidModelError: They are no different, non-empty strings.
+        InvalidModelError: ``names`` are not different, non-empty strings.
     """
     given = (names,) if isinstance(names, str) else tuple(names)
     are_strings = all(isinstance(name, str) and name for name in given)
@@ -139,7 +139,7 @@ def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
         raise InvalidModelError(
             f"policy_names must be a model name or several different ones, got {names!r}. For "
             'example policy_names="gpt-4o", policy_names=("gpt-4o", "gpt-4o-mini"), or "*" for '
-            "whatever name the agent uses."
+            "any name."
         )
     plain = tuple(name for name in given if ANY not in name)
     patterns = tuple(name for name in given if ANY in name)

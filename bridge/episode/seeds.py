@@ -1,8 +1,8 @@
-"""Seeds of episodes: a number from what an episode is, the same wherever and whenever it is played.
+"""Seeds of episodes, which are the same wherever and whenever an episode is played.
 
-An agent draws from ``client.rng``, which begins with ``client.seed``. A dataset makes that seed of
-its own seed, the step, the task and the number of the episode in its group: so the members of a
-group differ, and a run that is resumed goes on as it would have gone.
+The agent's random generator, ``client.rng``, begins with ``client.seed``. A dataset derives this
+seed from its own seed, the step, the task and the episode's number in its group. So the episodes of
+a group differ, and a resumed run has the same seeds.
 """
 
 import hashlib
@@ -12,19 +12,19 @@ from functools import cached_property
 
 
 def seed_of(*parts: object) -> int:
-    """A seed for what ``parts`` say, in words: at least 0 and below 2**32, as NumPy's must be."""
+    """Return a seed derived from the text of ``parts``: from 0 to 2**32 - 1, as NumPy requires."""
     text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
 
 
 class Draws:
-    """What the agent of one episode draws from, whichever of its clients is asked.
+    """The seed and random generator of one episode; all of the agent's clients share them.
 
     Args:
-        seed: As an Env was given it; None: one that nobody knows.
+        seed: The Env's; None: a random one.
 
     Attributes:
-        seed: At least 0 and below 2**32, if it was drawn here or made by ``seed_of``.
+        seed: At least 0 and below 2**32 if it was random or made by ``seed_of``.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -32,5 +32,5 @@ class Draws:
 
     @cached_property
     def rng(self) -> random.Random:
-        """A generator that begins with the seed."""
+        """The random generator, seeded with ``seed``."""
         return random.Random(self.seed)

@@ -5,11 +5,11 @@ In reading order:
     rewards.py      rewards that compare a group
     judge.py        a model that ranks a group
     advantages.py   an advantage for every sampled token
-    pieces.py       the same for the Cookbook's loop: a trajectory in pieces
+    pieces.py       trajectories split so that the Cookbook's loop applies those advantages
     opponents.py    frozen models at seats: past checkpoints, players
     group.py        groups of episodes
-    curriculum.py   which tasks a step plays, and what came of them, in a file
-    kept.py         an object in a configuration that stays itself
+    curriculum.py   the choice of each step's tasks, and its log
+    kept.py         objects in a configuration that are not copied
     dataset.py      batches of groups
-    branches.py     from a turn of a record on, sampled anew; a dataset of such branches
+    branches.py     episodes that continue a record from one of its turns
 """

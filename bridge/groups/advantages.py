@@ -1,8 +1,8 @@
-"""Credit: from what the episodes of a task earned to an advantage for every sampled token.
+"""Credit assignment: from the rewards of a task's episodes to an advantage for every sampled token.
 
-A turn is a model call, in the order in which the calls were answered. Letters of shapes: P tasks, G
-episodes a task, T turns of the longest episode, N tokens of the longest reply. What is shorter is
-padded with NaN where it is handed out; where it is handed in it may be padded or not.
+A turn is a model call; turns are in the order in which they were answered. Letters in shapes: P
+tasks, G episodes per task, T turns of the longest episode, N tokens of the longest reply. Arrays
+that are returned are padded with NaN; rows of input may be padded or not.
 """
 
 import math
@@ -23,23 +23,21 @@ from evert.bridge.errors import AdvantagesError, repr_of
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 ByToken: TypeAlias = list[list[list[float]]]
-"""[G, turns, tokens], nested: an advantage for every sampled token of a group."""
+"""[G, turns, tokens], nested lists: an advantage for every sampled token of a group."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The episodes of one task at one seat, as a function that gives advantages sees them.
+    """The episodes of one task at one seat; the argument of a function that gives advantages.
 
-    Episodes that failed are not in it. G is the number of those that did not.
+    Failed episodes are left out; G is the number of the others.
 
     Attributes:
-        task: What the agent was handed.
-        trajectories: G of them, as they are trained on: turns that continue each other stand side
-            by side.
-        order: [G], of each transition of a trajectory, which turn it was, from 0 in the order of
-            play.
-        final_rewards: [G], what comparing the group added to what each earned.
-        seat: The role; "" where the agent has one.
+        task: The agent's task.
+        trajectories: [G], as they are trained on: the turns of a token sequence are side by side.
+        order: [G], the turn number of each transition of a trajectory, from 0 in the order of play.
+        final_rewards: [G], the rewards that the ``group_reward`` added.
+        seat: The seat's name; "" if the agent has no seats.
     """
 
     task: Any
@@ -50,31 +48,31 @@ class Group:
 
     @cached_property
     def turns(self) -> list[list[Transition]]:
-        """[G], the transitions of each trajectory in the order in which they were played."""
+        """[G], the transitions of each trajectory in the order of play."""
         pairs = zip(self.trajectories, self.order, strict=True)
         return [[each.transitions[at] for at in np.argsort(order)] for each, order in pairs]
 
     @cached_property
     def rewards(self) -> Floats:
-        """[G]: all that each episode earned."""
+        """[G]: the total reward of each episode."""
         return np.asarray(totals(self.turns, self.final_rewards))
 
     @cached_property
     def turn_rewards(self) -> Floats:
-        """[G, T]: what each turn earned; the last one's holds the ``final_rewards``."""
+        """[G, T]: the reward of each turn; the last turn's includes the ``final_rewards``."""
         found = padded([[turn.reward for turn in turns] for turns in self.turns])
         for row, turns, final in zip(found, self.turns, self.final_rewards, strict=True):
             row[len(turns) - 1 : len(turns)] += final
         return found
 
     def returns(self, gamma: float = 1.0) -> Floats:
-        """[G, T]: what each turn and those after it earned, ``gamma`` times less for each later.
+        """[G, T]: the discounted return of each turn.
 
         Args:
-            gamma: From 0, a turn's own reward, to 1, the sum of all from it on.
+            gamma: Discount factor: 0 counts only the turn's own reward, 1 all later ones in full.
 
         Raises:
-            AdvantagesError: It is no number from 0 to 1.
+            AdvantagesError: ``gamma`` is no number from 0 to 1.
         """
         check_credit("group", gamma)
         found = self.turn_rewards.copy()
@@ -84,22 +82,22 @@ class Group:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """[G, turns], nested: how many tokens were sampled."""
+        """[G, turns], nested lists: the number of sampled tokens."""
         return [[len(turn.ac.tokens) for turn in turns] for turns in self.turns]
 
 
 Advantages: TypeAlias = Literal["group"] | Callable[[Group], Any]
-"""How a group's advantages come about: "group", or a function that gives them."""
+""""group", or a function from a ``Group`` to advantages (``token_advantages``)."""
 
 
 def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]) -> list[float]:
-    """All that each of some episodes earned."""
+    """Return the total reward of each episode."""
     pairs = zip(turns, final_rewards, strict=True)
     return [math.fsum([*(turn.reward for turn in each), final]) for each, final in pairs]
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Floats:
-    """Rows as one array, as wide as the longest; NaN where a row is over."""
+    """Return rows as one array, padded with NaN to the length of the longest."""
     whole = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for number, row in enumerate(rows):
         whole[number, : len(row)] = row
@@ -109,15 +107,16 @@ def padded(rows: Sequence[Sequence[float]]) -> Floats:
 def token_advantages(
     group: Group, advantages: Advantages = "group", gamma: float | None = None
 ) -> ByToken:
-    """The advantage of every sampled token of a group.
+    """Return the advantage of every sampled token of a group.
 
-    "group" is what an episode earned, less the group's mean, for all of its tokens; with ``gamma``,
-    for each turn its return less the mean of the same turn in the group. A function gives numbers
-    by episode [G], by turn [G, T] or by token [G, T, N], each row as long as its episode or padded.
+    With "group", each token of an episode gets the episode's reward minus the group's mean. With
+    ``gamma`` it gets the return of its turn minus the mean return of that turn in the group. A
+    function returns numbers by episode [G], by turn [G, T] or by token [G, T, N]; rows may be
+    padded or not.
     """
     check_credit(advantages, gamma)
     if callable(advantages):
-        what, values = f"What {agent_name(advantages)} returned", advantages(group)
+        what, values = f"The result of {agent_name(advantages)}", advantages(group)
     else:
         what = "advantages"
         earned = group.rewards if gamma is None else group.returns(gamma)
@@ -127,38 +126,38 @@ def token_advantages(
 
 
 def check_credit(advantages: Any, gamma: float | None) -> None:
-    """Check that advantages are "group" or a function, and that gamma goes with them."""
+    """Check that ``advantages`` is "group" or a function, and that ``gamma`` fits it."""
     if callable(advantages):
         check_gamma(gamma)
     elif not isinstance(advantages, str) or advantages != "group":
         raise AdvantagesError(
-            f'advantages is {repr_of(advantages)}; expected "group" (rewards less their mean), or '
+            f'advantages is {repr_of(advantages)}; expected "group" (rewards minus their mean), or '
             "a function from a group to numbers by episode, turn or token."
         )
     elif gamma is not None and (not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1):
         raise AdvantagesError(
-            f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn has its own "
-            "reward alone) to 1 (and all that came after it), or None for the whole episode's."
+            f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn gets only its own "
+            "reward) to 1 (and all later rewards), or None (each gets the episode's reward)."
         )
 
 
 def check_gamma(gamma: float | None) -> None:
-    """Check that none was given where it would mean nothing."""
+    """Check that ``gamma`` is None; for advantages other than "group"."""
     if gamma is not None:
         raise AdvantagesError(
-            f'gamma={gamma!r} goes with advantages="group"; numbers or a function of your own hold '
-            "the credit of each turn already (Group.returns(gamma) has discounted returns)."
+            f'gamma={gamma!r} needs advantages="group"; your own numbers or function already give '
+            "each turn its credit. Leave gamma out (Group.returns(gamma) has discounted returns)."
         )
 
 
 def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
-    """Numbers of whatever depth, as a list of floats in the place of each count of ``tokens``.
+    """Spread numbers by episode, turn or token: replace each count in ``tokens`` by its floats.
 
     Args:
         values: Nested lists or an array.
         tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
-        what: What to call the values in a message: "advantages".
-        letters: Of the dimensions that must be there: "G", or "PG".
+        what: Name of the values in messages, such as "advantages".
+        letters: The dimensions that ``values`` must have: "G" or "PG".
     """
     *rows, counts = _levels(tokens)
     widths = [*(max(map(len, level)) for level in rows), max(counts, default=0)]
@@ -171,15 +170,15 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
         fits = [f"[{', '.join(names[:n])}] = {tuple(widths[:n])}" for n in depths]
         raise AdvantagesError(
             f"{what}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
-            f"by turn, or {fits[2]}, by token. A row may be as long as its own episode has turns, "
-            "or its turn tokens."
+            f"by turn, or {fits[2]}, by token. A row may also be as long as its own episode (in "
+            "turns) or turn (in tokens)."
         ) from None
     except (TypeError, ValueError) as error:
         raise AdvantagesError(f"{what}: {error}") from error
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """What stands at each depth of nested lists, down to the first at which not all are lists."""
+    """The elements at each depth of nested lists, down to the first that are not all lists."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(each, list) for each in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])
@@ -187,7 +186,7 @@ def _levels(nested: Any) -> list[list[Any]]:
 
 
 def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
-    """The values in the shape of the tokens. Other shapes raise an IndexError."""
+    """The values in the shape of the tokens; an IndexError if they do not fit."""
     if not isinstance(values, list):
         if least > 0:
             raise IndexError
@@ -208,7 +207,7 @@ def _filled(value: Any, tokens: Any) -> Any:
     if tokens == 0:
         return []
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise ValueError(f"one is {repr_of(value)}; expected finite numbers.")
+        raise ValueError(f"got {repr_of(value)}; expected finite numbers.")
     return float(value) if tokens is None else [float(value)] * tokens
 
 

@@ -1,9 +1,9 @@
-"""Branches: rollouts that go on from a turn of a recorded one, sampled anew from there.
+"""Branches: episodes that replay a recorded rollout up to a turn and sample from there.
 
     BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
 
-The replies before that turn are prompt: a batch of branches trains on what was sampled for it, each
-token once, however many branches share a beginning.
+The replies before that turn belong to the prompt. Only newly sampled tokens are trained on, so the
+beginning that branches share is not trained on again.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,21 +24,21 @@ from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.replay import ReplayPolicy
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
-"""The turn to go on from, or which one it is of a record; -1 is the last."""
+"""The first sampled turn, or a function from a record to it; -1 is the last turn."""
 
 
 class BranchEnv(ChatAgentEnv):
     """An episode that begins with the first turns of a recorded one.
 
     Args:
-        record: Of the rollout.
-        turn: The first turn that is sampled: those before it are played from the record.
+        record: The recorded rollout.
+        turn: The first sampled turn; earlier turns are replayed from the record.
         agent: The agent.
-        task: Left out: the record's.
-        **options: Of ``ChatAgentEnv``; budgets count the whole episode.
+        task: Default: the record's task.
+        **options: Options of ``ChatAgentEnv``; budgets include the replayed turns.
 
     Attributes:
-        earned: What the turns before it earned, which is no part of the rewards.
+        earned: Reward of the replayed turns; it is not part of the trajectory's reward.
 
     Raises:
         InvalidDatasetError: The record has no such turn.
@@ -54,30 +54,26 @@ class BranchEnv(ChatAgentEnv):
     ) -> None:
         task = record.task if task is NO_TASK else task
         super().__init__(agent, task, seed=record.row["seed"], **options)
-        if not -record.turns <= turn < record.turns:
-            raise InvalidDatasetError(
-                f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
-                f"0 to {record.turns - 1}, or -1 for the last."
-            )
+        _check_turn(record, turn)
         self._record, self._turn = record, turn % record.turns
         self.earned = 0.0
 
     def renewed(self) -> "BranchEnv":
-        """Another branch of the same record, from the same turn."""
+        """Return another branch of the same record, from the same turn."""
         return BranchEnv(self._record, self._turn, self.agent, self.task, **self._options)
 
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """Play the agent up to the turn, and return the prompt of that.
+        """Replay the agent up to the first sampled turn, and return that turn's prompt.
 
         Raises:
-            ReplayError: The agent differs from the record before.
+            ReplayError: The agent differs from the record before that turn.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
         overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
         ahead = overlap.ahead
-        overlap.ahead = None if self._turn else ahead  # nothing that comes before the turn
+        overlap.ahead = None if self._turn else ahead  # replayed turns are not sampled ahead
         begun = await super().initial_observation()
         for turn in range(self._turn):
             if turn == self._turn - 1:
@@ -89,8 +85,8 @@ class BranchEnv(ChatAgentEnv):
             self.earned += result.reward
             if result.episode_done:
                 raise ReplayError(
-                    f"The agent differs from its record at turn {turn + 1}: its episode ended, and "
-                    f"a branch was to go on from turn {self._turn}."
+                    f"The agent differs from its record at turn {turn + 1}: its episode ended, but "
+                    f"the branch starts at turn {self._turn}."
                 )
             begun = result.next_observation, result.next_stop_condition
         if isinstance(begun, InitialObservationOverflow):
@@ -104,17 +100,17 @@ class BranchEnv(ChatAgentEnv):
 
 
 class BranchDataset(AgentDataset):
-    """Groups of branches, one a record.
+    """A dataset with one group of branches per record.
 
     Args:
         agent: The agent, or its import path.
-        records: Rollouts of it, of agents without seats.
-        turn: The first turn that is sampled anew, or a function from a record to it; it is asked
-            whenever a group is made. -1 is the last turn, 0 the whole episode.
-        **options: Of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, and so on.
+        records: Rollouts of the agent, which must not have seats.
+        turn: The first sampled turn, or a function from a record to it, called for each group. -1
+            is the last turn; 0 samples the whole episode.
+        **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
-        InvalidDatasetError: There is no record, none of such a turn, or one of a seat.
+        InvalidDatasetError: There is no record, or one is of a seat or has no such turn.
         RecordError: A record does not hold its task.
     """
 
@@ -130,17 +126,27 @@ class BranchDataset(AgentDataset):
             if record.row["seat"] is not None:
                 raise InvalidDatasetError(
                     f"A record is of the seat {record.row['seat']!r}. An episode with seats cannot "
-                    "be branched: its other seats are other rollouts."
+                    "be branched: the replies of other seats are in other records."
                 )
+            if isinstance(turn, int):
+                _check_turn(record, turn)
         self._choose = turn
         super().__init__(agent, records, **options)
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """The group of a record, from its turn on."""
+        """Return the group of branches of a record."""
         record: RolloutRecord = self.tasks[number]
         turn = self._choose if isinstance(self._choose, int) else self._choose(record)
         options: Any = {**self.options, "seats": ()}  # an episode with seats cannot be branched
         branch = partial(BranchEnv, record, turn)
         return ChatAgentGroupBuilder(
             self.agent, record.task, self.group_size, branch=branch, **options
+        )
+
+
+def _check_turn(record: RolloutRecord, turn: int) -> None:
+    if not -record.turns <= turn < record.turns:
+        raise InvalidDatasetError(
+            f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
+            f"0 to {record.turns - 1}, or -1 for the last."
         )

@@ -1,4 +1,4 @@
-"""Which tasks a step plays: samplers, one that leaves out what teaches nothing, and their log."""
+"""Samplers, which choose the tasks of each training step; ``SamplerLog`` keeps their rewards."""
 
 import inspect
 import json
@@ -13,43 +13,43 @@ from evert.bridge.import_paths import resolve
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Chooses the tasks of each training batch. Tasks are numbers: their places in the dataset."""
+    """Chooses the tasks of each training batch by their numbers in the dataset, from 0."""
 
     def next(self, step: int) -> Sequence[int]:
-        """The tasks of batch ``step``, one a group; asking changes nothing."""
+        """Return the tasks of batch ``step``, one per group, without changing any state."""
         ...
 
     def update(self, task: int, rewards: Sequence[float]) -> None:
-        """Learn what came of a group.
+        """Receive the rewards of a group.
 
         Args:
-            task: Its number.
-            rewards: Total of each episode, as the Cookbook centres them: group rewards included,
-                and seats' means made equal. Empty: no episode came to a reward.
+            task: The task's number.
+            rewards: Total of each trajectory as the Cookbook centres it: with group rewards, and
+                shifted so that all seats have the same mean. Empty: the group failed.
         """
         ...
 
 
 class Curriculum:
-    """A ``Sampler`` that leaves out tasks that teach nothing: solved ones, and hopeless ones.
+    """A ``Sampler`` that skips tasks that teach nothing: solved and hopeless ones.
 
-    A group teaches where its rewards differ. A task of which one of the latest two groups taught is
-    played on, the least played first; any other that was tried *rests*. Resting tasks come back:
-    ``retry`` of all groups are for them, the least played first, since what is hopeless today may
-    be learned tomorrow, and what is solved may be forgotten. ``explore`` of all groups are for
-    tasks that were never tried. What one kind has too few of, the others fill, resting ones last.
+    A group teaches if its rewards differ. A task is *active* if one of its latest two groups
+    taught; other tasks that were played *rest*. A share of groups, ``retry``, goes to resting
+    tasks: a hopeless task may become learnable, and a solved one may be forgotten. A share
+    ``explore`` goes to tasks that were never played, the remainder to active ones. The least played
+    tasks of a kind come first. If a kind has too few, the others fill in, resting tasks last.
 
-    What it chooses follows from its seed, the step and what it was told of the steps before.
+    The choice depends only on the seed, the step and the rewards of earlier steps.
 
     Args:
-        tasks: How many there are.
+        tasks: Number of tasks.
         batch_size: Groups a batch.
-        seed: Of the choice among tasks that were played as often.
-        retry: Share of all groups, from 0 to 1.
-        explore: Share of all groups, from 0 to 1; together they are at most 1.
+        seed: Seed of the order among tasks that were played equally often.
+        retry: Share of groups for resting tasks, from 0 to 1.
+        explore: Share of groups for new tasks, from 0 to 1; with ``retry`` at most 1.
 
     Raises:
-        InvalidDatasetError: The shares are none.
+        InvalidDatasetError: The shares are out of range.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Curriculum:
         self.retry = retry
         self.explore = explore
         self._played = [0] * tasks
-        self._taught: list[tuple[bool, ...]] = [()] * tasks  # whether its latest two groups did
+        self._taught: list[tuple[bool, ...]] = [()] * tasks  # by task: its latest two groups
 
     def next(self, step: int) -> list[int]:
-        """The tasks of batch ``step``, all different."""
+        """Return the tasks of batch ``step``, all different."""
         order = [*range(len(self._played))]
         random.Random(f"{self.seed}/{step}").shuffle(order)
         order.sort(key=self._played.__getitem__)
@@ -87,16 +87,16 @@ class Curriculum:
         return [*chosen, *rest][: self.batch_size]
 
     def _teaches(self, task: int) -> bool | None:
-        """Whether a task is to be played on; None: it was never tried."""
+        """Whether a task is active; None: it was never played."""
         return any(self._taught[task]) if self._taught[task] else None
 
     def _share(self, share: float, step: int) -> int:
-        """A share of a batch, in groups; fractions of a group add up from step to step."""
+        """The number of groups in a share; fractions of a group carry over to later steps."""
         size = share * self.batch_size
         return int(size * (step + 1) + 1e-9) - int(size * step + 1e-9)
 
     def update(self, task: int, rewards: Sequence[float]) -> None:
-        """Learn whether a task's group taught."""
+        """Remember whether a task's group taught."""
         self._played[task] += 1
         spread = max(rewards, default=0.0) - min(rewards, default=0.0)
         teaches = spread > 1e-9 * max(map(abs, rewards), default=0.0)
@@ -104,30 +104,30 @@ class Curriculum:
 
 
 def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """A sampler from one, from what makes one, or from the import path of either; of "", None."""
+    """Return the sampler that is given, made by what is given, or imported; None for ""."""
     if given is None or given == "":
         return None
     found: Any = given
     if isinstance(given, str):
         found = resolve(given, "sampler", InvalidDatasetError)
-    make: Any = found  # a class has the methods of what it makes
+    make: Any = found  # a sampler's class passes isinstance, too
     if callable(make) and (inspect.isclass(found) or not isinstance(found, Sampler)):
         found = make(tasks, batch_size, seed)
     if not isinstance(found, Sampler):
         raise InvalidDatasetError(
             f"The sampler is {repr_of(found)}; expected an object with next(step) and "
-            "update(task, rewards), or what makes one of (tasks, batch_size, seed): "
-            "evert.Curriculum, say."
+            "update(task, rewards), or a function of (tasks, batch_size, seed) that makes one, "
+            "like evert.Curriculum."
         )
     return found
 
 
 class SamplerLog:
-    """Tells a sampler what came of groups, and writes it down; without a path, nothing is.
+    """Passes the rewards of groups to a sampler, and logs them if there is a path.
 
-    So that in a resumed run it knows what the whole one would. A line ``{"step": 3, "task": 17,
-    "rewards": [0.0, 1.0]}`` is what came of a group. After a line ``{"from": 2}`` what stands above
-    it of that step or later ones does not count: it is done again.
+    From the log, a resumed run gives its sampler the rewards of earlier steps. A line ``{"step": 3,
+    "task": 17, "rewards": [0.0, 1.0]}`` holds the rewards of a group. A line ``{"from": 2}`` says
+    that the run was resumed at step 2: lines above it of that or a later step no longer count.
     """
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:
@@ -136,7 +136,7 @@ class SamplerLog:
         self._is_begun = False
 
     def begin(self, step: int) -> None:
-        """Tell the sampler what is on file of the steps before the first one of this process."""
+        """On the first call, give the sampler the logged rewards of the steps before ``step``."""
         if self._is_begun:
             return
         self._is_begun = True
@@ -145,10 +145,10 @@ class SamplerLog:
         for record in read_sampler_log(self._path):
             if record["step"] < step:
                 self.sampler.update(record["task"], record["rewards"])
-        self._write({"from": step}, before="\n")  # the last line may lack its end
+        self._write({"from": step}, before="\n")  # the last line may lack its newline
 
     def update(self, step: int, task: int, rewards: Sequence[float]) -> None:
-        """Tell the sampler what came of a group of a step."""
+        """Give the sampler the rewards of a group, and log them."""
         self.sampler.update(task, rewards)
         self._write({"step": step, "task": task, "rewards": list(rewards)})
 
@@ -159,7 +159,7 @@ class SamplerLog:
 
 
 def read_sampler_log(path: Path) -> list[dict[str, Any]]:
-    """What counts of a file: a record a group."""
+    """Return the records of a log that count, one per group; broken lines are skipped."""
     records: list[dict[str, Any]] = []
     for line in path.read_text("utf-8", "replace").splitlines():
         try:

@@ -1,4 +1,4 @@
-"""``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
+"""``AgentDataset``: turns a sequence of tasks into batches of groups for the Cookbook."""
 
 import inspect
 import math
@@ -37,23 +37,23 @@ class AgentDataset(RLDataset):
         tasks: Any sequence; each task is one group.
         batch_size: Groups a batch. The last batch of an epoch may be shorter; no task is dropped.
         group_size: Episodes a group.
-        epochs: How often the tasks are gone through.
-        shuffle: Whether each epoch has an order of its own; the same for the same seed.
-        seed: Of the shuffling, and of what agents draw (``client.seed``), with the batch, the task
-            and the number of the episode in its group; in tests without the batch.
-        sampler: Chooses the tasks of each batch, and is told what came of them; there are as many
-            batches as without one. None: every task comes once an epoch.
-        sampler_log: File that what the sampler is told is written to; where there is one, a sampler
-            is told all of it that came before the first batch that is asked for. None: none.
-        opponents: Who plays seats of a group, frozen (``opponents.py``). None: nobody; the policy
-            plays all.
-        held_out: Whether the tasks are for tests. Else its groups are for training, where one that
-            nothing can be learned from is dropped (``ChatAgentGroupBuilder.batch``).
-        **options: Further ones of ``ChatAgentGroupBuilder``, those of ``ChatAgentEnv`` included.
+        epochs: Number of passes over the tasks.
+        shuffle: Whether each epoch has its own order, which depends on the seed.
+        seed: Seed of the shuffling. Each episode's seed (``client.seed``) is derived from it, the
+            batch, the task and the episode's number in its group; in tests, without the batch.
+        sampler: Chooses the tasks of each batch and gets their rewards. The number of batches
+            stays the same. None: every task comes once per epoch.
+        sampler_log: File for the rewards that the sampler gets. If it exists, the sampler first
+            gets its rewards of the steps before the first requested batch. None: no file.
+        opponents: Chooses frozen models for seats of a group (``opponents.py``). None: the policy
+            plays every seat.
+        held_out: Whether the tasks are for tests. If not, the groups are for training, and a group
+            without a trainable token is dropped (``ChatAgentGroupBuilder.batch``).
+        **options: Further options of ``ChatAgentGroupBuilder``, including those of an Env.
 
     Raises:
         InvalidAgentError: As ``ChatAgentGroupBuilder``.
-        InvalidDatasetError: No task, or a size below 1.
+        InvalidDatasetError: There is no task, or a size is below 1.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AgentDataset(RLDataset):
 
         Raises:
             IndexError: There is no such batch.
-            InvalidDatasetError: The sampler chose tasks that there are not.
+            InvalidDatasetError: The sampler chose tasks that do not exist.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
@@ -139,12 +139,12 @@ class AgentDataset(RLDataset):
         if not chosen or not all(isinstance(n, Integral) and n in there for n in chosen):
             raise InvalidDatasetError(
                 f"The sampler {type(log.sampler).__name__} chose {repr_of(chosen)} for batch "
-                f"{index}; expected one or more numbers of tasks, each from 0 to {there[-1]}."
+                f"{index}; expected one or more task numbers, each from 0 to {there[-1]}."
             )
         return [int(number) for number in chosen]
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """The group of a task, of no batch: without a seed, and without opponents."""
+        """Return a task's group outside of any batch: without seed and opponents."""
         return ChatAgentGroupBuilder(
             self.agent, self.tasks[number], self.group_size, **self.options
         )
@@ -174,47 +174,47 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     batch_size: int = chz.field(default=32, doc="Groups a batch.")
     group_size: int = chz.field(default=8, doc="Episodes a group in training.")
     test_group_size: int = chz.field(default=1, doc="Episodes a task in tests.")
-    epochs: int = chz.field(default=1, doc="How often the training tasks are gone through.")
+    epochs: int = chz.field(default=1, doc="Passes over the training tasks.")
     shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
-    seed: int = chz.field(default=0, doc="Seed of the shuffling, and of what agents draw.")
+    seed: int = chz.field(default=0, doc="Seed of the shuffling and of the episodes.")
     sampler: str | Any | None = chz.field(
         default=None,
         munger=_keep,
-        doc="Chooses the training tasks of each step: a Sampler, what makes one of (tasks, "
-        "batch_size, seed), evert.Curriculum say, or the import path of either. None: in turn.",
+        doc="Chooses the training tasks of each step: a Sampler, a function of (tasks, batch_size, "
+        "seed) that makes one, like evert.Curriculum, or the import path of either. None: in turn.",
     )
     sampler_log: str | None = chz.field(
-        default=None, doc="File of what the sampler was told, to resume from."
+        default=None, doc="File for the rewards that the sampler gets, to resume from."
     )
     opponents: Any | None = chz.field(
         default=None,
         munger=_keep,
-        doc="Who plays seats in training, frozen: a League, say. None: the policy plays all.",
+        doc="Chooses frozen models for seats in training, e.g. a League. None: only the policy.",
     )
     test_opponents: Any | None = chz.field(
-        default=None, munger=_keep, doc="Who plays seats in tests, frozen: Against(...), say."
+        default=None, munger=_keep, doc="Chooses frozen models for seats in tests, e.g. Against."
     )
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
-    seats: Sequence[str] = chz.field(default=(), doc="Names of the agent's trained roles, if many.")
+    seats: Sequence[str] = chz.field(default=(), doc="Names of the trained roles, if several.")
     group_reward: str | Any | None = chz.field(
-        default=None, munger=_keep, doc="Rewards that compare a group, or their import path."
+        default=None, munger=_keep, doc="Function that compares a group, or its import path."
     )
     advantages: str | Any = chz.field(
         default="group",
         munger=_keep,
-        doc="Of every token: 'group', a function of a Group, or its import path.",
+        doc="Advantages of tokens: 'group', a function of a Group, or its import path.",
     )
     gamma: float | None = chz.field(
-        default=None, doc="Of the returns by turn; None: each turn has the whole episode's."
+        default=None, doc="Discount of the returns by turn. None: the whole episode's reward."
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     record: str | None = chz.field(
-        default=None, doc="Folder or file *.jsonl to write training rollouts to. None: none."
+        default=None, doc="Folder or file *.jsonl for training rollouts. None: not recorded."
     )
     record_share: float = chz.field(
-        default=1.0, doc="Share of each batch's groups that are recorded; one at least."
+        default=1.0, doc="Share of each batch's groups to record; at least one group."
     )
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions,
@@ -223,9 +223,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """The train and the test dataset.
+        """Return the train and the test dataset; without test tasks, None.
 
-        Where the embedded engine is in use, ``context_length`` is the model's unless it was given.
+        With the embedded engine, ``context_length`` defaults to the model's.
 
         Raises:
             InvalidAgentError, InvalidDatasetError: The agent, the tasks, the group reward or the
@@ -280,7 +280,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
 
 
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
-    """The tasks that ``tasks`` names by 'package.module:name', or itself."""
+    """Return ``tasks``, imported if it is an import path 'package.module:name'."""
     found = resolve(tasks, "tasks", InvalidDatasetError) if isinstance(tasks, str) else tasks
     if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
         raise InvalidDatasetError(

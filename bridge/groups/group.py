@@ -1,4 +1,4 @@
-"""``ChatAgentGroupBuilder``: several episodes of one agent on one task; data, which pickles."""
+"""``ChatAgentGroupBuilder``: several episodes of one agent on one task, as a picklable object."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch of a training dataset that a group is in: the group is ``number`` of ``groups``."""
+    """A group's place in a training dataset: ``number`` (from 0) of ``groups`` in a batch."""
 
     index: int
     groups: int
@@ -43,7 +43,7 @@ class Batch:
 
 
 class GroupOptions(EnvOptions, total=False):
-    """Options of ``ChatAgentGroupBuilder``, which say what they mean; all of an Env's too."""
+    """Options of ``ChatAgentGroupBuilder``, which explains them, and all options of an Env."""
 
     seats: Sequence[str]
     group_reward: GroupReward | None
@@ -54,20 +54,24 @@ class GroupOptions(EnvOptions, total=False):
 
 
 def load_agent(agent: Agent | str) -> Agent:
-    """The agent that ``agent`` names: an import path ``package.module:function``, or itself."""
+    """Return ``agent``, imported if it is an import path ``package.module:function``."""
     return resolve(agent, "agent", InvalidAgentError) if isinstance(agent, str) else agent
 
 
 def require_import_path(function: Callable[..., Any], role: str = "agent") -> None:
-    """Check that another process could find ``function`` by name."""
+    """Check that another process can import ``function``.
+
+    Raises:
+        InvalidAgentError: It is a lambda or an inner function.
+    """
     inner = unwrapped(function)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidAgentError(
             f"The {role} {agent_name(function)} has no import path, so this group builder cannot "
-            "be pickled for rollouts in another process, where a lambda or an inner function "
-            "cannot be found. Define it at the top level of a module (functools.partial may bind "
-            "arguments), or play the rollouts in this process."
+            "be pickled for rollouts in another process: that process cannot import a lambda or "
+            "an inner function. Define it at the top level of a module (functools.partial may "
+            "bind arguments), or play the rollouts in this process."
         )
 
 
@@ -75,34 +79,34 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     """Builds ``group_size`` environments of one agent and task.
 
     Args:
-        agent: The agent, or its import path 'package.module:function'. Any callable will do; for
-            rollouts in other processes it has to stand at the top level of a module.
-        task: Handed to the agent. Left out: the agent takes the client only.
+        agent: The agent, or its import path 'package.module:function'. Any callable works; for
+            rollouts in other processes it must be at the top level of a module.
+        task: The agent's task. If omitted, the agent is called without a task.
         group_size: Number of episodes, at least 1.
-        seats: Names of the agent's trained roles, where it has several: each episode then gives one
-            Env a seat, side by side (``seats.py``). Empty: one policy.
-        group_reward: Further rewards that compare the episodes (``rewards.py``).
+        seats: Names of the agent's trained roles, if it has several. Each episode then has one Env
+            per seat, and they are played at the same time (``seats.py``). Empty: one policy.
+        group_reward: Function that compares the episodes and adds rewards (``rewards.py``).
         tags: Names under which the Cookbook aggregates metrics.
-        seed: Of what its episodes draw, each its own; None: another each time.
-        record: Writes every trajectory down; None: nobody does.
-        advantages: Of every token: "group", a trajectory's reward less the mean of its seat, or a
-            function from a ``Group`` to numbers by episode, turn or token.
-        gamma: With "group": each turn has its own return, so much less for each later reward; None:
-            the whole trajectory's.
-        branch: Makes an environment of the agent, the task and the options that goes on from a
-            record (``branches.py``); None: they begin anew.
-        **options: Of ``ChatAgentEnv``.
+        seed: Each episode's seed is derived from it. None: episodes have random seeds.
+        record: Writes every trajectory to a file. None: nothing is recorded.
+        advantages: "group": a trajectory's reward minus the mean of its seat, for all of its
+            tokens. Or a function from a ``Group`` to numbers by episode, turn or token.
+        gamma: Discount factor for "group": each turn gets its own discounted return. None: each
+            turn gets the whole trajectory's reward.
+        branch: Function from the agent, the task and the options to an Env that continues a record
+            (``branches.py``). None: each episode starts from the beginning.
+        **options: Options of ``ChatAgentEnv``.
 
     Attributes:
-        batch: The batch of a training dataset that the group is in; None: of none. In training, a
-            group that nothing can be learned from is dropped (``compute_group_rewards``).
-        on_rewards: Is told what came of the group where it was played here (``earned``); it does
-            not pickle.
-        rewards: The total of each trajectory, when the group was played; else None.
+        batch: The group's place in a training dataset; None: not in one. If it is set, a group
+            without a trainable token is dropped (``compute_group_rewards``).
+        on_rewards: Called with the rewards of the group when it was played in this process
+            (``earned``). It is not pickled.
+        rewards: Total reward of each trajectory; None until the group was played.
 
     Raises:
-        InvalidAgentError: The agent is none, or takes other arguments.
-        InvalidDatasetError: ``group_size`` is below 1, or the seats have no different names.
+        InvalidAgentError: The agent is no agent, or takes other arguments.
+        InvalidDatasetError: ``group_size`` is below 1, or the names of the seats are not different.
     """
 
     def __init__(
@@ -155,19 +159,19 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """What goes to another process; episodes stay where they run."""
+        """Return what is pickled: everything but the running episodes and ``on_rewards``."""
         own: dict[str, Any] = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
         return {**self.__dict__, **own}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Have frozen models play some of the seats, not all: no Envs, nothing to train on."""
+        """Let frozen models play some seats, not all. Those get no Envs and are not trained on."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
-        """New environments; ``cleanup`` closes them all.
+        """Return new environments; ``cleanup`` closes them all.
 
-        Asked again, by a strategy that plays a failed rollout once more and takes the first, a
-        builder with seats gives the next seat of a new episode.
+        A strategy that retries a failed rollout calls this again and plays the first Env. With
+        seats, each further call therefore returns one Env: the next seat of a new episode.
         """
         if not self._envs:
             self.rewards = None
@@ -190,23 +194,24 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
 
     def _next_seed(self) -> int | None:
-        """The seed of the next episode; an episode that is played again gets another."""
+        """The next episode's seed; a retried episode gets a new one."""
         self._members += 1
         return None if self.seed is None else seed_of(self.seed, self._members - 1)
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """The group's further rewards; puts each trajectory's transitions in lineage order.
+        """Return additional rewards and metrics; sort transitions by lineage, in place.
 
-        Seats have a baseline of their own: the Cookbook centres all rewards of a group on their
-        mean, so each seat is shifted by what lies between its own mean and the group's. What was
-        really earned is in the metric ``seat/<name>/reward``, beside the means of its own metrics.
+        Each seat has its own baseline. The Cookbook subtracts the group's mean from all rewards, so
+        each seat's rewards are shifted by the group's mean minus the seat's. The metric
+        ``seat/<name>/reward`` is the total before the shift; ``seat/<name>/...`` are the means of
+        the trajectory's other metrics.
 
         Raises:
-            AllTrajectoriesFailedError: In training, where the group has no token to learn from. The
-                Cookbook then goes on without the group, whatever its strategy; a whole batch of
-                such groups would be no data, which its training step does not survive.
+            AllTrajectoriesFailedError: In training, if the group has no trainable token. The
+                Cookbook then drops the group, with any strategy. Its training step would fail on a
+                batch in which no group has data.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(
@@ -218,7 +223,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         ours = [(each, env) for each, env in played if isinstance(env, ChatAgentEnv)]
         for trajectory, env in ours:
             if not any("lineages" in turn.metrics for turn in trajectory.transitions):
-                for last in trajectory.transitions[-1:]:  # the runner ended it
+                for last in trajectory.transitions[-1:]:  # the runner ended the episode
                     last.metrics.update(env.report())
         outcomes = [Outcome(0.0)] * len(played)
         if self.group_reward is not None:
@@ -244,7 +249,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     def _in_pieces(
         self, seats: Sequence[str], trajectories: list[Trajectory], *columns: Sequence[Any]
     ) -> list[tuple[float, Metrics]]:
-        """Cut the trajectories by their advantages, in place; further rewards and metrics."""
+        """Split trajectories by advantage, in place; return additional rewards and metrics."""
         groups, metrics = list[Group](), list[list[Metrics]]()
         for seat in dict.fromkeys(seats):
             members = [number for number, its in enumerate(seats) if its == seat]
@@ -256,7 +261,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return further
 
     def earned(self, rewards: Sequence[float]) -> None:
-        """Take note of the total of each trajectory, as the Cookbook centres them; of none: []."""
+        """Store the totals that the Cookbook centres, and report them; []: the group failed."""
         self.rewards = [*rewards]
         if self.on_rewards is not None:
             self.on_rewards(self.rewards)
@@ -267,7 +272,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             try:
                 self.earned([])
             except Exception:
-                logger.exception("A sampler was not told of a group that failed")
+                logger.exception("Reporting a failed group to the sampler raised an error")
         envs, self._envs, self._seat_group, self._members = self._envs, [], None, 0
         results = await asyncio.gather(*(env.close() for env in envs), return_exceptions=True)
         for result in results:
@@ -280,7 +285,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
 
 def can_be_learned_from(trajectory: Trajectory) -> bool:
-    """Whether a trajectory holds a sampled token that is not masked out of the training."""
+    """Whether a trajectory has a sampled token that is not masked."""
     return any(
         transition.ac.tokens and not transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
         for transition in trajectory.transitions
@@ -293,7 +298,7 @@ def _shifted_by_seat(
     seats: Sequence[str],
     metrics: Sequence[Metrics],
 ) -> list[float]:
-    """Further rewards after which each seat's mean total is the group's; notes the real totals."""
+    """Shift rewards so that each seat's mean total is the group's; add the seats' metrics."""
     earned = totals([each.transitions for each in trajectories], rewards)
     pairs = [*zip(earned, seats, strict=True)]
     means = {seat: fmean([total for total, its in pairs if its == seat]) for seat in seats}
@@ -306,20 +311,20 @@ def _shifted_by_seat(
 
 
 def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
-    """Put transitions in their ``lineage_order``, which is returned, in place."""
+    """Sort transitions by ``lineage_order``, in place; return that order."""
     order, turns = lineage_order(trajectory, turn_lineages), trajectory.transitions
     turns[:] = [turns[turn] for turn in order]
     return order
 
 
 def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
-    """The numbers of an episode's turns, those that continue each other side by side.
+    """Return an episode's turn numbers, with the turns of each lineage side by side.
 
-    ``trajectory_to_data`` merges neighbours only. Each lineage keeps its order, and the one that
-    ends last comes last: so does the transition that ends the episode, with its report.
+    ``trajectory_to_data`` merges neighbours only. Each lineage keeps its order, and the lineage
+    that ends last comes last, so the episode's last transition, with its report, stays last.
     """
     played = range(len(trajectory.transitions))
     if len(played) > len(turn_lineages):
-        return [*played]  # the one made-up transition of an episode without a turn
-    ends = {turn_lineages[turn]: turn for turn in played}  # of each lineage, its last turn
+        return [*played]  # the runner's placeholder transition of an episode without a turn
+    ends = {turn_lineages[turn]: turn for turn in played}  # lineage -> its last turn
     return sorted(played, key=lambda turn: (ends[turn_lineages[turn]], turn))

@@ -1,8 +1,8 @@
-"""``judge_group``: a frozen model ranks the episodes of a group, and their rewards follow.
+"""``judge_group``: a frozen model ranks the episodes of a group; the ranks are their rewards.
 
-A reply that is no ranking is asked for again, and then the group's rewards are all the same, so
-that it teaches nothing, and is counted (``FAILED``); also where the endpoint is overloaded or slow,
-or the prompt too long. What another try cannot fix (a refused key) ends the run.
+If a reply is no ranking, the judge is asked again. If that fails too, or the endpoint is overloaded
+or slow, or the prompt is too long, all rewards are equal, so that the group teaches nothing, and
+``FAILED`` counts it. An error that a retry cannot fix (a refused key) ends the run.
 """
 
 import logging
@@ -23,10 +23,10 @@ from evert.bridge.tokens.renderer import prompt_renderer
 logger = logging.getLogger(__name__)
 
 FAILED = "judge/failed"
-"""Metric of each trajectory: 1.0 where the judge gave no ranking, else 0.0."""
+"""Metric of each trajectory: 1.0 if the judge gave no ranking, else 0.0."""
 
 JUDGE = "judge"
-"""What the model is called, in messages."""
+"""The model's name in messages."""
 
 SYSTEM = (
     "You rank attempts at one task. You are given their transcripts: TOLD is what was shown to who "
@@ -55,7 +55,7 @@ class GroupJudge:
     retries: int
 
     async def __call__(self, group: PlayedGroup) -> list[Outcome]:
-        """The rewards, as ``judge_group`` says; an error of the endpoint that would come again."""
+        """Return the rewards, see ``judge_group``; raise errors that a retry cannot fix."""
         outcomes = [Outcome(self.weight / 2, {FAILED: 0.0}) for _ in group]
         for seat in dict.fromkeys(group.seats):
             said = {n: group.transcripts[n] for n, its in enumerate(group.seats) if its == seat}
@@ -95,32 +95,35 @@ def judge_group(
     weight: float = 1.0,
     retries: int = 1,
 ) -> GroupJudge:
-    """A ``group_reward`` for which a frozen model ranks the episodes of each group.
+    """Return a ``group_reward``: a frozen model ranks the episodes of each group.
 
         judged = evert.judge_group(evert.RemoteModel("gpt-5.2"), "Prefer the shorter proof.")
         ChatAgentGroupBuilder(agent, task, group_size=8, group_reward=judged)
 
-    The best gets ``weight``, the last 0, the others what lies between in even steps; with seats,
-    each seat is ranked by itself. Attempts with the same transcript get the same. Where the judge
-    gives no ranking each gets half of ``weight``, and the metric ``judge/failed`` is 1.
+    The best episode gets ``weight``, the last 0, the others evenly spaced rewards in between. Each
+    seat is ranked separately. Episodes with the same transcript get the same reward. Without a
+    ranking, each episode gets half of ``weight``, and the metric ``judge/failed`` is 1.
 
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
-            ``TokenCompleter`` or a ``tinker.SamplingClient``, read with the agent's renderer.
-        rubric: What counts, in words; or a function from the task to that, which may know the
+            ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
+        rubric: The criteria in words, or a function from the task to them. They may contain the
             answer.
-        weight: Reward of the best.
-        retries: How often a reply that is no ranking is asked for again.
+        weight: Reward of the best episode.
+        retries: How often the judge is asked again for a ranking.
 
     Raises:
-        InvalidModelError: It is no model.
+        InvalidModelError: ``model`` is no model.
     """
     frozen_models({JUDGE: model}, (), prompt_renderer(None))
     return GroupJudge(model, rubric, weight, retries)
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """The numbers from 0, best first, that a reply's last line is; None: it is none, or was cut."""
+    """Return the ranking in a reply's last line, numbers from 0, best first.
+
+    None: the line is no ranking, or the reply was cut.
+    """
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     found = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if found is None or reply.finish_reason == "length":
@@ -130,21 +133,21 @@ def read_ranking(reply: Reply, count: int) -> list[int] | None:
 
 
 async def _asked(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
-    """The judge's reply; None: it cannot answer now, or the prompt is too long."""
+    """The judge's reply; None: it is unavailable, or the prompt is too long."""
     try:
         return await ask(ChatRequest(JUDGE, messages))
     except openai.APIError as error:
-        if not _passes(error):
+        if not _may_pass(error):
             raise
         logger.warning("The judge cannot answer: %.300s", error)
         return None
 
 
-def _passes(error: openai.APIError) -> bool:
+def _may_pass(error: openai.APIError) -> bool:
     if isinstance(error, openai.APIStatusError):
         is_busy = error.status_code in (408, 409, 429) or error.status_code >= 500
         return is_busy or error.code in ("context_length_exceeded", "model_timeout")
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, EvertError):  # evert lets no call out
+    while cause is not None and not isinstance(cause, EvertError):  # evert blocks the connection
         cause = cause.__cause__ or cause.__context__
     return cause is None

@@ -1,10 +1,10 @@
-"""``Kept``: an object in a configuration that is copied, or written down, without being either."""
+"""``Kept``: an object in a configuration that is not copied or written out with it."""
 
 from typing import Any
 
 
 class Kept:
-    """A value that stays itself where what holds it is copied deeply."""
+    """A value that deep copies of its holder share."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -16,10 +16,10 @@ class Kept:
         return f"{self.value!r:.100}"
 
     def to_dict(self) -> str:
-        """What the Cookbook writes down for it."""
+        """Return the text that the Cookbook writes for it."""
         return f"<a {type(self.value).__name__}>"
 
 
 def unwrap(value: Any) -> Any:
-    """What a ``Kept`` holds; anything else as it is."""
+    """Return the value of a ``Kept``; anything else unchanged."""
     return value.value if isinstance(value, Kept) else value

@@ -1,10 +1,10 @@
-"""A group in pieces: how turns come to advantages of their own under the Cookbook's unchanged loop.
+"""Pieces of trajectories: advantages by turn or token under the Cookbook's unchanged loop.
 
-The Cookbook gives every token of a trajectory one advantage: the trajectory's total reward less the
-mean of its group. So a trajectory goes to it in pieces, one for each advantage in it: the tokens of
-that advantage are its actions, all others before them are in its observations. The totals are such
-that the Cookbook makes each piece's advantage of them; one piece without a token may make their
-mean right. The price is a datum a piece, each with the prefix before it.
+The Cookbook gives all tokens of a trajectory one advantage: the trajectory's total reward minus the
+group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's actions
+are the tokens with that advantage; earlier tokens are in its observations. The total rewards of the
+pieces are such that the Cookbook computes their advantages; an extra piece without tokens corrects
+the mean if needed. The price: each piece is a datum that repeats the prefix.
 """
 
 import itertools
@@ -30,10 +30,11 @@ def put_in_pieces(
     advantages: Advantages,
     gamma: float | None,
 ) -> tuple[list[Trajectory], list[tuple[float, Metrics]]]:
-    """The pieces of the trajectories of groups, one a seat; further reward and metrics of each.
+    """Split the trajectories of groups, one group per seat.
 
-    The Cookbook's means of the rewards and of the turns of an episode stay what they were: the
-    first piece of each trajectory carries them, with its metrics (``metrics[seat][G]``).
+    Returns the pieces, and the additional reward and metrics of each. The first piece of a
+    trajectory carries its metrics (``metrics[seat][G]``), total reward and number of turns, so
+    that the Cookbook's means of these stay the same.
     """
     centre = float(np.mean(np.concatenate([group.rewards for group in groups])))
     pieces, further, left = list[Trajectory](), list[tuple[float, Metrics]](), list[float]()
@@ -61,13 +62,13 @@ def put_in_pieces(
 def _pieces(
     trajectory: Trajectory, advantages: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, Trajectory]]:
-    """Each advantage in a trajectory, with its tokens as the actions; in order of the first."""
+    """Each distinct advantage in a trajectory and its piece, in order of appearance."""
     found = dict[float, list[Transition]]()
     for turn, its in zip(trajectory.transitions, advantages, strict=True):
         for advantage, part in _parts(turn, its):
             found.setdefault(advantage, []).append(part)
     for advantage, parts in found.items():
-        # no stop reason: the Cookbook would bound the reward of one that a limit stopped
+        # No stop reason: the Cookbook would bound the reward of a piece that a limit stopped.
         yield advantage, Trajectory(parts, trajectory.final_ob)
 
 

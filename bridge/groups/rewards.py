@@ -1,4 +1,4 @@
-"""Rewards that compare the episodes of a group: what such a function is given, and may return."""
+"""Group rewards: functions that compare the episodes of a group, what they get and return."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,16 +18,16 @@ from evert.bridge.tokens.bases import default_renderer
 
 
 class PlayedGroup(list[Trajectory]):
-    """The trajectories of a group, as they were played: a list, and what is known of them.
+    """A list of a group's trajectories, each in the order of play, with further information.
 
-    Those of episodes that were left out, since their agent failed, are not in it.
+    Failed episodes are left out.
 
     Attributes:
-        task: The group's; ``NO_TASK`` where the agent takes none.
-        seats: The seat of each trajectory; None where the agent has no seats.
-        episodes: The number of the episode that each trajectory is of, from 0: with seats, several
-            are of one.
-        renderer: Of the policy; its tokenizer reads the tokens.
+        task: The group's task; ``NO_TASK`` if the agent takes none.
+        seats: The seat of each trajectory; None if the agent has no seats.
+        episodes: The episode number of each trajectory, from 0. With seats, several trajectories
+            belong to one episode.
+        renderer: The policy's renderer; its tokenizer decodes the tokens.
     """
 
     def __init__(self, trajectories: Iterable[Trajectory], task: object, envs: Sequence[Env]):
@@ -42,7 +42,7 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def metrics(self) -> list[Metrics]:
-        """The metrics of each trajectory by name: of those noted several times the last value."""
+        """The metrics of each trajectory by name; the last value if a name occurs several times."""
         return [
             {name: value for turn in each.transitions for name, value in turn.metrics.items()}
             for each in self
@@ -50,18 +50,23 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def transcripts(self) -> list[str]:
-        """Each trajectory as a text: what the policy was told at each call, and what it said."""
+        """Each trajectory as text: the new part of each prompt, and the reply."""
         return [transcript(each, self.renderer.tokenizer) for each in self]
 
 
 GroupReward: TypeAlias = Callable[
     [PlayedGroup], Sequence[float | Outcome] | Awaitable[Sequence[float | Outcome]]
 ]
-"""A group -> one further reward each, added to what they earned; or an ``Outcome`` with metrics."""
+"""A function from a group to an additional reward, or an ``Outcome``, for each trajectory."""
 
 
 async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list[Outcome]:
-    """What a group reward gives each trajectory: one finite reward each, or an error."""
+    """Call a group reward; return an ``Outcome`` with a finite reward for each trajectory.
+
+    Raises:
+        InvalidAgentError: It did not return one reward for each.
+        RewardError: A reward or metric is no finite number.
+    """
     name, count = agent_name(group_reward), len(group)
     returned = group_reward(group)
     if inspect.isawaitable(returned):

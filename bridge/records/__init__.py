@@ -4,10 +4,10 @@ In reading order:
 
     rows.py       a rollout as a row: the schema
     recorder.py   ``Recorder``: rows into files
-    schema.py     what a row has to hold to be read
-    files.py      where rollouts on record are
-    record.py     ``RolloutRecord``: a row, read; ``read_records``: those of a run
-    replay.py     ``ReplayPolicy``: a record in the place of a model; where the agent differs
-    explain.py    a rollout for people
-    sequences.py  a trajectory as plain token sequences, or as what was told and said
+    schema.py     checks of a row that is read
+    files.py      the files of recorded rollouts
+    record.py     ``RolloutRecord``: a row that was read; ``read_records``: all of a run
+    replay.py     ``ReplayPolicy``: a record in place of a model; where the agent differs
+    explain.py    a rollout in the terminal
+    sequences.py  a trajectory as token sequences, or as text
 """

@@ -1,4 +1,4 @@
-"""``explain``: a rollout for people. Who called, what was new, what was sampled, what it earned."""
+"""``explain`` prints a rollout: who called, what was new, what was sampled, and the rewards."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,11 +17,11 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 _OURS = (CALLER, LINEAGE, DRIFT, DRIFT_AT)
 _SUMMED = (DRIFT, "handoffs", "tools/")
-"""How the metrics begin that the summary has."""
+"""Prefixes of the metrics in the summary."""
 
 _SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
-"""Control characters -> Unicode's pictures of them, where there are any; lone surrogates, too."""
+"""Control characters and lone surrogates -> Unicode's pictures of them, or U+FFFD."""
 
 
 def explain(
@@ -30,25 +30,25 @@ def explain(
     """Print a rollout, turn by turn.
 
     Args:
-        trajectory: From ``do_single_rollout``, or one of a group's.
-        renderer: Of the Env that made it; None for the default one. Only decodes.
-        console: Where to print; None: standard output, in colour if that is a terminal, and with
-            lines as long as they are if it is none.
+        trajectory: A trajectory of ``do_single_rollout`` or of a group.
+        renderer: The Env's renderer, which only decodes here; None: the default one.
+        console: Where to print. None: standard output, in colour on a terminal, and without line
+            wraps elsewhere.
 
     Every turn shows the task or thread that made the call, the token sequence (lineage) it
-    continues, the part of the prompt that was new, what was sampled and what it earned. Where a
-    lineage begins, it says which turn it forked from, and why.
+    continues, the new part of the prompt, what was sampled, and the reward. The first turn of a
+    lineage shows which turn it forked from, and why.
     """
     out = console or Console(highlight=False)
     if console is None:  # a pipe or a file has no width at which to wrap
         out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
     known: list[FlatPrompt] = []
-    cause = where = ""  # of the break before a prompt: noted with the action that led to it
+    cause = where = ""  # of the break before a prompt: in the logs of the turn before
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         length, turn = 0, None
-        for each in reversed(range(len(known))):  # the latest of those that it shares most with
+        for each in reversed(range(len(known))):  # the latest with the longest common prefix
             if len(known[each]) > length and (common := shared(prompt, known[each])) > length:
                 length, turn = common, each
         is_whole = turn is not None and length == len(known[turn])
@@ -66,7 +66,7 @@ def explain(
 
 
 def _harmless(text: Text) -> Text:
-    """Make control characters visible: nobody's words may steer a terminal."""
+    """Make control characters visible, so that no text controls the terminal."""
     text.plain = text.plain.translate(_SEEN)
     return text
 

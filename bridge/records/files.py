@@ -1,15 +1,19 @@
-"""Where rollouts on record are; found without an import of torch."""
+"""The files of recorded rollouts; found without an import of torch."""
 
 from pathlib import Path
 
 from evert.bridge.errors import RecordError
 
 ROLLOUTS = "rollouts"
-"""Folder, or with ``.jsonl`` file, of the rollouts in the folder of a run or of an evaluation."""
+"""The folder, or with ``.jsonl`` the file, with the rollouts of a run or of an evaluation."""
 
 
 def record_files(path: str | Path) -> list[Path]:
-    """The files of the rollouts that a run, an evaluation, a folder or a file has."""
+    """Return the files of the rollouts of a run, an evaluation, a folder or a file.
+
+    Raises:
+        RecordError: There are none.
+    """
     path = Path(path).expanduser()
     found = [path] if path.is_file() else []
     for folder in (path / ROLLOUTS, path):

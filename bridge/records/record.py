@@ -1,4 +1,4 @@
-"""``RolloutRecord``: a rollout that was written down, and ``read_records``: all of a run."""
+"""``RolloutRecord``: a recorded rollout. ``read_records``: all rollouts of a run."""
 
 import json
 import logging
@@ -28,10 +28,10 @@ class RolloutRecord:
     """One rollout of an agent: prompts and actions token for token, and the conversations.
 
     Args:
-        row: As it was written; also the attribute ``row``. ``docs/records.md`` lists its fields.
+        row: The row as it was written, also an attribute. ``docs/records.md`` lists its fields.
 
     Raises:
-        RecordError: It is none of this version's schema, or a field is amiss.
+        RecordError: The row does not have this version's schema, or a field is wrong.
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
@@ -39,9 +39,9 @@ class RolloutRecord:
         if found != SCHEMA:
             raise RecordError(
                 f"A record has evert_schema={found!r}; this version of evert reads {SCHEMA}. Read "
-                "it with the version that wrote it (its field versions), or record anew."
+                "it with the version that wrote it (see its field versions), or record again."
                 if found is not None
-                else f"A line holds no rollout of evert's: it has no evert_schema, but {[*row]}. "
+                else f"A line is no rollout of evert's: it has no evert_schema, but {[*row]}. "
                 "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
                 "summaries of rollouts have neither tokens nor messages.)"
             )
@@ -54,13 +54,13 @@ class RolloutRecord:
     @property
     def turns(self) -> int:
         """Number of actions. An episode without a model call has none."""
-        steps = self.row["steps"]  # the runner makes one up where there was no call
+        steps = self.row["steps"]  # without a call, the runner adds an empty one
         is_played = len(steps) > 1 or any(step["ac_len"] or step["ob_len"] for step in steps)
         return len(steps) if is_played else 0
 
     @property
     def reward(self) -> float:
-        """All that was earned, what the group added included."""
+        """The total reward, including what the group added."""
         return float(self.row["total_reward"])
 
     @property
@@ -68,14 +68,14 @@ class RolloutRecord:
         """The task; ``NO_TASK`` for an agent without one. A RecordError if JSON cannot hold it."""
         if "task_repr" in self.row:
             raise RecordError(
-                f"The task of this record is {self.row['task_repr']}, which JSON cannot give back "
-                "as it was. Pass it: task=..."
+                f"The task of this record is {self.row['task_repr']}, which JSON cannot restore. "
+                "Pass it: task=..."
             )
         return self.row.get("task", NO_TASK)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of all turns, summed."""
+        """The metrics of all turns, summed."""
         total = Counter[str]()
         for step in self.row["steps"]:
             total.update(step["metrics"])
@@ -83,12 +83,12 @@ class RolloutRecord:
 
     @property
     def text(self) -> str:
-        """The last reply, as it was sampled; "" without one."""
+        """The last reply as it was sampled; "" if there is none."""
         return str(self.row["steps"][-1]["text"]) if self.turns else ""
 
     @cached_property
     def prompts(self) -> list[FlatPrompt]:
-        """The tokens of each turn's prompt; an image stands for itself."""
+        """The tokens of each turn's prompt; an image is a chunk among them."""
         found: list[FlatPrompt] = []
         for step in self.row["steps"]:
             after, new = step["prompt"]["after"], map(_element, step["prompt"]["tokens"])
@@ -97,13 +97,13 @@ class RolloutRecord:
         return found
 
     def action(self, turn: int) -> TokensWithLogprobs:
-        """What was sampled at a turn."""
+        """Return what was sampled at a turn."""
         step = self.row["steps"][turn]
         tokens, logprobs = [*step["tokens"]], step["logprobs"]
         return remembering(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
 
     def trajectory(self) -> Trajectory:
-        """The rollout, as it was played; what a group added is ``row["final_reward"]``."""
+        """Return the rollout as it was played, without the group's ``row["final_reward"]``."""
         transitions = [
             Transition(
                 ob=tinker.ModelInput(chunks=chunks_of(prompt)),
@@ -118,11 +118,11 @@ class RolloutRecord:
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
     def asked(self, turn: int) -> list[Row]:
-        """The messages of the call that a turn answered; a RecordError if they were not kept."""
+        """Return the messages of a turn's call; a RecordError if they were not kept."""
         return self._conversation(turn, self._reply)
 
     def messages(self, turn: int = -1) -> list[Row]:
-        """A conversation as the agent had it, up to a turn's reply; by default the last one's.
+        """Return the agent's conversation up to a turn's reply; by default, the last turn's.
 
         A RecordError if it was not kept.
         """
@@ -130,9 +130,9 @@ class RolloutRecord:
         return [*self.asked(turn), self._reply(turn)]
 
     def sampled_messages(self, turn: int) -> list[Row]:
-        """The same as the model had it: tools as its renderer showed them, replies as sampled.
+        """Return the model's conversation: tools as the renderer showed them, replies as sampled.
 
-        Each reply is a text, with its thinking and the markup of its calls.
+        Each reply is a text with its thinking and the markup of its tool calls.
         """
         messages = [*self._conversation(turn, self._said), self._said(turn)]
         prefix = self._calls(turn)[0].get("prefix", [])
@@ -140,16 +140,16 @@ class RolloutRecord:
         return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
 
     def tools(self, turn: int) -> list[Row]:
-        """The tools of the call that a turn answered; none: []."""
+        """Return the tools of a turn's call; [] if there are none."""
         found: list[Row] = self._calls(turn)[0].get("tools", [])
         return found
 
     def last_turns(self) -> list[int]:
-        """The turns that conversations end with: no other goes on from their replies."""
+        """Return the last turns of conversations: no other turn continues their replies."""
         calls = [step.get("call", {}) for step in self.row["steps"][: self.turns]]
         gone_on = {call.get("after") for call in calls}
         given = [self.row["steps"][turn].get("reply") is not None for turn in range(self.turns)]
-        last = self.turns - 1  # what ended the episode was the end of a conversation, too
+        last = self.turns - 1  # the turn that ended the episode ended a conversation, too
         return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
 
     def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
@@ -160,7 +160,7 @@ class RolloutRecord:
         return messages
 
     def _calls(self, turn: int | None) -> list[Row]:
-        """The calls of a conversation up to a turn's, the first one first."""
+        """The calls of a conversation up to a turn's, in order."""
         found = list[Row]()
         while turn is not None:
             found.insert(0, self._call(turn))
@@ -171,8 +171,8 @@ class RolloutRecord:
         call: Row | None = self.row["steps"][turn].get("call")
         if call is None:
             raise RecordError(
-                f"Turn {turn} of this record has no messages: they were not kept. Have the Env "
-                "watched before it is played: recorder.watch(env)."
+                f"Turn {turn} of this record has no messages: they were not kept. Before an Env is "
+                "played, call recorder.watch(env)."
             )
         return call
 
@@ -190,19 +190,20 @@ def _element(token: Any) -> Any:
 def read_records(
     path: str | Path, read: Callable[[int], object] = lambda size: None
 ) -> Iterator[RolloutRecord]:
-    """The rollouts that were written down, one after the other.
+    """Read recorded rollouts one after the other.
 
-    Lines that a kill cut off are left out, and said in the log.
+    Lines that a kill cut off are skipped with a warning.
 
     Args:
         path: The folder of a run or of an evaluation, or a file.
-        read: Is told the bytes of each line, to show how far it is.
+        read: Called with the size of each line in bytes, to show progress.
 
     Yields:
-        One a rollout; the groups of an iteration stand in the order in which they were over.
+        One record per rollout. Groups of an iteration are in the order in which they ended.
 
     Raises:
-        RecordError: There are none, or a line is damaged or of another schema: names it.
+        RecordError: There are none, or a line is damaged or of another schema; the message names
+            the line.
     """
     for file in record_files(path):
         broken = 0
@@ -217,7 +218,7 @@ def read_records(
                     raise RecordError(f"{file}, line {number}: {error}") from None
                 broken += row is None and bool(line.strip())
         if broken:
-            logger.warning("%s: %d broken lines are left out, as a kill leaves them.", file, broken)
+            logger.warning("%s: %d lines are skipped; a kill cut them off.", file, broken)
 
 
 def _row(line: bytes) -> Row | None:
@@ -227,14 +228,14 @@ def _row(line: bytes) -> Row | None:
     try:
         try:
             row = from_json(line)
-        except ValueError:  # it takes no lone surrogates, and no more than 200 levels
+        except ValueError:  # from_json takes no lone surrogates, and at most 200 levels
             row = json.loads(line)
     except (ValueError, RecursionError) as error:
         try:
             from_json(line, allow_partial="trailing-strings")
         except ValueError:
-            raise RecordError(f"The line is no JSON: {error}. Take it out.") from None
+            raise RecordError(f"The line is no JSON: {error}. Remove it.") from None
         return None
     if not isinstance(row, dict):
-        raise RecordError(f"The line is {row!r:.80}; expected a rollout. Take it out.")
+        raise RecordError(f"The line is {row!r:.80}; expected a rollout. Remove it.")
     return row

@@ -1,10 +1,10 @@
-"""``Recorder``: rollouts into JSON lines, whole groups at a time.
+"""``Recorder`` writes rollouts as JSON lines, a whole group at a time.
 
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-A line is written in one piece. One that a kill cut off is the last of its file, and is left out
-when the file is read; what is written behind it later begins on a line of its own.
+If a kill cuts a line off, it is the last of its file, and is skipped when the file is read. A later
+write begins on a new line.
 """
 
 import json
@@ -27,16 +27,16 @@ E = TypeVar("E", bound=Env)
 
 
 class Recorder:
-    """Writes rollouts down.
+    """Writes rollouts to files.
 
     Args:
-        path: A file ``*.jsonl``, written on at its end; or a folder, for a file an iteration, each
-            begun anew by whoever does that iteration again.
-        share: Of the groups of each batch of an ``AgentDataset`` that are written, above 0; the
-            first of a batch always is.
+        path: A file ``*.jsonl``, to which rollouts are appended; or a folder with a file per
+            iteration. A recorder that repeats an iteration overwrites its file.
+        share: Share of the groups in each batch of an ``AgentDataset`` that are written, above 0.
+            The first group of a batch always is.
 
-    Pickled, as a group's that is played by ``PoolRollouts``, it gathers its rows, which come back
-    with the group and are written here. Another executor's processes do not bring them back.
+    In a process of ``PoolRollouts``, a pickled recorder collects its rows. They come back with the
+    group and are written in this process. Other executors do not bring them back.
     """
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
@@ -48,17 +48,17 @@ class Recorder:
         return Gathering, (self.path,)
 
     def takes(self, place: int) -> bool:
-        """Whether a batch's group of that place, counted from 0, is one of the share."""
+        """Whether the group at ``place`` in a batch, from 0, is to be written."""
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
-        """Have an Env keep what its agent asks; before it is played. Returns the Env.
+        """Let an unused Env keep its agent's requests; return the Env.
 
-        One without a seed gets one, to be written down.
+        An Env without a seed gets a random one, which can be recorded.
         """
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
-            owner = getattr(env, "table", env)  # of seats it is their table's
+            owner = getattr(env, "table", env)  # seats have their table's seed
             owner.seed = Draws(owner.seed).seed
         return env
 
@@ -74,18 +74,18 @@ class Recorder:
         tags: Sequence[str] = (),
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a group down.
+        """Write a group.
 
         Args:
-            trajectories: Of the episodes, as they were played.
-            envs: That were played, one a trajectory, watched; those that are none of evert's are
-                left out.
-            rewards: What the group adds to each; none: nothing.
-            metrics: The same.
+            trajectories: The trajectories, in the order of play.
+            envs: The watched Envs that were played, one per trajectory. Envs that are not evert's
+                are left out.
+            rewards: The reward that the group adds to each; empty: none.
+            metrics: The metrics that the group adds to each; empty: none.
             split: "train" or "test".
-            iteration: Of the training, or 0.
-            tags: Of the group.
-            about: What else is to be known of each.
+            iteration: The iteration of the training, or 0.
+            tags: The group's tags.
+            about: Further information on each.
 
         Raises:
             OSError: The file cannot be written.
@@ -116,7 +116,7 @@ class Recorder:
         self._groups[file] += 1
 
     def _begun(self, file: Path) -> int:
-        """Prepare a file for the first write; a number for its next group, unlike the others."""
+        """Prepare a file for the first write; return an unused number for its next group."""
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file != self.path:
             file.write_bytes(b"")
@@ -130,7 +130,7 @@ class Recorder:
 
 
 class Gathering(Recorder):
-    """A recorder in another process: what it is given goes back from there, by group (``rows``)."""
+    """A recorder in another process, which keeps the ``rows`` of each group to be sent back."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -1,8 +1,8 @@
-"""``ReplayPolicy``: a record in the place of a model, and ``replay``: an agent against its record.
+"""``ReplayPolicy``: a record in place of a model. ``replay``: checks an agent against its record.
 
-Each call gets the tokens that its prompt got then. Calls that an agent makes side by side may come
-in another order, and are found by their prompts. A prompt that the record does not have is where
-the agent itself differs: with the same replies, it asked for something else.
+Each call gets the tokens that its prompt got in the record. Calls are found by their prompts, since
+concurrent calls may arrive in another order. If a prompt is not in the record, the agent differs:
+it asked for something else although the replies were the same.
 """
 
 import asyncio
@@ -28,15 +28,16 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 
 class ReplayPolicy(TokenCompleter):
-    """Says what was said in a recorded rollout; samples nothing, needs no model.
+    """Returns the actions of a recorded rollout, without a model.
 
     Args:
-        record: Of the rollout.
-        env: That it plays, to name the message that differs; None: only tokens are compared.
+        record: The recorded rollout.
+        env: The Env that is played, to name the message that differs. None: only tokens are
+            compared.
 
     Attributes:
         record: As given.
-        left: Turns that were not played yet, in their order.
+        left: Turns that were not played yet, in order.
     """
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
@@ -47,17 +48,17 @@ class ReplayPolicy(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """What was sampled for this prompt, as it was: log-probabilities and stop reason too.
+        """Return the recorded action for this prompt, with log-probabilities and stop reason.
 
         Raises:
-            ReplayError: The record has no such call, or none any more.
+            ReplayError: The record has no such call that was not played yet.
         """
         turn = self.find(model_input)
         self.left.remove(turn)
         return self.record.action(turn)
 
     def find(self, model_input: tinker.ModelInput) -> int:
-        """The turn that has this prompt, of those that were not played; or a ReplayError."""
+        """Return the first turn with this prompt that was not played yet; or a ReplayError."""
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
         for turn in self.left:
             if prompts[turn] == prompt:
@@ -66,11 +67,11 @@ class ReplayPolicy(TokenCompleter):
         raise ReplayError(self._difference(prompt, request))
 
     def check_over(self) -> None:
-        """Check that the agent made all of its calls; else a ReplayError."""
+        """Check that the agent made all recorded calls; else a ReplayError."""
         for turn in self.left[:1]:
             raise ReplayError(
-                f"The agent differs from its record at turn {turn}: it ended, where then it called "
-                f"the model{_quoted(self._asked(turn))}."
+                f"The agent differs from its record at turn {turn}: it ended; in the record it "
+                f"called the model{_quoted(self._asked(turn))}."
             )
 
     def _difference(self, prompt: FlatPrompt, request: ChatRequest | None) -> str:
@@ -78,8 +79,8 @@ class ReplayPolicy(TokenCompleter):
         if not self.left:
             turns = self.record.turns
             return (
-                f"The agent differs from its record at turn {turns}: it calls the model once more, "
-                f"where then it ended after {turns} calls{_quoted(now)}."
+                f"The agent differs from its record at turn {turns}: it calls the model once more"
+                f"{_quoted(now)}; in the record it ended after {turns} calls."
             )
         turn = self.left[0]
         where = f"The agent differs from its record at turn {turn} (of {self.record.turns})"
@@ -91,9 +92,9 @@ class ReplayPolicy(TokenCompleter):
             return f"{where}: {found} {_ADVICE}"
         row = self.record.row
         return (
-            f"{where}: its messages are those of the record, and their tokens are not. Expected "
-            f"the renderer {row['renderer']} of {row['tokenizer']}; pass that one (renderer=), and "
-            f"the options that the Env had. {tokens}"
+            f"{where}: its messages are those of the record, but their tokens differ. Expected "
+            f"the renderer {row['renderer']} of {row['tokenizer']}; pass it (renderer=) and the "
+            f"options that the Env had. {tokens}"
         )
 
     def _asked(self, turn: int) -> list[Row]:
@@ -101,7 +102,7 @@ class ReplayPolicy(TokenCompleter):
 
 
 class _InOrder(ReplayPolicy):
-    """The same for calls made at the same time: they are answered in the recorded order."""
+    """Answers concurrent calls in the recorded order."""
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)
@@ -130,7 +131,7 @@ class _InOrder(ReplayPolicy):
 
 
 def _has_met(record: RolloutRecord, turn: int) -> bool:
-    """Whether calls made at the same time were sampled so when a turn was played."""
+    """Whether calls had overlapped, and were sampled concurrently, when a turn was played."""
     return bool(record.row["steps"][turn].get("call", {}).get("met"))
 
 
@@ -140,21 +141,21 @@ async def replay(
     task: object = NO_TASK,
     **options: Unpack[EnvOptions],
 ) -> Trajectory:
-    """Play an agent again, with the replies and the seed that it got then and no model.
+    """Play an agent again with the recorded replies and seed, without a model.
 
-    Calls that were sampled at the same time get their replies in the order in which they got them.
+    Calls that were sampled concurrently get their replies in the recorded order.
 
     Args:
-        record: Of the rollout.
-        agent: As it is now.
-        task: Left out: the record's.
-        **options: Of ``ChatAgentEnv``; ``renderer`` as it was then.
+        record: The recorded rollout.
+        agent: The agent as it is now.
+        task: Default: the record's task.
+        **options: Options of ``ChatAgentEnv``; ``renderer`` must be the recorded one.
 
     Returns:
-        What was played: the prompts and actions of the record, and what they earn now.
+        The trajectory: the prompts and actions of the record, with the new rewards.
 
     Raises:
-        ReplayError: The agent differs: the first turn at which it asks for something else.
+        ReplayError: The agent asks for something else; the message names the first such turn.
         RecordError: The record does not hold its task.
         AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.step``.
     """
@@ -173,7 +174,7 @@ async def replay(
     return trajectory
 
 
-_ADVICE = "The replies were the same: look for what else the agent goes by (time, chance, a tool)."
+_ADVICE = "The replies were the same: look for other inputs of the agent (time, chance, a tool)."
 
 
 def _quoted(messages: Sequence[Row]) -> str:
@@ -182,7 +183,7 @@ def _quoted(messages: Sequence[Row]) -> str:
 
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
     return (
-        f"Its prompt has {len(now)} tokens and then had {len(then)}, of which the first "
-        f"{shared(then, now)} are the same. With evert.replay, or ReplayPolicy(record, env), the "
-        "message is named."
+        f"Its prompt has {len(now)} tokens, the record's {len(then)}; the first "
+        f"{shared(then, now)} are the same. evert.replay, or ReplayPolicy(record, env), names the "
+        "message."
     )

@@ -1,10 +1,10 @@
-"""A rollout as a row of JSON: the Cookbook's summary of it, and all that it leaves out.
+"""A rollout as a row of JSON: the Cookbook's summary, and what the summary leaves out.
 
-Whatever reads the Cookbook's files (``serialize_rollout_summaries``) reads these. What is added has
-its own number, ``SCHEMA``; ``docs/records.md`` lists it.
+Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these. The added
+fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
 
-Steps stand in the order in which they were played. A prompt, and a call, is written as what is new
-after an earlier step: a long conversation costs what was said in it, once.
+Steps are in the order of play. A prompt or call holds only what is new after an earlier step, so
+that each part of a long conversation is written once.
 """
 
 import json
@@ -27,16 +27,16 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import flatten
 
 SCHEMA = 1
-"""Of what evert adds; another number is another form."""
+"""Version of the fields that evert adds."""
 
 OPENING = 3
-"""Tokens in which a prompt may open a thought."""
+"""Number of tokens at the end of a prompt that may open the reply's thinking."""
 
 Row = dict[str, Any]
 
 
 def completed(row: Row, trajectory: Trajectory, env: ChatAgentEnv) -> Row:
-    """A row of the Cookbook's (``serialize_rollout_summaries``) with all that it leaves out."""
+    """Complete a row of the Cookbook's ``serialize_rollout_summaries`` with what it leaves out."""
     renderer = env.renderer
     steps = zip(row["steps"], _steps(trajectory, env), strict=True)
     return row | {
@@ -47,7 +47,7 @@ def completed(row: Row, trajectory: Trajectory, env: ChatAgentEnv) -> Row:
         "renderer": getattr(renderer, "_renderer_name", None) or type(renderer).__name__,
         "tokenizer": getattr(renderer.tokenizer, "name_or_path", None),
         "seat": getattr(env, "seat", None),
-        "seed": getattr(env, "table", env).seed,  # of seats it is their table's
+        "seed": getattr(env, "table", env).seed,  # seats have their table's seed
         **_task(env.task),
         "stop_reason": trajectory.stop_reason,
     }
@@ -59,13 +59,13 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task itself where JSON gives it back as it was; else its ``repr``, to be recognised."""
+    """The task if JSON can restore it; else its ``repr``, for people."""
     if task is NO_TASK:
         return {}
     try:
         if json.loads(json.dumps(task)) == task:
             return {"task": task}
-    except Exception:  # no JSON, or an object that does not like to be compared
+    except Exception:  # not JSON, or an object that cannot be compared
         pass
     return {"task_repr": repr_of(task)}
 
@@ -87,14 +87,14 @@ def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:
 
 
 def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
-    """What was sampled, thinking and markup included, without the end of turn."""
+    """The sampled text with thinking and markup, without the end of turn."""
     ends = renderer.end_tokens
     tail = len([*takewhile(lambda token: token in ends, reversed(tokens))])
     return renderer.decode([*tokens[: len(tokens) - tail]])
 
 
 def _opened(turn: Transition, renderer: PromptRenderer) -> str:
-    """The beginning of a thought that the prompt opens for the reply; "" where it opens none."""
+    """The opening of the reply's thinking at the end of the prompt; "" if there is none."""
     end = [token for token in flatten(turn.ob.chunks)[-OPENING:] if isinstance(token, int)]
     _, mark, rest = renderer.decode(end).rpartition("<think>")
     return mark + rest if not rest.strip() else ""
@@ -131,13 +131,13 @@ def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
 
 
 def as_message(message: object) -> Row:
-    """A message of an agent's as JSON has it."""
+    """Return an agent's message in plain JSON values."""
     found: Row = json.loads(json.dumps(dict(as_fields(message, 0)), default=_json))
     return found
 
 
 def _json(value: Any) -> Any:
-    """A value that JSON lacks: its own plain form, or its ``repr``."""
+    """The plain form of a value that JSON lacks, or its ``repr``."""
     for method in ("model_dump", "tolist", "item"):
         if callable(dump := getattr(value, method, None)):
             return dump()

@@ -1,6 +1,6 @@
-"""What a row has to hold to be read, and ``check_row``, which says what it does not.
+"""The fields that a row must have to be read, and ``check_row``, which checks them.
 
-Fields that evert does not read are not looked at, so that a row may hold more.
+Fields that evert does not read are ignored, so a row may have more.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Annotated, Any, NotRequired
 
 import tinker
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from evert.bridge.errors import RecordError, repr_of
 from evert.bridge.tokens.actions import LARGEST_ID
@@ -75,12 +75,12 @@ _ROW = TypeAdapter(_Row)
 
 
 def check_row(row: Mapping[str, Any]) -> None:
-    """Check that a row can be read; else a RecordError names the first field that is amiss."""
+    """Check that a row can be read; else a RecordError names the first wrong field."""
     try:
         _ROW.validate_python(row, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
-        # of a union's members, the one that has a value of its type says what is wrong with it
+        # In a union, the member whose type fits has the useful error.
         first = next((one for one in found if not one["type"].endswith("_type")), found[0])
         place = _place(row, first["loc"])
         if first["type"] == "missing":
@@ -111,11 +111,11 @@ def _check_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
 
 
 def _damaged(what: str) -> RecordError:
-    return RecordError(f"A record is damaged: {what}. Take its line out, or record anew.")
+    return RecordError(f"A record is damaged: {what}. Remove its line, or record again.")
 
 
 def _place(value: Any, location: tuple[int | str, ...]) -> str:
-    """A field's path, without the members of unions that pydantic names in it."""
+    """A field's path, without the union members that pydantic puts into it."""
     place = ""
     for key in location:
         if isinstance(value, list) and isinstance(key, int):

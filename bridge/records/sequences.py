@@ -1,8 +1,9 @@
-"""``continued``: which turn a prompt goes on from; ``sequences`` and ``dialogue``: what follows.
+"""A trajectory as token sequences or as text.
 
-The Cookbook's ``trajectory_to_data`` makes data of a trajectory for its own trainer; every other
-trainer wants the same in lists: the prompt, what came after it, and which of that was sampled.
-People, and judges, want a text: what the policy was told at each call, and what it said.
+The Cookbook's ``trajectory_to_data`` makes data for its own trainer. ``sequences`` gives other
+trainers the same as lists: the prompt, what follows it, and which of that was sampled.
+``dialogue`` gives people and judges a text: the new part of each prompt, and the reply.
+``continued`` finds the turn that each prompt continues.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,20 +18,20 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 @dataclass
 class TokenSequence:
-    """One lineage of an episode: a prompt, and what was sampled and put between after it.
+    """One lineage of an episode: a prompt, the replies, and the agent's messages between them.
 
-    ``response_ids``, ``response_mask`` and ``response_logprobs`` are of one length, ``rewards`` and
-    ``turn_ends`` of another: the number of turns.
+    ``response_ids``, ``response_mask`` and ``response_logprobs`` have the same length; ``rewards``
+    and ``turn_ends`` have one value per turn.
     """
 
     prompt_ids: list[int]
     """The first observation."""
     response_ids: list[int] = field(default_factory=list)
-    """Every token after it: the actions, and what the agent said between them."""
+    """All tokens after it: the actions, and the agent's messages between them."""
     response_mask: list[int] = field(default_factory=list)
-    """1 where a token was sampled and is to be trained on, else 0."""
+    """1 for a sampled token that is trained on, else 0."""
     response_logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens, by the policy that sampled them; 0.0 for the others."""
+    """Log-probabilities of the sampled tokens when they were sampled; 0.0 for the others."""
     rewards: list[float] = field(default_factory=list)
     """Reward of each turn."""
     turn_ends: list[int] = field(default_factory=list)
@@ -38,10 +39,10 @@ class TokenSequence:
 
 
 def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPrompt]]:
-    """Of each turn, the number of the one that its prompt goes on from, and what is new after that.
+    """Yield for each turn the number of the turn that its prompt continues, and the new tokens.
 
-    A prompt goes on from a turn if it begins with that turn's prompt and reply; from the longest of
-    several. None: it goes on from none, and all of it is new.
+    A prompt continues a turn if it begins with that turn's prompt and reply; if there are several,
+    the longest one. None: it continues no turn, and all of it is new.
     """
     known: list[FlatPrompt] = []
     for turn in turns:
@@ -54,14 +55,14 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
 def _begun(flat: Sequence[Any], known: Sequence[FlatPrompt]) -> int | None:
     """The number of the longest of the known sequences that a prompt begins with."""
     for number in sorted(range(len(known)), key=lambda number: -len(known[number])):
-        ids = known[number]  # the last token first: a slice of the whole costs its length
+        ids = known[number]  # the last token is compared first: slices of the whole are slow
         if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
             return number
     return None
 
 
 def shared(first: FlatPrompt, second: FlatPrompt) -> int:
-    """Length of the common beginning, by halving: slices compare fast."""
+    """Return the length of the common prefix, by binary search, since slices compare fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -73,27 +74,27 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 
 
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
-    """Token sequences of a trajectory: one for a linear conversation, else one a lineage.
+    """Return a trajectory's token sequences: one for a linear conversation, else one per lineage.
 
-    A turn goes on with the longest sequence that its observation begins with, also where the turns
-    of several lineages alternate. The one that ends last comes last. A turn that is masked out of
-    the training (``ParseErrorPolicy.mask_error_turns``) has mask 0. Rewards that a group adds are
-    not in here.
+    A turn continues the longest sequence that its observation begins with, also if the turns of
+    several lineages alternate. The sequence that ends last comes last. A turn that is not trained
+    on (``ParseErrorPolicy.mask_error_turns``) has mask 0. Rewards that a group adds are not
+    included.
 
     Args:
         trajectory: As a rollout returns it.
 
     Returns:
-        At least one token each; an empty list for an episode without a model call.
+        Sequences of at least one token; an empty list for an episode without a model call.
 
     Raises:
-        UnsupportedPromptError: An observation holds an image, say: it is more than token ids.
+        UnsupportedPromptError: An observation has other chunks than token ids, such as images.
     """
     found, known = list[TokenSequence](), list[FlatPrompt]()  # known: prompt and response of each
     for turn in trajectory.transitions:
         seen, said = _token_ids(turn), turn.ac.tokens
         if not seen and not said:
-            continue  # what the runner makes up for an episode without a call
+            continue  # the runner's placeholder for an episode without a call
         after = _begun(seen, known)
         sequence = TokenSequence(seen) if after is None else found.pop(after)
         new = [] if after is None else seen[len(known.pop(after)) :]
@@ -121,7 +122,7 @@ def _token_ids(turn: Transition) -> list[int]:
 
 
 def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
-    """Each transition's prompt, but for what it repeats of an earlier turn, and its reply, as text.
+    """Return the text of each transition: the new part of its prompt, and its reply.
 
     Control tokens and images are left out.
     """
@@ -136,6 +137,6 @@ def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
 
 
 def transcript(trajectory: Trajectory, tokenizer: Any) -> str:
-    """The same as one text, for a judge: a paragraph ``TOLD:`` and one ``SAID:`` a turn."""
+    """Return the ``dialogue`` as one text for a judge: ``TOLD:`` and ``SAID:`` for each turn."""
     turns = dialogue(trajectory, tokenizer)
     return "\n\n".join(f"TOLD:\n{each['told']}\n\nSAID:\n{each['said']}" for each in turns)

@@ -289,8 +289,8 @@ async def test_a_returned_awaitable_is_refused_and_a_coroutine_closed() -> None:
         assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
         del coroutine
     assert str(caught.value) == (
-        "The agent some.agent returned an awaitable, not a reward: it is a plain function around "
-        "an async one. Declare it `async def` and `return await ...`."
+        "The agent some.agent returned an awaitable, not a reward: it is a plain function that "
+        "calls an async one. Declare it `async def` and `return await ...`."
     )
     future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     with pytest.raises(RewardError, match="returned an awaitable, not a reward"):

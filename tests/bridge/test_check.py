@@ -132,7 +132,7 @@ async def never_ends(client: AgentClient) -> float:
 
 def test_rule_1_an_agent_that_never_ends() -> None:
     assert broken(never_ends, max_turns=5) == (
-        f"Rule 1: the agent {__name__}.never_ends made 5 model calls and did not end. Bound its "
+        f"Rule 1: the agent {__name__}.never_ends made 5 model calls and did not end. Limit its "
         "loop, or pass replies=[...] that lead it to its end (or a larger max_turns)."
     )
 
@@ -188,7 +188,7 @@ class Forgetful(Qwen3InstructRenderer):
         return super().render_message(message, ctx)
 
 
-RULE_3 = "Rule 3: the observation of turn 1 is not what the renderer itself makes of the conversat"
+RULE_3 = "Rule 3: the observation of turn 1 is not the renderer's own prompt for the conversat"
 BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
     "reward": (lambda: PaysInWords(asks), ["Rule 1: the reward is 'much', expected a float."]),
     "empty": (
@@ -199,12 +199,12 @@ BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
         lambda: ChatAgentEnv(asks, renderer=ForeignTokens(TOKENIZER)),
         [
             "Rule 2: the observation of turn 0 holds token 150000, but the tokenizer has "
-            f"{len(TOKENIZER)}. Renderer and tokenizer do not belong together."
+            f"{len(TOKENIZER)}. The renderer and the tokenizer do not match."
         ],
     ),
     "forgetful": (
         lambda: ChatAgentEnv(talker(3), renderer=Forgetful(TOKENIZER)),
-        [RULE_3, "Forgetful shows a message otherwise once others follow"],
+        [RULE_3, "Forgetful renders a message differently once others follow"],
     ),
     "tireless": (
         lambda: Tireless(asks),

@@ -114,12 +114,12 @@ SHAPES: list[tuple[Any, str]] = [
 WRONG: list[tuple[tuple[Any, ...], str]] = [
     *[((lambda _, g=g: g,), rf"got the shape {shape}; {EXPECTED}") for g, shape in SHAPES],
     *[
-        ((lambda _, g=g: [1.0, g],), r"one is .*; expected finite numbers")
+        ((lambda _, g=g: [1.0, g],), r"got .*; expected finite numbers")
         for g in (NAN, float("inf"), None, "1", True)
     ],
     (("turn",), "advantages is 'turn'; expected \"group\""),
     *[(("group", gamma), "gamma is .*; expected a number from 0") for gamma in (-0.1, 1.1, "1")],
-    ((lambda group: group.rewards, 0.9), 'gamma=0.9 goes with advantages="group"'),
+    ((lambda group: group.rewards, 0.9), 'gamma=0.9 needs advantages="group"'),
 ]
 
 

@@ -96,8 +96,8 @@ def test_tasks_that_there_are_not_are_refused() -> None:
         with pytest.raises(InvalidDatasetError) as caught:
             dataset(Fixed(chosen)).get_batch(2)
         assert str(caught.value) == (
-            f"The sampler Fixed chose {chosen!r} for batch 2; expected one or more numbers of "
-            "tasks, each from 0 to 3."
+            f"The sampler Fixed chose {chosen!r} for batch 2; expected one or more task "
+            "numbers, each from 0 to 3."
         )
 
 

@@ -49,7 +49,7 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
         routes.find("jugde")
     assert str(caught.value) == (
         "There is no model 'jugde' in this episode. Did you mean 'judge'? Models: policy, judge. "
-        "Ask for one of them (an agent with seats: by client.seat(name)), or give the policy that "
+        "Call one of them (an agent with seats: with client.seat(name)), or give the policy that "
         "name: policy_names='jugde'."
     )
     assert caught.value.code == "model_not_found"
@@ -99,9 +99,9 @@ async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(nam
 
 
 STRANGER = (
-    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
-    "give it that name: policy_names='gpt-5.2'. If another model is meant, put it beside the "
-    "policy: models={'gpt-5.2': ...}."
+    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If the policy should answer "
+    "such calls, give it that name: policy_names='gpt-5.2'. If another model should, declare it: "
+    "models={'gpt-5.2': ...}."
 )
 
 
@@ -139,6 +139,6 @@ async def test_an_agent_that_fails_after_asking_for_another_model_is_told_of_the
 
     [turn] = (await play(makes_do)).transitions
     assert turn.metrics["no_llm_call"] == 1.0
-    assert turn.logs["no_llm_call"] == f"No model call came here. {STRANGER}"
+    assert turn.logs["no_llm_call"] == f"No model call arrived. {STRANGER}"
     with pytest.raises(AgentTimeoutError, match=re.escape(STRANGER)):
         await play(waits, agent_timeout=2.0)

@@ -203,7 +203,7 @@ def test_seats_are_two_or_more_different_names() -> None:
     for names in wrong:
         with pytest.raises(InvalidDatasetError, match="two or more different names"):
             seat_envs(duel, names)
-    with pytest.raises(EnvStateError, match="has no new episode of its own"):
+    with pytest.raises(EnvStateError, match="cannot be renewed alone"):
         seat_envs(duel, SEATS)[0].renewed()
 
 

@@ -76,13 +76,13 @@ class Damage:
         return self.line(json.dumps(row).encode())
 
 
-NO_JSON = "…, line 2: The line is no JSON: …. Take it out."
+NO_JSON = "…, line 2: The line is no JSON: …. Remove it."
 DIFFERS = "ReplayError: The agent differs from its record at turn"
 
 
 def amiss(what: str) -> str:
     """The error of a field that is amiss."""
-    return f"…, line 2: A record is damaged: {what}. Take its line out, or record anew."
+    return f"…, line 2: A record is damaged: {what}. Remove its line, or record again."
 
 
 def place(path: str) -> str:
@@ -126,7 +126,7 @@ TABLE: list[Damage] = [
     Damage("the seat is missing", amiss("seat is missing"), row=gone("seat")),
     Damage("a message has no role", amiss("steps[0].call.messages[0].role is missing"),
         row=gone("steps.0.call.messages.0.role")),
-    Damage("the version is missing", "…, line 2: A line holds no rollout of evert's: …",
+    Damage("the version is missing", "…, line 2: A line is no rollout of evert's: …",
         row=gone("evert_schema")),
     Damage("the version is another",
         "…, line 2: A record has evert_schema=2; this version of evert reads 1. …",
@@ -173,7 +173,7 @@ TABLE: list[Damage] = [
     Damage("a call goes on from a step without one",
         amiss("steps[1].call.after is 0, and that step has no call"), row=gone("steps.0.call")),
     # the line is damaged
-    Damage("the line is a list", "…, line 2: The line is [{…; expected a rollout. Take it out.",
+    Damage("the line is a list", "…, line 2: The line is [{…; expected a rollout. Remove it.",
         line=lambda line: b"[" + line + b"]"),
     Damage("a brace became a parenthesis", NO_JSON,
         line=lambda line: line.replace(b"}", b")", 1)),
@@ -187,7 +187,7 @@ TABLE: list[Damage] = [
     Damage("a reply has other tokens", READ,
         f"{DIFFERS} 1 (of 4): …", row=lambda row: row["steps"][0]["tokens"].reverse()),
     Damage("the last turn is gone", READ,
-        f"{DIFFERS} 3: it calls the model once more, …", row=lambda row: row["steps"].pop()),
+        f"{DIFFERS} 3: it calls the model once more…", row=lambda row: row["steps"].pop()),
     Damage("a turn more was played", READ,
-        f"{DIFFERS} 4: it ended, …", row=lambda row: row["steps"].append(row["steps"][-1])),
+        f"{DIFFERS} 4: it ended; …", row=lambda row: row["steps"].append(row["steps"][-1])),
 ]  # fmt: skip

@@ -315,7 +315,7 @@ KINDS: tuple[tuple[Any, str, str], ...] = (
 
 OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
     ("clears the stop of an agent that has ended", "after return", talks, clears_every_stop,
-        "EnvStateError: …an episode whose agent has ended cannot be continued…",
+        "EnvStateError: …continue an episode whose agent has ended…",
         "Fine.; Fine.; Fine."),
     ("cancels a step and takes another", "while cancelled", thinks, cancelled_and_stepped_again,
         f"CancelledError: ; {NONE_OUT}", "Yes."),

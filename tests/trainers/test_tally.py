@@ -145,7 +145,7 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
     ("agent", "kind", "error", "remedy"),
     [
         (hangs, "agent_timeout", "neither called the model nor ended", "waits for"),
-        (no_call, "no_llm_call", "No model call came here.", "call the model through its client"),
+        (no_call, "no_llm_call", "No model call arrived.", "call the model through its client"),
         (rambles, "context_overflow", "prompt is too long", "send shorter prompts"),
         (other_model, "wrong_model_name", "for 'gpt-5.2'; the policy is called ", "policy_names="),
         (exits, ERROR, "SystemExit: 2", f"{CORRECT} {{what_else}}"),

@@ -36,9 +36,9 @@ OTHER = "gpt-5.2"
 BODY = {"model": OTHER, "messages": HELLO}
 URL = "https://api.openai.com/v1/chat/completions"
 CAUSE = (
-    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
-    "give it that name: policy_names='gpt-5.2'. If another model is meant, put it beside the "
-    "policy: models={'gpt-5.2': ...}."
+    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If the policy should answer "
+    "such calls, give it that name: policy_names='gpt-5.2'. If another model should, declare it: "
+    "models={'gpt-5.2': ...}."
 )
 
 

@@ -187,7 +187,7 @@ async def test_a_torn_last_line_is_left_out_and_written_behind(
     file.write_bytes(whole + whole[:-200])
 
     assert len([*read_records(tmp_path)]) == 1
-    assert "1 broken lines are left out" in caplog.text
+    assert "1 lines are skipped" in caplog.text
     record, _ = await recorded(tmp_path, chat, THREE, {"a": 2})
     assert len([*read_records(tmp_path)]) == 2
     assert record.task == {"a": 2}
