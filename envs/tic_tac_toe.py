@@ -33,7 +33,7 @@ GAME = Game(
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 2e-4,
-        "kl_penalty": 0.02,  # toward the base, which keeps trying other moves
+        "kl_penalty": 0.02,  # toward the base, so that other moves are still tried
         "max_tokens": 2,
         "eval_every": 40,
         "save_every": 20,
@@ -142,7 +142,7 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
 def shown(board: Board) -> str:
-    """The board as its mover sees it, with its marks as X: the rows, then a line a free cell."""
+    """The board for its mover, whose marks are X: the rows, then a line for each free cell."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
     rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
@@ -319,8 +319,8 @@ def _asked(player: Callable[[Sequence[Any]], str]) -> Turn:
 def habits(board: Board) -> list[list[int]]:
     """The cells among which each of four habits picks at random.
 
-    The habits: any free cell; cells that win; cells that keep the other from winning; none of these
-    two. A habit without cells picks any free cell.
+    The habits: any free cell; cells that win; cells that keep the other from winning; cells that do
+    neither. A habit without cells picks any free cell.
     """
     cells, own = free(board), mover(board)
     wins, saves = (

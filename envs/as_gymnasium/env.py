@@ -87,7 +87,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     Terminated: the agent returned. Truncated: a budget was used up, and ``info["stop_reason"]`` is
     max_turns, max_tokens, max_sampled_tokens or max_tool_calls; or the agent returned
-    ``Outcome(reward, truncated=True)``, and it is "truncated".
+    ``Outcome(reward, truncated=True)``, and the reason is "truncated".
 
     ## Information
 

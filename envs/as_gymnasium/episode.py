@@ -90,7 +90,10 @@ class Episode:
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
-        """Answer the agent's call, and run the agent to its next call, or to its end and close."""
+        """Answer the agent's call, and run the agent to its next call or its end.
+
+        The end closes the episode.
+        """
         action, is_cut = self._within_budget(list(tokens))
         before = self._moment
         conversation = self._env.conversation

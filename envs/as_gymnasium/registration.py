@@ -5,7 +5,7 @@
 
 Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. An agent that has an
 import path is registered by this path, so that its ``EnvSpec`` can be written as JSON and pickled.
-Other objects are wrapped in a ``Kept``, which is never copied.
+Other objects are wrapped in a ``Kept``, which deep copies share.
 """
 
 import importlib

@@ -4,7 +4,7 @@
 
 The function gets the name after the colon, and the arguments. The part before the colon names the
 taskset: a module of yours with a function ``taskset``, or an entry point of the group
-``evert.tasksets``, which a package has in its ``pyproject.toml``:
+``evert.tasksets``, which a package declares in its ``pyproject.toml``:
 
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:taskset"
@@ -54,7 +54,7 @@ def task_game(given: Mapping[str, Any]) -> Game:
         game = make(name, **arguments)
     except GameError:
         raise
-    except Exception as error:  # of a user's code
+    except Exception as error:  # whatever the user's code raises
         raise GameError(
             f"tasks={id} could not be made with {arguments}: {type(error).__name__}: {error}"
             f"{place_of(error)}. Check the name and the arguments (tasks.KEY=VALUE), or the code."
@@ -89,7 +89,7 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
     if taskset in found:
         try:
             loaded: Callable[..., Any] = found[taskset].load()
-        except Exception as error:  # of another package's code
+        except Exception as error:  # whatever the package raises
             said = f"{type(error).__name__}: {error}{place_of(error)}"
             value = found[taskset].value
             raise GameError(f"The taskset {taskset} ({value}) cannot be loaded: {said}.") from error

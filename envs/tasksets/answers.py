@@ -9,7 +9,7 @@ import re
 
 LONGEST = {
     "polynomial_multiplication": 10_000,  # a right answer may have 6,200, and is only parsed
-    "intermediate_integration": 100,  # the scorer simplifies: 300 may take 20 s
+    "intermediate_integration": 100,  # the scorer simplifies: 300 characters may take 20 s
     "simple_integration": 100,
 }
 """Most characters of an answer; 2,000 for any other generator."""

@@ -212,10 +212,10 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _apis() -> AsyncIterator[Any]:
-    """Run a process with an episode's APIs; the function sends it a line and reads its answer."""
+    """Start the process of an episode's APIs, and yield a function from a line to its answer."""
     script = str(Path(__file__).with_name("bfcl_apis.py"))
     process: Any = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", script,  # -P: files of the script's folder would hide packages
+        sys.executable, "-P", script,  # -P: else files beside the script would hide packages
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ TOOLS = {"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10}
 def game_of_agent(
     id: str, agent: Any, recipe: Mapping[str, Any], metrics: Mapping[str, Metric] | None = None
 ) -> Game:
-    """The game of an agent whose ``repr`` an import path can call, with its two lists of tasks."""
+    """The game of an agent with both lists of tasks, whose ``repr`` works in an import path."""
     path = f"{type(agent).__module__}:{agent!r}"
     return Game(
         id,
@@ -60,7 +60,7 @@ def game_of_agent(
 
 
 def split(tasks: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Split tasks into training tasks and held-out ones, always in the same way."""
+    """Split tasks into training and held-out ones. The same list is always split the same way."""
     held_out = set(random.Random(0).sample(range(len(tasks)), len(tasks) // ONE_IN))
     return (
         [task for place, task in enumerate(tasks) if place not in held_out],

@@ -80,7 +80,7 @@ def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
             "max_tokens": 128,
             "limits": {"max_turns": 20},
         },
-        metrics={"illegal": Metric("Replies that are not a command", "a page")},
+        metrics={"illegal": Metric("Replies that are not commands", "a page")},
     )
 
 

@@ -72,7 +72,7 @@ def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
 class OpenEnv:
     """An agent that plays a server's environment; the task is the seed of its reset.
 
-    The policy gets each observation with a line a field. Each reward goes to its action's turn.
+    An observation is a text with a line for each field. Each reward goes to its action's turn.
 
     Args:
         url: URL of the server.

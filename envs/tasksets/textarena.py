@@ -43,7 +43,7 @@ _drawing = threading.Lock()
 
 
 def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
-    """The game of a TextArena game.
+    """Make a ``Game`` of one of TextArena's games.
 
     Args:
         name: Id of the game, "Wordle-v0".
@@ -197,7 +197,7 @@ def _refuse_network(name: str, entry_point: str) -> None:
 
 
 def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """Try to start a game; without ``players``, with as few players as possible."""
+    """The agent of a game that starts; without ``players``, with as few as possible."""
     import textarena
 
     failures = []

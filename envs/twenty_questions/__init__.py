@@ -19,7 +19,7 @@ Read in this order:
 
 The data are ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv`` and
 ``understanding/lexicon.toml``; ``PROVENANCE.md`` says where they come from. This file has only the
-recipe: to import it loads no data.
+recipe, and its import loads no data.
 """
 
 from dataclasses import replace

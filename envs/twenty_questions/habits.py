@@ -3,7 +3,7 @@
     player = HabitPlayer("best", "few", knowledge, random.Random(0))
 
 There are 24 pairs of habits. Most of these players are poor, and those that guess well are rare:
-one game in twenty is won. A model that has seen them all knows how to play, and not how to win.
+one game in twenty is won. A model that has seen them all knows how to play, but not how to win.
 """
 
 import random
@@ -71,7 +71,7 @@ class HabitPlayer:
     def lists(self, game: Game) -> list[tuple[float, list[str]]]:
         """The lists that the next question is chosen from, each with its probability.
 
-        Questions of a list are equally probable. Guesses also have nouns that it may not name.
+        Questions of a list are equally probable. Guesses include nouns that it may not name.
         """
         known, left = self._known, self._known.fitting(game)
         chance = self._chance_of_a_guess(game, left)

@@ -40,9 +40,8 @@ class SearchTool(Protocol):
 class KnowledgeSearch:
     """Searches the facts: "animals that can fly, has four legs", or "zebra".
 
-    A query is split at commas, "and", "that" and the like. The result lists the nouns for which all
-    attributes hold that are understood. If a query is a noun's name, the result lists what holds
-    for the noun.
+    A query is split at commas, "and", "that" and the like. The result lists the nouns that have all
+    attributes that are understood. If a query is a noun's name, it lists what holds for this noun.
 
     Args:
         facts: The facts; None: the shipped facts.

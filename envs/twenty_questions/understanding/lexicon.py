@@ -103,5 +103,5 @@ def phrase(attribute: str, text: str) -> Phrase:
 
 
 def tie(first: str, second: str) -> str:
-    """Two stems that follow each other, as one: "head_on" of a phrase needs them so."""
+    """Join two stems that follow each other, as a phrase like "head_on" needs them."""
     return f"{first}_{second}"

@@ -7,20 +7,21 @@
     parser.parse("Could it be a zebra?")         Guess("zebra")
     parser.parse("What colour is it?")           None
 
-The parser uses no model and no chance. It tries these rules in order; the first result counts.
+The parser uses no model and no random numbers. It tries these rules in order; the first result
+counts.
 
 1. *Not yes/no*: a question that begins with what, where, how, ... is not understood.
 2. *Guess*: nothing is left but the name of a noun, once "is it", "my guess is", articles and the
    like are taken away (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
 4. *Attribute*: phrases of the lexicon whose words are all in the question. Common words have weight
-   0, words that say little a quarter. An attribute must explain the whole weight. A "not" (or
-   "unable", "lacks", "wingless", "non-") that is in no phrase negates the answer.
+   0, words that say little a quarter. One attribute must explain the whole weight of the question.
+   A "not" (or "unable", "lacks", "wingless", "non-") that is in no phrase negates the answer.
 5. *Several*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal" asks
    for stripes and for an animal.
 6. *Typing errors*: rules 2 to 5 again, with unknown words replaced by similar known ones.
 7. *Foreign nouns*: "is it a dragon" is a guess, and a wrong one.
-8. *Part of an attribute*: the attribute that explains most of the question, if that is enough.
+8. *Best attribute*: the one that explains most of the weight, if that is at least ``ENOUGH``.
 """
 
 import difflib
