@@ -152,7 +152,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                     vector_infos[key][i] = values[i]
         return super()._add_info(vector_infos, env_info, env_num)
 
-    # -- all at the same time --------------------------------------------------------------------
+    # -- concurrent play -------------------------------------------------------------------------
 
     def _forget(self) -> None:
         for env in self.envs:
