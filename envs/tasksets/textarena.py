@@ -39,7 +39,7 @@ MOST_PLAYERS = 15
 
 T = TypeVar("T")
 
-_drawing = threading.Lock()
+_random_lock = threading.Lock()
 
 
 def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
@@ -138,7 +138,7 @@ class _Match:
     def __init__(self, agent: TextArena, seed: int) -> None:
         import textarena
 
-        self._drawn = random.Random(seed).getstate()
+        self._random_state = random.Random(seed).getstate()
         self.env = self._as_itself(lambda: textarena.make(agent.name, **agent.options))
         self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
 
@@ -152,13 +152,13 @@ class _Match:
         return bool(self._as_itself(lambda: self.env.step(reply))[0])
 
     def _as_itself(self, work: Callable[[], T]) -> T:
-        with _drawing, redirect_stdout(io.StringIO()):  # some games print
+        with _random_lock, redirect_stdout(io.StringIO()):  # some games print
             others = random.getstate()
-            random.setstate(self._drawn)
+            random.setstate(self._random_state)
             try:
                 return work()
             finally:
-                self._drawn = random.getstate()
+                self._random_state = random.getstate()
                 random.setstate(others)
 
 
