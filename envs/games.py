@@ -1,16 +1,16 @@
-"""The games, found where they stand: one file or folder beside this one, with a ``GAME`` in it.
+"""What a game is, and how games are found. A game is a module or package that defines ``GAME``.
 
     GAME = Game(
-        "my/Parity-v0",                         what gymnasium.make calls it
+        "my/Parity-v0",                         the id for gymnasium.make
         agent="my_game:parity_agent",
         train_tasks="my_game:TRAIN_TASKS",
         test_tasks="my_game:TEST_TASKS",
-        recipe={"steps": 30, "max_tokens": 8},  what evert train env=my_game does
+        recipe={"steps": 30, "max_tokens": 8},  defaults of evert train env=my_game
     )
 
-``games`` looks through this folder, so that adding a game touches nothing else; ``find_game`` also
-finds a game of a user's own, in a package or in a file of the current folder. Variants of a game
-here stand in its module as ``VARIANTS``, by name.
+``games`` searches this folder, so a new game needs no change elsewhere. ``find_game`` also finds a
+user's game, in a package or in a file of the current folder. A game in this folder may have
+variants: ``VARIANTS`` in its module, by name.
 """
 
 import ast
@@ -28,23 +28,23 @@ from evert.bridge.import_paths import place_of
 
 
 class GameError(EvertError, ValueError):
-    """A module that should be a game has no ``GAME``, a wrong one, or cannot be imported."""
+    """A game's module or a taskset cannot be imported, or gives no game that can be played."""
 
 
 class EnvArgumentError(EvertError, ValueError):
-    """An argument of an environment, or of its ``reset``, has no such value or name."""
+    """An argument of an environment, or of its ``reset``, has a wrong value or an unknown name."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a game's agent notes of an episode (``client.metric``), and how it is shown.
+    """A number that an agent records for an episode (``client.metric``), and how it is shown.
 
     Attributes:
-        title: Of its figures in a report, "Bits a question".
-        unit: Of its figures.
-        drawn: Episodes that a report has a figure of: "train", "test" for held-out ones, or both.
+        title: Title of its figures in a report, "Bits a question".
+        unit: Unit in its figures.
+        drawn: Episodes that a report has a figure of: "train", "test" (held-out), or both.
         tabled: Whether an evaluation's table and CSV have its mean over the episodes.
-        about: A sentence for the report, where the title does not say it all.
+        about: A sentence for the report, if the title is not enough.
     """
 
     title: str
@@ -56,22 +56,22 @@ class Metric:
 
 @dataclass(frozen=True)
 class Game:
-    """A game: who plays it, with which tasks, and how a model is trained on it. Data, no code.
+    """A game's agent, tasks and training recipe, as data.
 
     Attributes:
         id: Gymnasium's id, '[namespace/]Name-v0'.
         agent: Import path of the agent, 'package.module:function'.
         train_tasks: Import path of the tasks to train on.
         test_tasks: Import path of the held-out tasks; "" for none.
-        recipe: Defaults of a training run that fit the shipped bases, by the names that ``evert
-            train --help`` lists.
-        full_size: What of the recipe is otherwise for a model that is none of the shipped bases.
+        recipe: Defaults of a training run with a shipped base, by the names that ``evert train
+            --help`` lists.
+        full_size: Changes to the recipe for any other model.
         players: Players without a model, by name: import paths of functions from a seed to an
             agent.
-        opponents: Players without a model for the seats of a game that has some, by name: import
-            paths of functions from a seed to a function from the messages to the reply's text.
-        searching: Agents that have a twin with a search tool: import path -> the twin's.
-        metrics: How it was played, by name; what an evaluation's table and a report have of it.
+        opponents: Players without a model for a game's seats, by name: import paths of functions
+            from a seed to a function from the messages to the reply's text.
+        searching: Import path of an agent -> import path of the same agent with a search tool.
+        metrics: Metrics of an episode, by name, for evaluation tables and reports.
     """
 
     id: str
@@ -89,7 +89,7 @@ class Game:
         """The settings of a training run: agent, tasks and recipe.
 
         Args:
-            full_size: Whether the model is none of the shipped bases.
+            full_size: Whether the model is not a shipped base.
         """
         paths = {name: getattr(self, name) for name in ("agent", "train_tasks", "test_tasks")}
         return {**paths, **self.recipe, **(self.full_size if full_size else {})}
@@ -97,7 +97,7 @@ class Game:
 
 @cache
 def games() -> Mapping[str, Game]:
-    """The games that stand in this folder, by the names of their files; and their variants."""
+    """The games in this folder, by the names of their files, and their variants."""
     found = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
@@ -108,7 +108,7 @@ def games() -> Mapping[str, Game]:
             twin = next((other for other in found if found[other].id == game.id), None)
             if twin is not None:
                 raise GameError(
-                    f"The games {twin} and {name} have one id, {game.id!r}. Give one of them "
+                    f"The games {twin} and {name} have the same id, {game.id!r}. Give one of them "
                     "another name, or the next version."
                 )
             found[name] = game
@@ -116,16 +116,16 @@ def games() -> Mapping[str, Game]:
 
 
 def metrics_of(game: Game | None = None) -> dict[str, Metric]:
-    """The metrics of the games of this folder, and of another one."""
+    """The metrics of the games in this folder and of ``game``, by name."""
     told = [*games().values(), *([game] if game else [])]
     return {name: metric for each in told for name, metric in each.metrics.items()}
 
 
 def find_game(name: str) -> Game | None:
-    """The game of a name: one of ``games``, or that of a user's module ('package.module').
+    """Find a game by name: one of ``games``, or that of a user's module ('package.module').
 
-    A hyphen is as good as an underscore, and capitals do not matter in evert's own. None: there is
-    neither such a game nor such a module.
+    A hyphen may stand for an underscore, and evert's games ignore case. None: there is neither such
+    a game nor such a module.
     """
     name = name.replace("-", "_")
     if own := games().get(name.lower()):
@@ -135,10 +135,10 @@ def find_game(name: str) -> Game | None:
 
 
 def imported(name: str) -> ModuleType | None:
-    """A user's module ('package.module'); None: there is none of that name.
+    """Import a user's module ('package.module'). None: there is no module of this name.
 
     Raises:
-        GameError: It cannot be imported.
+        GameError: The module cannot be imported.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         return None
@@ -155,21 +155,25 @@ def imported(name: str) -> ModuleType | None:
 
 
 def game_of(module: ModuleType) -> Game:
-    """The ``GAME`` of a module."""
+    """The ``GAME`` of a module.
+
+    Raises:
+        GameError: The module has no ``GAME``, or it is not a ``Game``.
+    """
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         given = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
         if hasattr(module, "taskset"):
             given += f", but a function taskset: tasks={module.__name__}:NAME"
         raise GameError(
-            f"The module {module.__name__} ({getattr(module, '__file__', None)}) is no game: "
+            f"The module {module.__name__} ({getattr(module, '__file__', None)}) is not a game: "
             f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
         )
     return game
 
 
 def literals(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments beside an ``id``; texts are read as Python's literals where they are some."""
+    """The arguments without ``id``. A text that is a Python literal is replaced by its value."""
     return {key: _literal(value) for key, value in given.items() if key != "id"}
 
 

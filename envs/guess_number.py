@@ -1,9 +1,9 @@
 """Guess the number: find an integer between 0 and 1024 in ten guesses.
 
-Prompt, bounds, replies and rewards are those of the Tinker Cookbook's recipe
-(``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results compare: 1 for the right
-guess, -1 for each reply that is no guess, else 0. The numbers are split as there, nine tenths for
-training. A guess drawn at random inside the known bounds wins 0.33 of games, bisection 0.998.
+Prompt, bounds, replies, rewards and split are those of the Tinker Cookbook's recipe
+(``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results can be compared. The
+reward is 1 for the right guess, -1 for each reply that is not a guess, else 0. Nine tenths of the
+numbers are for training. Random guesses inside the known bounds win 0.33 of games, bisection 0.998.
 """
 
 import random
@@ -60,25 +60,26 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
     ``Sequence(Discrete(vocabulary))``, at ``level="tokens"``.
 
     ## Observation Space
-    The rules and all guesses so far, each followed by "Too low", "Too high" or the remark that it
-    was no guess: a ``Sequence`` of messages, or of token ids at ``level="tokens"``.
+    The rules and all guesses so far, each followed by "Too low", "Too high" or a remark that it is
+    not a guess: a ``Sequence`` of messages, or of token ids at ``level="tokens"``.
 
     ## Starting State
     The rules, and a number drawn from ``TRAIN_TASKS``, nine tenths of 0..1023 as the Tinker
     Cookbook splits them; ``TEST_TASKS`` are held out.
 
     ## Reward
-    1 for the right guess, -1 for a reply that is no guess, else 0.
+    1 for the right guess, -1 for a reply that is not a guess, else 0.
 
     ## Episode End
-    Terminated by the right guess, or after ten replies; never truncated without a limit on tokens.
+    Terminated by the right guess, or after ten replies; truncated only by a limit on turns or
+    tokens.
 
     ## Information
-    That of ``AgentGymEnv``; ``task`` is the number to find, ``logs`` hold ``guess``, ``feedback``
-    and ``target``. Keep them from the policy.
+    As in ``AgentGymEnv``; ``task`` is the number to find, and ``logs`` has ``guess``, ``feedback``
+    and ``target``. Hide them from the policy.
 
     ## Arguments
-    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+    As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
     ``recipes.multiplayer_rl.guess_number`` in
@@ -104,7 +105,7 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
 
 
 def judge(answer: str, target: int) -> tuple[str, float]:
-    """What the player is told about an answer, and its reward."""
+    """The feedback on an answer, and its reward."""
     match = re.match(r"Guess: (.*)", answer)
     try:
         guess = int(match.group(1)) if match else None
@@ -118,9 +119,9 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Games of a player who guesses anywhere inside the known bounds: conversations without end.
+    """Games of a player who guesses at random inside the known bounds, without end.
 
-    They are the same for a seed; none has a held-out number to find.
+    The same seed gives the same games. No target is a held-out number.
     """
     rng = random.Random(seed)
     while True:

@@ -1,9 +1,9 @@
-"""Hints: two seats that earn together. One hints at a word without saying it, the other names it.
+"""Hints: two seats with one reward. One hints at a word without saying it, the other names it.
 
-There are eight words. The hinter sees one, and says something short that does not contain it; the
-guesser sees the hint alone. Right or wrong, both earn the same: they have to agree on what a hint
-means, which neither knows at first (a signalling game: D. Lewis, "Convention", 1969). The
-demonstrations hint by a letter and guess a word, both drawn at random: nothing but the form.
+There are eight words. The hinter sees one, and gives a short hint that does not contain it. The
+guesser sees only the hint. Both get the same reward, so they have to agree on what each hint
+means, which neither knows at first (a signalling game: D. Lewis, "Convention", 1969). In the
+demonstrations the hint is a random letter and the guess a random word: they teach only the form.
 """
 
 import random
@@ -27,7 +27,7 @@ GAME = Game(
         "demonstrations": "evert.envs.hints:demonstrations",
         "warm_up_steps": 40,
         "steps": 80,
-        "batch_size": 8,  # every word in each step: else guessing the words of the step would pay
+        "batch_size": 8,  # all words in each step: else it would pay to guess only the step's words
         "group_size": 16,
         "test_group_size": 8,
         "learning_rate": 1e-3,
@@ -42,30 +42,30 @@ LETTERS = "ABCDEFGH"
 
 
 async def hints_agent(client: "AgentClient", task: str) -> float:
-    """One player hints at a word, and then names it by the hint alone.
+    """Hint at a word, then name it from the hint alone.
 
     ## Action Space
     First the hint, then the word: ``Text``, or their tokens, ``Sequence(Discrete(vocabulary))``, at
     ``level="tokens"``.
 
     ## Observation Space
-    One message: "Word: sun. Hint?", then "Hint: A. Word?" with what was said: a ``Sequence`` of
-    messages, or of token ids at ``level="tokens"``.
+    One message, first "Word: sun. Hint?", then "Hint: A. Word?" with the hint that was given: a
+    ``Sequence`` of messages, or of token ids at ``level="tokens"``.
 
     ## Starting State
     One of the eight words of ``WORDS``.
 
     ## Reward
-    1 for the word, 0 for another one, or for a hint that contains it.
+    1 if the guess is the word; 0 if it is not, or if the hint contains the word.
 
     ## Episode End
     Terminated after the guess, or after a hint that contains the word.
 
     ## Information
-    That of ``AgentGymEnv``; ``task`` is the word. Keep it from the guesser.
+    As in ``AgentGymEnv``; ``task`` is the word. Hide it from the guesser.
 
     ## Arguments
-    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+    As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
     D. Lewis, "Convention", 1969.
@@ -77,7 +77,7 @@ async def hints_agent(client: "AgentClient", task: str) -> float:
 
 
 async def seated_hints_agent(client: "AgentClient", task: str) -> float:
-    """The same with a seat for each: both earn what they reach together."""
+    """Play with a seat for each player. Both get the same reward."""
     return await _play(client.seat("hinter"), client.seat("guesser"), task)
 
 
@@ -99,22 +99,22 @@ async def _said(client: "AgentClient", question: str) -> str:
 
 
 def hint_question(word: str) -> str:
-    """What the hinter is asked."""
+    """The hinter's prompt."""
     return f"Word: {word}. Hint?"
 
 
 def word_question(hint: str) -> str:
-    """What the guesser is asked."""
+    """The guesser's prompt."""
     return f"Hint: {hint}. Word?"
 
 
 def contains(hint: str, word: str) -> bool:
-    """Whether a hint says the word, whatever stands between its letters."""
+    """Whether a hint contains the word. Case and characters other than letters are ignored."""
     return word in re.sub("[^a-z]", "", hint.lower())
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Hints and guesses drawn at random, without end: their form, and nothing of what they mean."""
+    """Random hints and guesses, without end. They show the form of a reply, not its meaning."""
     rng = random.Random(seed)
     while True:
         hint = rng.choice(LETTERS)

@@ -1,8 +1,8 @@
 """Identity: say who you are told to be.
 
-The hello-world of Agent-lightning (its "identity" example): the prompt is "Let's play a game. Say
-you are {task}.", the reward 1 for "I am {task}" or "I'm {task}", -1 for "not {task}", else 0. Tasks
-are numbers; training uses 0..999, and 1000..1023 are held out.
+This is the "identity" example of Agent-lightning. The prompt is "Let's play a game. Say you are
+{task}." The reward is 1 for "I am {task}" or "I'm {task}", -1 for "not {task}", else 0. Tasks are
+numbers: 0..999 are for training, and 1000..1023 are held out.
 """
 
 import re
@@ -35,13 +35,13 @@ TEST_TASKS = range(1000, 1024)
 
 
 async def identity_agent(client: "AgentClient", task: int) -> float:
-    """One question, one answer: the policy is told to say who it is.
+    """Tell the policy to say who it is, and score its one answer.
 
     ## Action Space
     The answer: ``Text``, or ``Sequence(Discrete(vocabulary))`` at ``level="tokens"``.
 
     ## Observation Space
-    The one question, "Let's play a game. Say you are {task}.": a ``Sequence`` of messages, or of
+    The question, "Let's play a game. Say you are {task}.": a ``Sequence`` of messages, or of
     token ids at ``level="tokens"``. The observation after the answer ends with the answer.
 
     ## Starting State
@@ -51,13 +51,13 @@ async def identity_agent(client: "AgentClient", task: int) -> float:
     1 for "I am {task}" or "I'm {task}" anywhere in the answer, -1 for "not {task}", else 0.
 
     ## Episode End
-    Terminated after one answer; never truncated without a limit on tokens.
+    Terminated after one answer; truncated only by a limit on tokens.
 
     ## Information
-    That of ``AgentGymEnv``; ``task`` is the number.
+    As in ``AgentGymEnv``; ``task`` is the number.
 
     ## Arguments
-    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+    As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
     The "identity" example of Agent-lightning, https://github.com/microsoft/agent-lightning.
@@ -73,7 +73,7 @@ async def identity_agent(client: "AgentClient", task: int) -> float:
 
 def score(answer: str, task: int) -> float:
     """1 if the answer claims to be ``task``, -1 if it denies it, else 0."""
-    number = rf"{task}(?![.,]?\d)"  # "I am 1000" says nothing of 10
+    number = rf"{task}(?![.,]?\d)"  # "I am 1000" is not "I am 10"
     if re.search(rf"I(?: am|'m) {number}", answer):
         return 1.0
     return -1.0 if re.search(f"not {number}", answer) else 0.0

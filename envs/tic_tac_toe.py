@@ -1,10 +1,9 @@
-"""Tic-tac-toe: two seats, zero-sum, and players without a model to be measured against.
+"""Tic-tac-toe: a zero-sum game with two seats, and opponents without a model.
 
-A board is shown as its rows, with X, O, or the number of a free cell, and then the free cells with
-the marks that stand in each one's lines. What matters then stands side by side, which a tiny model
-can read. Each player sees its own marks as X, so that one model learns both seats from the same
-boards; each turn is a conversation of its own. In order: the rules, the text, the agents, the
-players, habits.
+A board is shown as its rows, with X, O, or the number of a free cell. A line for each free cell
+follows, with the marks in its row, column and diagonals: a tiny model needs them side by side. Each
+player sees its marks as X, so that one model learns both seats from the same boards. Each turn is a
+separate conversation. The file has, in order: the rules, the text, the agents, the players, habits.
 """
 
 import random
@@ -34,7 +33,7 @@ GAME = Game(
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 2e-4,
-        "kl_penalty": 0.02,  # against the base's moves: keeps trying others
+        "kl_penalty": 0.02,  # toward the base, so that other moves are still tried
         "max_tokens": 2,
         "eval_every": 40,
         "save_every": 20,
@@ -54,13 +53,13 @@ GAME = Game(
 
 SEATS = ("x", "o")
 MISTAKE = -0.1
-"""Reward of a reply that is no move; a second one in a turn loses the game."""
+"""Reward of an illegal reply. A second one in a turn loses the game."""
 
 
 # -- the rules -----------------------------------------------------------------------------------
 
 Board = str
-"""Nine cells in the order of reading: "x", "o" or "."; x begins."""
+"""Nine cells, row by row: "x", "o" or "." for a free one; x begins."""
 
 EMPTY: Board = "." * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
@@ -77,12 +76,12 @@ def put(board: Board, cell: int, mark: str) -> Board:
 
 
 def mover(board: Board) -> str:
-    """Whose turn it is."""
+    """The seat to move."""
     return SEATS[(9 - board.count(".")) % 2]
 
 
 def winner(board: Board) -> str | None:
-    """Who has three in a line; "" if the board is full without; None: the game goes on."""
+    """The seat with three in a line; "" for a draw; None while the game goes on."""
     for a, b, c in LINES:
         if board[a] == board[b] == board[c] != ".":
             return board[a]
@@ -91,7 +90,7 @@ def winner(board: Board) -> str | None:
 
 @cache
 def value(board: Board) -> int:
-    """What the mover gets if both play as well as can be: 1, 0 or -1."""
+    """The mover's reward if both seats play perfectly: 1, 0 or -1."""
     won = winner(board)
     if won is not None:
         return 0 if not won else 1 if won == mover(board) else -1
@@ -99,12 +98,12 @@ def value(board: Board) -> int:
 
 
 def best(board: Board) -> list[int]:
-    """The moves that lose nothing, against whom never errs."""
+    """The mover's best moves against a perfect player."""
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
 def drawn(rng: random.Random, moves: int) -> Board:
-    """A board after random moves; fewer where the game is over before."""
+    """A board after ``moves`` random moves, or fewer if the game ends earlier."""
     board = EMPTY
     while moves and winner(board) is None:
         board, moves = put(board, rng.choice(free(board)), mover(board)), moves - 1
@@ -112,7 +111,7 @@ def drawn(rng: random.Random, moves: int) -> Board:
 
 
 def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
-    """Boards after random moves, ``most`` at most, at which the game goes on; without end."""
+    """Boards of unfinished games after at most ``most`` random moves, without end."""
     while True:
         board = drawn(rng, rng.randint(0, most))
         if winner(board) is None:
@@ -120,7 +119,7 @@ def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
 
 
 class Openings(Sequence[Board]):
-    """Boards after some random moves, at which the game goes on."""
+    """A sequence of ``size`` boards of unfinished games. The index is the seed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -129,7 +128,7 @@ class Openings(Sequence[Board]):
         return self.size
 
     def __getitem__(self, index: Any) -> Any:
-        """The board of a number, or those of a slice."""
+        """The board at an index, or the boards of a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(self.size)[index]]
         return next(boards(random.Random(range(self.size)[index]), most=7))
@@ -143,7 +142,7 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
 def shown(board: Board) -> str:
-    """The board as its mover sees it, own marks as X: rows, and free cells with their lines."""
+    """The board for its mover, whose marks are X: the rows, then a line for each free cell."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
     rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
@@ -161,27 +160,27 @@ def _through(cell: int) -> list[tuple[int, int, int]]:
 
 
 def seen(text: str) -> Board:
-    """The board that a text begins with; X is whoever is to move.
+    """Read the board that a text begins with; X is to move.
 
     Raises:
-        ValueError: It begins with none.
+        ValueError: The text does not begin with a board.
     """
     cells = text.partition("\n")[0].replace(" ", "")
     if not re.fullmatch(r"[1-9XO]{9}", cells):
-        raise ValueError(f"{text!r} begins with no board; expected its rows, 'X23 4O6 789' say.")
+        raise ValueError(f"{text!r} does not begin with a board; expected rows: 'X23 4O6 789'.")
     own, other = ("x", "o") if cells.count("X") == cells.count("O") else ("o", "x")
     return "".join({"X": own, "O": other}.get(cell, ".") for cell in cells)
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """The cell that an answer names, its first digit; None: no digit, or the cell is taken."""
+    """The cell of an answer's first digit. None: there is no digit, or the cell is not free."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
 
 
 def correction(answer: str, board: Board) -> str:
-    """What a player is told whose answer was no move."""
+    """The message that follows an illegal answer."""
     cells = "".join(str(cell + 1) for cell in free(board))
     return f"{answer[:20]!r} is no move. Answer with one of {cells}."
 
@@ -190,11 +189,11 @@ def correction(answer: str, board: Board) -> str:
 
 
 async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float]:
-    """A game of the seats x and o from the board ``task``: 1 for who wins, -1 for who loses.
+    """Play a game between the seats x and o from the board ``task``: 1 for a win, -1 for a loss.
 
-    Its first move is trained alone; the others say what it is worth. So all episodes of a group
-    differ in a move at the same board, whose mean reward is the baseline: where whole games are
-    trained, a lucky board reinforces whatever was played on it.
+    Only the first turn is trained; the later turns estimate its value. All episodes of a group make
+    this move on the same board, so their mean reward is the baseline of that board. If whole games
+    were trained, a lucky board would reinforce every move on it.
     """
     players = {seat: client.seat(seat) for seat in SEATS}
     later = {seat: partial(_turn, player.untrained) for seat, player in players.items()}
@@ -207,36 +206,36 @@ async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float
 
 
 async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
-    """Tic-tac-toe against a player who draws among the free cells.
+    """Tic-tac-toe against a player who moves at random.
 
     ## Action Space
     A move: ``Text`` whose first digit is a free cell, 1 to 9, or its tokens,
     ``Sequence(Discrete(vocabulary))``, at ``level="tokens"``.
 
     ## Observation Space
-    The board: a ``Sequence`` of one message, or of token ids at ``level="tokens"``. Its rows in a
-    line of text, X for the player's own marks, O for the other's, numbers for free cells; then a
-    line for each free cell, with the marks in its row, column and diagonals. After a reply that is
-    no move, the same board and what is wrong.
+    The board: a ``Sequence`` of one message, or of token ids at ``level="tokens"``. The first line
+    has the rows: X for the player's marks, O for the opponent's, numbers for free cells. A line for
+    each free cell follows, with the marks in its row, column and diagonals. After an illegal reply,
+    the same board and a correction.
 
     ## Starting State
-    A board after up to seven random moves, drawn from ``TRAIN_TASKS``; the player is to move. Those
-    of ``TEST_TASKS`` are empty.
+    A board after up to seven random moves, drawn from ``TRAIN_TASKS``; the player is to move. The
+    boards of ``TEST_TASKS`` are empty.
 
     ## Reward
-    1 for a win, -1 for a loss, 0 for a draw; -0.1 for each reply that is no move.
+    1 for a win, -1 for a loss, 0 for a draw; -0.1 for each illegal reply.
 
     ## Episode End
-    Terminated when the game is over; a second reply in a turn that is no move loses it.
+    Terminated when the game is over. A second illegal reply in a turn loses it.
 
     ## Information
-    That of ``AgentGymEnv``; ``task`` is the first board.
+    As in ``AgentGymEnv``; ``task`` is the first board.
 
     ## Arguments
-    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+    As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
-    The rules are everybody's; perfect play ends in a draw.
+    The rules are well known; perfect play ends in a draw.
 
     ## Version History
     v0: first version.
@@ -250,13 +249,13 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
 
 
 Turn = Callable[[Board], Awaitable[int | None]]
-"""From the board to the mover's cell; None: it did not come to a move."""
+"""From the board to the mover's cell. None: the mover gave no legal move."""
 
 
 async def _play(
     board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
 ) -> str:
-    """Who wins; "" for a draw. ``later`` are the turns after the first one; None: the same."""
+    """The winner, or "" for a draw. ``later``: turns after the first; None: ``turns`` again."""
     while (won := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
@@ -294,12 +293,12 @@ def _note(client: "AgentClient", reward: float) -> None:
 
 
 def random_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """Draws among the free cells."""
+    """A player who picks any free cell at random."""
     return partial(_reply, random.Random(seed), free)
 
 
 def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """Draws among the moves that lose nothing."""
+    """A player who picks one of the best moves at random."""
     return partial(_reply, random.Random(seed), best)
 
 
@@ -318,10 +317,10 @@ def _asked(player: Callable[[Sequence[Any]], str]) -> Turn:
 
 
 def habits(board: Board) -> list[list[int]]:
-    """The cells that each of four players of a habit draws from.
+    """The cells among which each of four habits picks at random.
 
-    One takes any; one wins where it can; one keeps the other from winning; one leaves all these
-    cells alone. Where a habit has nothing to say, its player takes any.
+    The habits: any free cell; cells that win; cells that keep the other from winning; cells that do
+    neither. A habit without cells picks any free cell.
     """
     cells, own = free(board), mover(board)
     wins, saves = (
@@ -333,7 +332,7 @@ def habits(board: Board) -> list[list[int]]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Moves by players of every habit, each as frequent, on random boards, without end."""
+    """Moves on random boards, without end. All habits are equally frequent."""
     rng = random.Random(seed)
     for board in boards(rng):
         answer = str(rng.choice(rng.choice(habits(board))) + 1)

@@ -1,13 +1,13 @@
-"""Agents as Gymnasium environments: ids, spaces, and episodes that are driven from outside.
+"""Agents as Gymnasium environments: ids, spaces, and episodes that ``step`` drives.
 
 Read in this order:
 
-    registration.py   ids: the games', and ``register_agent`` for agents of your own
+    registration.py   ids of the games, and ``register_agent`` for your agents
     env.py            ``AgentGymEnv``: an agent as a synchronous ``gymnasium.Env``
-    episode.py        one episode of it, on the event loop
-    vector.py         ``AgentVectorEnv``: many of them at once
-    arguments.py      its arguments, checked
-    spaces.py         what observations and actions may be, at both levels
-    transcript.py     an episode for people: ``render()``
+    episode.py        one episode, on the event loop
+    vector.py         ``AgentVectorEnv``: many episodes at once
+    arguments.py      checks of the arguments
+    spaces.py         observation and action spaces, at both levels
+    transcript.py     what ``render()`` shows
     loop.py           the event loop that all environments of a process share
 """

@@ -1,7 +1,7 @@
-"""The arguments of an environment, checked: each mistake is named, with what was expected.
+"""Checks of an environment's arguments: an error names the mistake, and what was expected.
 
-Actions and the order of calls have errors of Gymnasium's own (``gymnasium.error.InvalidAction``,
-``ResetNeeded``, ``RegistrationError``), which is what users of Gymnasium catch.
+Wrong actions, calls in the wrong order and wrong ids raise Gymnasium's errors
+(``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), which its users catch.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from evert.envs.games import EnvArgumentError
 
 
 def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
-    """Check that an argument has one of its values."""
+    """Check that ``value`` is one of ``values``."""
     if not any(value == allowed for allowed in values):
         allowed = ", ".join(map(repr, values))
         raise EnvArgumentError(
@@ -30,7 +30,7 @@ def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
 
 
 def require_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Check that every name is a known one."""
+    """Check that every given name is known."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -46,7 +46,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def read_tasks(tasks: Any) -> Sequence[Any] | None:
-    """The tasks, found at their import path if that was given; None for none."""
+    """The tasks, imported if ``tasks`` is an import path; None for no tasks."""
     if tasks is None:
         return None
     check_tasks(tasks)
@@ -56,7 +56,7 @@ def read_tasks(tasks: Any) -> Sequence[Any] | None:
 
 
 def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
-    """The options of ``ChatAgentEnv``, with ``max_turns`` among their limits."""
+    """The options of ``ChatAgentEnv``, with ``max_turns`` in their limits."""
     own = ("level", "max_turns", "render_mode", "tasks")
     require_known("argument", options, (*EnvOptions.__annotations__, *own))
     plain: Any = {name: unwrap(value) for name, value in options.items()}
@@ -64,8 +64,8 @@ def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
         return plain  # type: ignore[no-any-return]
     if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
         raise EnvArgumentError(
-            f"max_turns={max_turns!r} is no number of turns; expected an integer of at least 1, or "
-            "None for no limit."
+            f"max_turns={max_turns!r} is not supported; expected an integer of at least 1, or None "
+            "for no limit."
         )
     limits = plain.get("limits") or RolloutLimits()
     turns = max_turns if limits.max_turns is None else min(max_turns, limits.max_turns)
@@ -79,5 +79,5 @@ def is_same_task(one: Any, other: Any) -> bool:
         return bool(np.array_equal(one, other))
     try:
         return bool(one == other)
-    except (TypeError, ValueError):  # a comparison without an answer
+    except (TypeError, ValueError):  # they cannot be compared
         return one is other

@@ -1,8 +1,9 @@
 """``AgentGymEnv``: a chat agent as a synchronous ``gymnasium.Env``.
 
-The agent asks, the action answers. Each ``reset`` draws a task and starts the agent anew
-(``episode.py``) on the event loop of all environments (``loop.py``); ``step`` waits there for the
-agent's next call. This file is Gymnasium's side: arguments, seeds, spaces, what comes back.
+An observation is the agent's model call, and an action is the reply. ``reset`` draws a task and
+starts the agent (``episode.py``) on the event loop that all environments share (``loop.py``).
+``step`` waits for the agent's next call. This file has Gymnasium's side: arguments, seeds, spaces
+and return values.
 """
 
 import copy
@@ -50,51 +51,50 @@ LEVELS: tuple[Level, ...] = ("messages", "tokens")
 Observation = tuple[dict[str, str], ...] | tuple[int, ...]
 
 Work = Callable[[], Coroutine[Any, Any, Moment]]
-"""What is to be done on the loop."""
+"""A coroutine function to run on the loop."""
 
 
 class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     """A chat agent as a Gymnasium environment.
 
-    Use it through ``gymnasium.make``; ``evert.register_agent`` gives an agent an id. ``__doc__`` of
-    an instance is that of its agent. A copy, by ``copy`` or ``pickle``, is a new environment with
-    the same arguments.
+    Make it with ``gymnasium.make``; ``evert.register_agent`` gives an agent an id. An instance has
+    the ``__doc__`` of its agent. A copy, by ``copy`` or ``pickle``, is a new environment with the
+    same arguments.
 
     ## Action Space
 
-    level="messages": ``Text``, what the policy says; the end of the turn is added. Text is text:
-    what is spelled like a control token is none. What the renderer reads in text counts, tool calls
-    for one.
-    level="tokens": ``Sequence(Discrete(vocabulary))``, what the policy samples, end of turn
-    included; taken exactly as it is.
+    level="messages": ``Text``, the reply; the end of the turn is added. Text that looks like a
+    control token stays text. The renderer still reads tool calls and the like in it.
+    level="tokens": ``Sequence(Discrete(vocabulary))``, the sampled tokens with the end of the turn,
+    used exactly as they are.
 
     ## Observation Space
 
     level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation the agent asks
-    the policy to continue; at the end, with the last reply. An image is "[image_url]" there.
+    the policy to continue; at the end, with the last reply. An image is shown as "[image_url]".
     level="tokens": ``Sequence(Discrete(vocabulary))``, the same as a prompt.
 
     ## Starting State
 
-    A task drawn evenly from ``tasks`` with the environment's seeded generator, or
+    A task drawn uniformly from ``tasks`` with the environment's seeded generator, or
     ``options={"task": ...}``; the agent's first model call.
 
     ## Reward
 
-    What the agent gave for the action (``client.reward``), and its return value at the end.
+    The agent's reward for the action (``client.reward``), plus its return value at the end.
 
     ## Episode End
 
-    Terminated: the agent returned. Truncated: a budget was used up; ``info["stop_reason"]`` is
-    then max_turns, max_tokens, max_sampled_tokens or max_tool_calls; or the agent says so:
-    ``Outcome(reward, truncated=True)``, "truncated".
+    Terminated: the agent returned. Truncated: a budget was used up, and ``info["stop_reason"]`` is
+    max_turns, max_tokens, max_sampled_tokens or max_tool_calls; or the agent returned
+    ``Outcome(reward, truncated=True)``, and the reason is "truncated".
 
     ## Information
 
     ``task`` (absent without tasks), ``messages`` (OpenAI's form, tool calls and images included),
-    ``tokens`` (absent where there are images), ``tools``, ``stop``, ``max_tokens`` (absent without
-    a cap; a longer action is cut); after a step also ``action_tokens``, ``metrics``, ``logs`` and,
-    in the last one, ``stop_reason``.
+    ``tokens`` (absent with images), ``tools``, ``stop``, ``max_tokens`` (absent without a cap; a
+    longer action is cut). After a step also ``action_tokens``, ``metrics`` and ``logs``; after the
+    last one ``stop_reason``.
 
     ## Arguments
 
@@ -102,13 +102,13 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     tasks: Sequence of tasks, or its import path. None: the agent takes no task.
     level: "messages" or "tokens".
     render_mode: None, "ansi" (``render()`` returns the conversation) or "human" (it is printed).
-    max_turns: Actions an episode may take. None: as many as the agent asks for.
-    options: All of ``ChatAgentEnv``'s (``renderer``, ``limits``, ``agent_timeout``, ...).
+    max_turns: Actions an episode may take. None: no limit.
+    options: Options of ``ChatAgentEnv`` (``renderer``, ``limits``, ``agent_timeout``, ...).
 
     Raises:
-        EnvArgumentError: An argument has no such value, or there is none of this name.
-        InvalidAgentError: ``agent`` is no agent, or takes other arguments.
-        InvalidDatasetError: ``tasks`` are no sequence, or empty.
+        EnvArgumentError: An argument has a wrong value or an unknown name.
+        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
 
     metadata = {"render_modes": ["ansi", "human"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's)
@@ -125,7 +125,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     ) -> None:
         given = {"level": level, "render_mode": render_mode, "max_turns": max_turns, **options}
         given = {name: kept(value) for name, value in given.items()}
-        EzPickle.__init__(self, kept(agent), kept(tasks), **given)  # what a copy is made from
+        EzPickle.__init__(self, kept(agent), kept(tasks), **given)  # for copies
         require_one_of("level", level, LEVELS)
         require_one_of("render_mode", render_mode, (None, "ansi", "human"))
         self._agent = load_agent(unwrap(agent))
@@ -138,7 +138,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._vocabulary = len(self._renderer.renderer.tokenizer)
         if level == "messages":
             self.observation_space, self.action_space = message_space(), AnyText()
-        else:  # two, since each draws by a seed of its own
+        else:  # two, since each space has a separate seed
             self.observation_space = token_space(self._vocabulary)
             self.action_space = token_space(self._vocabulary)
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
@@ -156,16 +156,17 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Give up the running episode, if any, and start one.
+        """Stop the running episode, if any, and start a new one.
 
         Args:
-            seed: Seed of the generator that draws tasks, and of what the agent draws.
+            seed: Seed of the generator that draws tasks, and of the agent's random numbers. None:
+                continue with the current one.
             options: ``{"task": task}`` takes this task instead of a drawn one.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.
             EnvStateError: The agent ended before its first call.
-            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``.
+            AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``.
         """
         return self.was_reset(self._do(self.resetting(seed=seed, options=options)))
 
@@ -175,12 +176,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         Raises:
             gymnasium.error.InvalidAction: The action is not in the action space.
             gymnasium.error.ResetNeeded: No episode is running.
-            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``; the episode is over.
+            AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``. The episode is over.
         """
         return self.stepped(self._do(self.stepping(action)))
 
     def render(self) -> str | None:
-        """The conversation so far as text ("ansi"), or None ("human": it is printed).
+        """Return the conversation so far as text ("ansi"), or print it and return None ("human").
 
         Raises:
             gymnasium.error.ResetNeeded: There is no episode yet.
@@ -199,7 +200,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return transcript(self._moment, self._total)
 
     def close(self) -> None:
-        """Give up the running episode and the event loop. Idempotent; ``reset`` starts anew."""
+        """Stop the running episode and release the loop. Idempotent; ``reset`` starts anew."""
         episode = self.let_go("the environment was closed")
         loop, self._loop = self._loop, None
         if loop is not None:
@@ -208,10 +209,10 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
                 loop.at_end = None
             loop.leave()
 
-    # -- the halves of reset and step: what is to be done on the loop, and what came of it ---------
+    # -- the halves of reset and step: the work on the loop, and the use of its result -------------
 
     def resetting(self, *, seed: int | None, options: dict[str, Any] | None) -> Work:
-        """Give up the running episode, if any; what starts another."""
+        """Prepare a reset, and return the work that stops the old episode and starts a new one."""
         super().reset(seed=seed)
         self._played = 0 if seed is not None else self._played + 1
         self._task = self._choose_task(options or {})
@@ -227,12 +228,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return episode.start if old is None else partial(_restart, old, episode)
 
     def was_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
-        """What ``reset`` returns."""
+        """Record a reset's moment, and return the result of ``reset``."""
         self._arrive(moment)
         return self._observation(moment), self._info(moment)
 
     def stepping(self, action: Any) -> Work:
-        """What answers the agent with ``action``, which is checked; nothing has changed yet."""
+        """Check ``action``, and return the work that answers the agent. Nothing changes yet."""
         episode = self._running_episode()
         if self.level == "messages":
             tokens = episode.encode(text_action(action))
@@ -241,7 +242,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return partial(episode.act, tokens)
 
     def stepped(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """What ``step`` returns."""
+        """Record a step's moment, and return the result of ``step``."""
         assert self._loop is not None
         self._arrive(moment)
         is_over = moment.stop_reason is not None
@@ -254,11 +255,11 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._observation(moment), moment.reward, terminated, truncated, info
 
     def broken(self, problem: BaseException) -> None:
-        """Note that the work came to nothing: the episode is over."""
+        """Record that the work failed, which ends the episode."""
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
     def let_go(self, why: str) -> Episode | None:
-        """Have no episode any more; the one that was running, which is to be closed."""
+        """Forget the running episode, and return it to be closed. None: there is none."""
         self._notice_fork()
         episode, self._episode = self._episode, None
         self._why_over = why
@@ -289,7 +290,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._episode
 
     def _notice_fork(self) -> None:
-        """Threads do not survive a fork: in a child, the parent's episode is not ours to touch."""
+        """Forget the parent's episode in a forked child, which does not have its thread."""
         if self._loop is not None and not self._loop.is_ours:
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"
@@ -314,14 +315,14 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             )
         return task
 
-    # -- what comes back -------------------------------------------------------------------------
+    # -- return values ---------------------------------------------------------------------------
 
     def _observation(self, moment: Moment) -> Observation:
         if self.level == "messages":
             return observed(moment.messages)
         if moment.tokens is None:
             raise RendererMismatchError(
-                "The prompt holds images, which are no token ids, and this environment was made "
+                "The prompt has images, which have no token ids, and this environment was made "
                 "with level='tokens'. Make it with level='messages', which has them in "
                 "info['messages'], or use evert.ChatAgentEnv."
             )

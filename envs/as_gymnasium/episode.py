@@ -1,9 +1,9 @@
-"""One episode of a Gymnasium environment: a ``ChatAgentEnv``, driven on the event loop.
+"""One episode of a Gymnasium environment: a ``ChatAgentEnv`` on the event loop.
 
-``start`` and ``act`` each give a ``Moment``: everything that can be said of the episode at this
-point, in messages and in tokens. The budgets that the Cookbook leaves to whoever samples are kept
-here, since here nobody else does: a reply longer than its cap is cut, and an episode ends when its
-sampled tokens are used up. (The two wall-clock limits are for samplers and have no effect.)
+``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens. In
+the Cookbook the sampler enforces the budgets of tokens. There is no sampler here, so this module
+does: it cuts a reply longer than its cap, and ends an episode whose sampled tokens are used up. The
+two wall-clock limits have no effect.
 """
 
 import copy
@@ -29,21 +29,21 @@ from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})
-"""Stop reasons that cut an episode off (Gymnasium's ``truncated``); all others end it."""
+"""Stop reasons of truncated episodes; an episode with any other is terminated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An episode between two actions, or at its end.
+    """The state of an episode between two actions, or at its end.
 
     Attributes:
         messages: The conversation to continue, as the agent sent it; at the end, the last one with
             the last reply.
-        tokens: The same as token ids: the prompt; at the end, the last one with the last action.
-            None where the prompt holds images, which are no tokens.
-        stop_reason: Why the episode is over; None while it goes on.
-        max_tokens: Longest reply, in tokens; None for any length.
-        action: The last action's tokens, as taken; None at the start.
+        tokens: The prompt's token ids; at the end, the last prompt with the last action. None if
+            the prompt has images.
+        stop_reason: Why the episode is over; None while it runs.
+        max_tokens: Longest reply, in tokens; None: any length.
+        action: The last action's tokens, after a cut; None at the start.
     """
 
     messages: list[dict[str, Any]]
@@ -59,12 +59,12 @@ class Moment:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a budget cut the episode off."""
+        """Whether a budget, or the agent, truncated the episode."""
         return self.stop_reason in LIMITS
 
 
 class Episode:
-    """One run of an agent. Its methods belong to one event loop; ``close`` it in any case."""
+    """One run of an agent. Call its methods on one event loop, and always ``close`` it."""
 
     def __init__(self, env: ChatAgentEnv, renderer: PromptRenderer) -> None:
         self._env = env
@@ -73,7 +73,11 @@ class Episode:
         self._sampled = 0
 
     async def start(self) -> Moment:
-        """Run the agent to its first call."""
+        """Run the agent to its first call.
+
+        Raises:
+            EnvStateError: The episode ended before that.
+        """
         first = await self._env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             raise EnvStateError(
@@ -86,7 +90,10 @@ class Episode:
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
-        """Answer the agent's call, and run it to the next one or to its end, which closes it."""
+        """Answer the agent's call, and run the agent to its next call or its end.
+
+        The end closes the episode.
+        """
         action, is_cut = self._within_budget(list(tokens))
         before = self._moment
         conversation = self._env.conversation
@@ -114,11 +121,11 @@ class Episode:
         return self._moment
 
     async def close(self) -> None:
-        """Give the episode up. Idempotent."""
+        """Stop the episode. Idempotent."""
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a reply: its text, control tokens in it spelled out, and the turn's end."""
+        """The tokens of a reply: its text, with control tokens as text, and the turn's end."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])
@@ -153,7 +160,7 @@ class Episode:
 
     def _is_used_up(self) -> bool:
         limit = self._env.rollout_limits.max_sampled_tokens
-        return limit is not None and limit - self._sampled <= 1  # the Cookbook's own rule
+        return limit is not None and limit - self._sampled <= 1  # the Cookbook's rule
 
 
 def _after(moment: Moment, action: list[int], result: StepResult, stop: str | None) -> Moment:
@@ -179,7 +186,7 @@ def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of what JSON can hold, at a tenth of ``copy.deepcopy``'s price."""
+    """A deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
     if type(value) is str:
         return value
     if type(value) is dict:

@@ -1,9 +1,9 @@
-"""The event loop that all environments of a process share: a blocking portal of anyio's.
+"""The event loop that all environments of a process share: a blocking portal of anyio.
 
-Gymnasium calls plainly and agents are async, so somebody must run a loop. A portal in a thread of
-its own works in a script and inside a running loop (a notebook) alike. It starts with the first
-environment that needs it and ends with the last that gives it back; a forked child has no threads,
-and so a portal of its own.
+Gymnasium's calls are synchronous and agents are async, so a thread runs the event loop. This works
+in a script, and inside a running loop (a notebook). The thread starts with the first environment
+that needs it, and ends when the last one releases it. A forked child has no threads, and starts a
+new portal.
 """
 
 import asyncio
@@ -32,11 +32,10 @@ PATIENCE = 5.0
 
 
 class Loop:
-    """A hold on the shared loop, given back by ``leave`` or when its owner is collected.
+    """A use of the shared loop, released by ``leave`` or when its owner is garbage-collected.
 
     Attributes:
-        at_end: What is still to be done on the loop when it is given back; None for nothing. It
-            must not refer to the owner.
+        at_end: Work on the loop before the release; None: nothing. It must not refer to the owner.
     """
 
     def __init__(self, owner: object) -> None:
@@ -48,16 +47,16 @@ class Loop:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it runs in this process: a fork leaves threads behind."""
+        """Whether the loop runs in this process: a forked child does not have its thread."""
         return self._shared is _shared(os.getpid())
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Do ``work`` on the loop and wait for its result."""
-        done: Future[Result] = Future()  # before the start, so that Ctrl-C finds it in any case
+        """Run ``work`` on the loop and wait for its result."""
+        done: Future[Result] = Future()  # before the start, so that Ctrl-C can always cancel it
         try:
             self._start(partial(_settle, work, done))
             return done.result()
-        except BaseException:  # Ctrl-C, above all: the work must not go on behind our back
+        except BaseException:  # above all Ctrl-C: the work must stop too
             done.cancel()
             raise
 
@@ -67,31 +66,31 @@ class Loop:
         except RuntimeError as error:
             raise EnvStateError(
                 "A Gymnasium environment of evert was used from inside an async agent that runs on "
-                "the same event loop; it would wait for itself for ever. Use it in a thread: "
+                "the same event loop; it would wait for itself forever. Use it in a thread: "
                 "`await asyncio.to_thread(env.step, action)`."
             ) from error
 
     def leave(self) -> None:
-        """Give it back, and wait for what ends with it. Idempotent."""
+        """Do the work ``at_end``, and release the loop. Idempotent."""
         self._collected.detach()
         self.finish()
         self._shared.leave(self)
 
     def finish(self) -> None:
-        """Do what is left to do."""
+        """Do the work ``at_end``."""
         work, self.at_end = self.at_end, None
         if work is not None:
-            with contextlib.suppress(RuntimeError, TimeoutError):  # it has ended, or is blocked
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop ended, or is blocked
                 self._portal.start_task_soon(work).result(PATIENCE)
 
     def _leave_soon(self) -> None:
-        """Give it back in another thread: the garbage collector may call this on the loop."""
+        """Release the loop in another thread: the garbage collector may call this on the loop."""
         if self.is_ours:
             threading.Thread(target=self.leave, name="evert gymnasium", daemon=True).start()
 
 
 async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[Result]) -> None:
-    """Do ``work`` into ``done``. Cancelling ``done`` cancels the work, begun or not."""
+    """Run ``work``, with its result in ``done``. Cancelling ``done`` cancels it, begun or not."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -105,7 +104,7 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[
     except asyncio.CancelledError:
         done.cancel()
         raise
-    except BaseException as error:  # an agent's KeyboardInterrupt too: the loop is not its alone
+    except BaseException as error:  # also an agent's KeyboardInterrupt: others share the loop
         if done.set_running_or_notify_cancel():
             done.set_exception(error)
     else:
@@ -114,10 +113,10 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[
 
 
 class _Shared:
-    """The portal of one process, in a thread of its own as long as it has users.
+    """The portal of one process. Its thread runs while it has users.
 
-    A forked child inherits its parent's, users included, and keeps it as it is: collecting what
-    runs in it would report lost tasks.
+    A forked child inherits its parent's object with the users, and keeps both: collecting them
+    would report their tasks as lost.
     """
 
     def __init__(self) -> None:
@@ -127,7 +126,7 @@ class _Shared:
         self._portal: Future[BlockingPortal] = Future()
 
     def enter(self, user: Loop) -> BlockingPortal:
-        """The portal, started if need be."""
+        """Add a user, and return the portal, started if needed."""
         with self._lock:
             if not self._thread.is_alive():
                 self._portal = Future()
@@ -139,7 +138,7 @@ class _Shared:
             return self._portal.result()
 
     def leave(self, user: Loop) -> None:
-        """Give it back; the last user ends it, which cancels what is left on it."""
+        """Remove a user. After the last one the portal ends, and its tasks are cancelled."""
         with self._lock:
             if user not in self.users:
                 return
@@ -147,13 +146,13 @@ class _Shared:
             if self.users:
                 return
             portal, thread, self._thread = self._portal.result(), self._thread, threading.Thread()
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the portal has ended
             portal.start_task_soon(portal.stop, True)
         thread.join(PATIENCE)
         if thread.is_alive():
             logger.error(
-                "evert's event loop did not end within %s s; it is left behind. An agent swallows "
-                "its cancellation, or blocks the loop.",
+                "evert's event loop did not end within %s s; its thread keeps running. An agent "
+                "ignores its cancellation, or blocks the loop.",
                 PATIENCE,
             )
 
@@ -169,6 +168,6 @@ def _shared(pid: int) -> _Shared:
 
 
 @atexit.register
-def _finish_all() -> None:  # and leave the thread to its end: the loop's own would start others
+def _finish_all() -> None:  # the loop is not ended: that would start threads, which fails now
     for loop in list(_shared(os.getpid()).users):
         loop.finish()

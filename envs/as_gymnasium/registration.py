@@ -1,11 +1,11 @@
-"""Agents under ids of Gymnasium: the games, and ``register_agent`` for agents of your own.
+"""Gymnasium ids for agents: the games, and ``register_agent`` for your agents.
 
     evert.register_agent("my/Env-v0", my_agent, tasks=[...])
     env = gymnasium.make("my/Env-v0")
 
-Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. A registered environment
-is data: where an agent has an import path it is kept as that, so that its ``EnvSpec`` goes through
-JSON and pickle; anything else is kept as it is, in a ``Kept``.
+Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. An agent that has an
+import path is registered by this path, so that its ``EnvSpec`` can be written as JSON and pickled.
+Other objects are wrapped in a ``Kept``, which deep copies share.
 """
 
 import importlib
@@ -29,7 +29,7 @@ VECTOR_ENTRY_POINT = "evert.envs.as_gymnasium.vector:AgentVectorEnv"
 
 
 def register_games() -> None:
-    """Register the games with their training tasks; those that are registered are left alone."""
+    """Register the games with their training tasks. Ids that are registered do not change."""
     for game in games().values():
         if game.id not in gymnasium.registry:
             register_agent(game.id, game.agent, game.train_tasks)
@@ -50,21 +50,21 @@ def register_agent(
 
     Args:
         id: '[namespace/]Name-v0'.
-        agent: The agent, or its import path 'package.module:function', which is then imported (and
-            checked) by ``gymnasium.make`` only.
-        tasks: Sequence of tasks, of which every episode draws one; or its import path. None: the
-            agent takes no task.
+        agent: The agent, or its import path 'package.module:function'. Only ``gymnasium.make``
+            imports and checks a path.
+        tasks: Sequence of tasks, or its import path; each episode draws one. None: the agent takes
+            no task.
         max_turns: Actions an episode may take before it is truncated. None: no limit.
-        replace: Take the place of an id that is registered, as when a notebook's cell is run again.
-        **options: Of ``ChatAgentEnv``, for every environment of this id.
+        replace: Whether to replace an id that is registered, as when a notebook's cell runs again.
+        **options: Options of ``ChatAgentEnv`` for every environment of this id.
 
     Returns:
         The ``EnvSpec``, as ``gymnasium.spec(id)`` gives it.
 
     Raises:
         gymnasium.error.RegistrationError: The id is malformed, or taken.
-        InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
-        InvalidDatasetError: ``tasks`` are no sequence, or empty.
+        InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
+        InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
     _check_id(id)
     if id in gymnasium.registry and not replace:
@@ -114,7 +114,7 @@ def _check_path(path: str) -> None:
 
 
 def check_tasks(tasks: Any) -> None:
-    """Check what can be told of tasks without importing them."""
+    """Check tasks as far as possible without an import."""
     if tasks is None or (isinstance(tasks, str) and ":" in tasks):
         return
     is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
@@ -132,7 +132,7 @@ def check_tasks(tasks: Any) -> None:
 
 
 def import_path(value: Any) -> str | None:
-    """The path 'package.module:name' at which ``value`` itself is found; None if there is none."""
+    """The path 'package.module:name' at which ``value`` can be imported; None: there is none."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
@@ -148,7 +148,7 @@ def import_path(value: Any) -> str | None:
 
 
 def kept(value: Any) -> Any:
-    """``value`` if JSON can hold it, else in a ``Kept``."""
+    """``value`` if it is a scalar or a list of scalars, else wrapped in a ``Kept``."""
     value = unwrap(value)
     if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):
         return list(value)

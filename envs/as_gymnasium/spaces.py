@@ -1,12 +1,12 @@
-"""What observations and actions may be, at both levels.
+"""The spaces of observations and actions, at both levels.
 
     level       observation                                 action
-    messages    Sequence(Dict(role: Text, content: Text))   Text: what the policy says
+    messages    Sequence(Dict(role: Text, content: Text))   Text: the policy's reply
     tokens      Sequence(Discrete(vocabulary))              Sequence(Discrete(vocabulary))
 
 An observation is the whole conversation that the agent asks the policy to continue, as a tuple of
-messages or as a tuple of token ids. Lengths have no bound in either space; the budgets of an
-episode (``RolloutLimits``) bound them.
+messages or of token ids. The spaces do not bound lengths; an episode's budgets (``RolloutLimits``)
+do.
 """
 
 import string
@@ -19,15 +19,15 @@ from gymnasium import error, spaces
 from numpy.typing import NDArray
 
 SAMPLE_LENGTH = 32
-"""Longest text that ``AnyText.sample`` makes by itself."""
+"""Longest text that ``AnyText.sample`` makes, unless a mask gives a length."""
 
 
 class AnyText(spaces.Text):
-    """Every string that has a UTF-8 encoding; samples are short and of printable ASCII.
+    """All strings that have a UTF-8 encoding; samples are short and of printable ASCII.
 
-    ``gymnasium.spaces.Text`` lists its characters, which for Unicode means a hundred megabytes a
-    space, and draws lengths evenly up to the longest. So only ``contains`` and the default length
-    of samples differ from it: ``character_set`` is what samples are made of.
+    ``gymnasium.spaces.Text`` stores its characters, which takes a hundred megabytes a space for
+    Unicode, and samples lengths uniformly up to the longest. This class differs only in
+    ``contains`` and in the default length of samples; ``character_set`` is for samples.
     """
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
@@ -35,7 +35,7 @@ class AnyText(spaces.Text):
         super().__init__(sys.maxsize, min_length=0, charset=characters, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string that has tokens."""
+        """Whether ``x`` is a string that can be encoded."""
         return isinstance(x, str) and is_encodable(x)
 
     def sample(
@@ -55,7 +55,7 @@ class AnyText(spaces.Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: there is no longest text."""
+        """False: lengths have no bound."""
         return False
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class AnyText(spaces.Text):
 
 
 def is_encodable(text: str) -> bool:
-    """Whether ``text`` has tokens: half of a surrogate pair has none."""
+    """Whether ``text`` has a UTF-8 encoding: half of a surrogate pair has none."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -83,14 +83,14 @@ def token_space(vocabulary: int) -> spaces.Sequence:
 
 
 def observed(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Messages as an observation: role and text, nothing else."""
+    """Messages as an observation: only role and text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages
     )
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message; a part that is no text is named in brackets."""
+    """The text of a message. A part without text becomes its type in brackets."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -100,7 +100,11 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def text_action(action: object) -> str:
-    """An action at the messages level."""
+    """Check an action at the messages level, and return it.
+
+    Raises:
+        gymnasium.error.InvalidAction: It is not a string, or cannot be encoded.
+    """
     if not isinstance(action, str):
         raise error.InvalidAction(
             f"At level='messages' an action is the reply's text (str); got {action!r:.200} of type "
@@ -109,14 +113,18 @@ def text_action(action: object) -> str:
         )
     if not is_encodable(action):
         raise error.InvalidAction(
-            f"The action {action!r:.200} holds half of a surrogate pair, which has no UTF-8 "
+            f"The action {action!r:.200} has half of a surrogate pair, which has no UTF-8 "
             "encoding and so no tokens. Decode the bytes with errors='replace' first."
         )
     return action
 
 
 def token_action(action: object, vocabulary: int) -> list[int]:
-    """An action at the tokens level, from a tuple, list or one-dimensional array."""
+    """Check an action at the tokens level, a tuple, list or one-dimensional array.
+
+    Raises:
+        gymnasium.error.InvalidAction: It is not a sequence of token ids below ``vocabulary``.
+    """
     items = action.tolist() if isinstance(action, np.ndarray) else action
     if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
         raise error.InvalidAction(

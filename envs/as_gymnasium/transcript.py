@@ -1,7 +1,7 @@
-"""An episode for people: what ``render()`` shows.
+"""What ``render()`` shows of an episode.
 
-``transcript`` is the whole conversation as text ("ansi"); ``Screen`` prints what is new of it
-("human"), in colour where the output is a terminal that takes colour.
+``transcript`` returns the whole conversation as text ("ansi"). ``Screen`` prints its new messages
+("human"), in colour if the terminal supports it.
 """
 
 import json
@@ -17,7 +17,7 @@ _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magen
 
 
 def transcript(moment: "Moment", total: float) -> str:
-    """The conversation as text; a closing line once the episode is over."""
+    """The conversation as text, with a closing line if the episode is over."""
     parts = [f"[{message['role']}]\n{_body(message)}\n" for message in moment.messages]
     if moment.stop_reason is not None:
         parts.append(f"{_closing(moment, total)}\n")
@@ -47,8 +47,8 @@ class Screen:
         self._is_closed = False
 
     def show(self, moment: "Moment", total: float) -> None:
-        """Print what was not printed yet."""
-        from rich.console import Console  # here: who never renders should not pay for it
+        """Print the messages that were not printed yet."""
+        from rich.console import Console  # here, since most users never render
         from rich.text import Text
 
         console = Console()

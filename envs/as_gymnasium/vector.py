@@ -1,8 +1,8 @@
 """``AgentVectorEnv``: many episodes of an agent at once, on one event loop.
 
-It is Gymnasium's ``SyncVectorEnv``, which has the rules: seeds, autoreset, the form of infos. Only
-the waiting is ours. Before it goes from one environment to the next, all of them are played at the
-same time, so that each (a ``Member``) has its result ready when it is asked for it.
+Gymnasium's ``SyncVectorEnv`` handles seeds, autoreset and the form of infos. It calls one
+environment (a ``Member``) after the other. Before that, ``AgentVectorEnv`` plays all of them at the
+same time, so that each has its result ready.
 """
 
 import asyncio
@@ -34,25 +34,25 @@ Result = TypeVar("Result")
 class AgentVectorEnv(SyncVectorEnv, EzPickle):
     """Many episodes of a chat agent at once: a step takes as long as its slowest episode.
 
-    ``gymnasium.make_vec`` makes one of every id of evert's. The same seeds and actions give what
-    ``SyncVectorEnv`` gives, which plays one episode after the other. A copy, by ``copy`` or
+    ``gymnasium.make_vec`` makes one from any of evert's ids. The same seeds and actions give the
+    results of ``SyncVectorEnv``, which plays one episode after the other. A copy, by ``copy`` or
     ``pickle``, is a new environment with the same arguments.
 
-    An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) ends alone:
-    truncated, its reward NaN, its observation the last one, the exception in ``infos["error"]``.
-    One that fails at its start has the observation ``()`` and ends so with the next step.
-    ``on_agent_error=-1.0`` scores such episodes instead.
+    An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) does not
+    stop the others. It is truncated, with reward NaN, its last observation, and the exception in
+    ``infos["error"]``. An episode that fails at its start has the observation ``()`` and is
+    truncated at the next step. ``on_agent_error=-1.0`` gives such episodes a reward instead.
 
     Args:
-        num_envs: Number of episodes at once.
+        num_envs: Number of environments.
         autoreset_mode: "NextStep", "SameStep" or "Disabled", or Gymnasium's ``AutoresetMode``.
         max_episode_steps: Steps after which an episode is truncated. None: no limit.
-        **arguments: Of ``AgentGymEnv``.
+        **arguments: Arguments of ``AgentGymEnv``.
 
     Raises:
-        EnvArgumentError: An argument has no such value, or there is none of this name.
-        InvalidAgentError: ``agent`` is no agent, or takes other arguments.
-        InvalidDatasetError: ``tasks`` are no sequence, or empty.
+        EnvArgumentError: An argument has a wrong value or an unknown name.
+        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
 
     envs: list["Member"]  # type: ignore[assignment]
@@ -72,10 +72,10 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             require_one_of("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
         arguments = {name: kept(value) for name, value in arguments.items()}
         make = partial(Member, max_episode_steps, **arguments)
-        members = [make] * num_envs  # their observations are new at every step: no need of a copy
+        members = [make] * num_envs  # copy=False below: every step makes new observations
         SyncVectorEnv.__init__(self, members, copy=False, autoreset_mode=autoreset_mode)
         given = {"autoreset_mode": autoreset_mode, "max_episode_steps": max_episode_steps}
-        EzPickle.__init__(self, num_envs, **given, **arguments)  # what a copy is made from
+        EzPickle.__init__(self, num_envs, **given, **arguments)  # for copies
         self._loop: Loop | None = None
 
     # -- Gymnasium -------------------------------------------------------------------------------
@@ -83,18 +83,19 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Give up the running episodes, and start one in each environment.
+        """Stop the running episodes, and start one in each environment.
 
         Args:
-            seed: The first of as many in a row, or one for each. None: go on.
+            seed: Seed of the first environment, with consecutive ones for the others; or a list
+                with one for each. None: continue with the current ones.
             options: ``{"task": task}`` for all; ``{"reset_mask": mask}``, an array of booleans,
-                resets those and leaves the others.
+                resets only these environments.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.
-            EvertError: All episodes have failed at their start: why the first did.
+            EvertError: All episodes failed at their start. It is the first one's error.
         """
-        self.closed = False  # a new life, as a single environment has
+        self.closed = False  # like a single environment, it can be reset after close()
         others = dict(options or {})
         mask = others.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
         seeds = _seeds(seed, self.num_envs)
@@ -110,8 +111,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         """Answer every agent with its action, and wait for all of them.
 
         Raises:
-            gymnasium.error.InvalidAction: An action is not in the action space, or there are more
-                or fewer than environments. No episode has gone on.
+            gymnasium.error.InvalidAction: An action is not in the action space, or there is not one
+                action for each environment. No episode has advanced.
             gymnasium.error.ResetNeeded: No episodes are running, or one is over and autoreset is
                 disabled.
         """
@@ -130,7 +131,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         return super().step(given)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Give up all episodes, at the same time, and the event loop."""
+        """Stop all episodes at the same time, and release the event loop."""
         episodes = [env.let_go("the environment was closed") for env in self.envs]
         loop, self._loop = self._loop, None
         if loop is not None and loop.is_ours:
@@ -141,7 +142,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        """Gymnasium's, which would round a float off where the first value was an integer."""
+        """Extend Gymnasium's method, which rounds a float if the first value was an integer."""
         for key, value in env_info.items():
             array = vector_infos.get(key)
             if isinstance(array, np.ndarray) and not _holds(array, value):
@@ -151,7 +152,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                     vector_infos[key][i] = values[i]
         return super()._add_info(vector_infos, env_info, env_num)
 
-    # -- all at the same time --------------------------------------------------------------------
+    # -- concurrent play -------------------------------------------------------------------------
 
     def _forget(self) -> None:
         for env in self.envs:
@@ -177,7 +178,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 env.go_on(results[i] if env.failure is None else env.failure)
 
     def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
-        """Do the work of these environments. An agent's error is returned in its place."""
+        """Do the work of these environments. An agent's error is returned as its result."""
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
         results = dict[int, Moment | EvertError]()
@@ -198,12 +199,12 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
 
 class Member(AgentGymEnv):
-    """One environment of a vector: ``reset`` and ``step`` return what was played before.
+    """One environment of a vector: ``reset`` and ``step`` return results that are prepared before.
 
     Attributes:
-        ready: What they are to return, in turn; empty: they play as they always do.
-        failure: Why the episode failed at its start; None: it did not.
-        is_over: Whether the latest step was the last one.
+        ready: The prepared results, in order. Empty: ``reset`` and ``step`` play.
+        failure: The error at the episode's start; None: it has started.
+        is_over: Whether the latest step ended the episode.
     """
 
     def __init__(self, max_episode_steps: int | None, **arguments: Any) -> None:
@@ -217,15 +218,15 @@ class Member(AgentGymEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """What ``begin`` came to."""
+        """Return the result that ``begin`` prepared."""
         return self.ready.popleft() if self.ready else super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """What ``go_on`` came to."""
+        """Return the result that ``go_on`` prepared."""
         return self.ready.popleft() if self.ready else super().step(action)
 
     def begin(self, result: Moment | EvertError) -> None:
-        """Have the result of a reset ready."""
+        """Prepare the result of a reset."""
         self._steps, self.is_over, self.failure = 0, False, None
         if isinstance(result, EvertError):
             self.failure = result
@@ -235,7 +236,7 @@ class Member(AgentGymEnv):
             self.ready.append(self.was_reset(result))
 
     def go_on(self, result: Moment | EvertError) -> None:
-        """Have the result of a step ready."""
+        """Prepare the result of a step."""
         self._steps += 1
         if isinstance(result, Moment):
             observation, reward, terminated, truncated, info = self.stepped(result)
@@ -258,13 +259,15 @@ async def _tried(work: Work) -> Moment | BaseException:
         return await work()
     except asyncio.CancelledError:
         raise
-    except BaseException as problem:  # all others are to come to their end
+    except BaseException as problem:  # the other environments finish their work
         return problem
 
 
 def _require_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise EnvArgumentError(f"{name}={value!r} is no count; expected an integer of at least 1.")
+        raise EnvArgumentError(
+            f"{name}={value!r} is not a count; expected an integer of at least 1."
+        )
 
 
 def _seeds(seed: int | list[int | None] | None, length: int) -> list[int | None]:
@@ -284,7 +287,7 @@ def _one_each(actions: Any, length: int) -> tuple[Any, ...]:
         got = f"{len(given)} actions" if is_many else f"{actions!r:.200}"
         raise error.InvalidAction(
             f"{length} environments take a tuple, list or array of {length} actions; got {got}. "
-            "Give one for each, also for those that are over, whose action does nothing."
+            "Give one for each, also for those whose episode is over: that action does nothing."
         )
     return given
 

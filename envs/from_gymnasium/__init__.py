@@ -1,10 +1,10 @@
-"""Gymnasium's games as agents: a policy plays them in words.
+"""Gymnasium environments as agents: a policy plays them in words.
 
 Read in this order:
 
-    agent.py          ``GymAgent``: an environment of Gymnasium's as an agent
-    actions.py        its actions by name, and what a reply means
-    prompt.py         what a policy is told first, from the environment's docstring
-    observations.py   what it is told then: observations in words, Gymnasium's and MiniGrid's
-    recipe.py         how ``tasks=gymnasium:Blackjack-v1`` trains on one
+    agent.py          ``GymAgent``: a Gymnasium environment as an agent
+    actions.py        names of actions, and how replies are read
+    prompt.py         the system message, from the environment's docstring
+    observations.py   observations in words, for Gymnasium and MiniGrid
+    recipe.py         the training recipe of ``tasks=gymnasium:Blackjack-v1``
 """

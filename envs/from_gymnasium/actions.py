@@ -1,8 +1,8 @@
-"""The actions of an environment in words: their names, and what a reply means.
+"""The names of an environment's actions, and how replies are read.
 
-A ``Discrete`` space is played by name or number, arrays by JSON, text as it is. ``actions_of``
-finds the names: ``get_action_meanings()``, as Atari's have it, an enumeration ``actions``, as
-MiniGrid's, or the docstring's "Action Space", as Gymnasium's own.
+A reply is a name or number for a ``Discrete`` space, JSON for arrays, and the text itself for text.
+``actions_of`` finds the names: in ``get_action_meanings()`` (Atari), in an enumeration ``actions``
+(MiniGrid), or in the docstring's "Action Space" (Gymnasium).
 """
 
 import json
@@ -26,9 +26,10 @@ class Actions:
     """The actions of an environment.
 
     Attributes:
-        space: They are in.
-        names: Of a ``Discrete`` space's actions, by number; those without a name are left out.
-        parse: What a reply means instead; None for the ways above.
+        space: The action space.
+        names: Names of a ``Discrete`` space's actions, by number; some may have no name.
+        parse: A function from a reply to an action, used instead of the rules of this module; None:
+            these rules.
     """
 
     space: spaces.Space[Any]
@@ -36,17 +37,17 @@ class Actions:
     parse: Callable[[str], Any] | None = None
 
     def name(self, action: Any) -> str:
-        """An action as it is said: its name, or its number, or JSON."""
+        """An action in words: its name or else its number, the text, or JSON."""
         if isinstance(self.space, spaces.Discrete):
             return self.names.get(int(action), str(action))
         return action if isinstance(action, str) else json.dumps(np.asarray(action).tolist())
 
     def brief(self, action: Any) -> str:
-        """An action in few tokens: its number, where it has one."""
+        """An action in few tokens: its number if it has one, else as ``name``."""
         return str(int(action)) if isinstance(self.space, spaces.Discrete) else self.name(action)
 
     def read(self, reply: str) -> tuple[Any, str]:
-        """The action of a reply, and "" ; or None, and why it is none."""
+        """The action of a reply, and ""; or None, and the reason why the reply is not an action."""
         try:
             action = self._parsed(reply) if self.parse is None else self.parse(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -58,14 +59,15 @@ class Actions:
         return None, f"{reply.strip()[:80]!r} is no action{said}. {self.choices()}"
 
     def choices(self) -> str:
-        """What a reply may be, in a sentence."""
+        """A sentence that tells the policy which replies are actions."""
         if isinstance(self.space, spaces.Discrete):
             first = int(self.space.start)
             numbers = range(first, first + int(self.space.n))
             named = [f"{n} ({self.names[n]})" if n in self.names else str(n) for n in numbers]
             return f"Reply with one action, its name or its number: {', '.join(named)}."
         if isinstance(self.space, spaces.Text):
-            return f"Reply with a text of {self.space.min_length} to {self.space.max_length} signs."
+            least, most = self.space.min_length, self.space.max_length
+            return f"Reply with a text of {least} to {most} characters."
         return f"Reply with one action of {self.space}, as a JSON list of shape {self.space.shape}."
 
     def _parsed(self, reply: str) -> Any:
@@ -86,7 +88,7 @@ class Actions:
 
     @cached_property
     def _own_words(self) -> dict[int, set[str]]:
-        """The words that are in the name of one action alone: "left" of "Move left"."""
+        """By action, the words that only its name has: "left" of "Move left"."""
         words = {n: {*_words(name)} for n, name in self.names.items()}
         return {
             n: own - {w for other in words if other != n for w in words[other]}
@@ -99,7 +101,11 @@ def _words(text: str) -> list[str]:
 
 
 def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
-    """The actions of an environment."""
+    """The actions of an environment.
+
+    Raises:
+        EnvArgumentError: They need a ``parse``.
+    """
     space = env.action_space
     if isinstance(space, spaces.Discrete):
         numbers = range(int(space.start), int(space.start) + int(space.n))
@@ -109,14 +115,14 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
     arrays = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if parse is None and not isinstance(space, spaces.Text | arrays):
         raise EnvArgumentError(
-            f"The actions of {env.spec.id if env.spec else env} are in {space}, which no reply is "
-            "read as. Pass parse=, a function from a reply to an action."
+            f"The actions of {env.spec.id if env.spec else env} are in {space}, and no reply is "
+            "read as one. Pass parse=, a function from a reply to an action."
         )
     return Actions(space, {}, parse)
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """The actions that the ``action_mask`` of ``info`` has; None where there is no such mask."""
+    """The actions that the ``action_mask`` in ``info`` allows; None: there is no such mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None

@@ -1,8 +1,8 @@
-"""``GymAgent``: an environment of Gymnasium's as an agent.
+"""``GymAgent``: a Gymnasium environment as an agent.
 
-The environment is told the policy in words (``prompt.py``, ``observations.py``), a reply is read as
-an action (``actions.py``), and rewards are given at their own turn. Each episode makes its own
-environment and closes it, whatever happens.
+The policy gets the rules and the observations in words (``prompt.py``, ``observations.py``). Its
+reply is read as an action (``actions.py``), and each reward goes to the turn of its action. Each
+episode makes an environment, and always closes it.
 """
 
 import asyncio
@@ -28,53 +28,50 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 Describe: TypeAlias = Callable[[Any, dict[str, Any], "gymnasium.Env[Any, Any]"], str]
-"""From an observation, its info and the environment to what the policy is told."""
+"""From an observation, its info and the environment to a text for the policy."""
 
 Parse: TypeAlias = Callable[[str], Any]
-"""From a reply to an action; None, or a ``ValueError`` that says why, where it is none."""
+"""From a reply to an action. None, or a ``ValueError`` with the reason: it is not an action."""
 
 Message: TypeAlias = dict[str, Any]
 
 PATIENCE = 3
-"""Replies in a row without a legal action after which ``illegal="explain"`` ends the episode."""
+"""Illegal replies in a row after which ``illegal="explain"`` ends the episode."""
 
 DEMONSTRATED = 8
 """Most actions of a demonstration."""
 
 
 class GymAgent:
-    """An environment of Gymnasium's as an agent: the policy is told what it sees, and acts.
+    """A Gymnasium environment as an agent: the policy reads observations in words, and acts.
 
-    The task is the environment's seed; or ``{"seed": 7, "options": {...}}``, as ``reset`` takes
-    them; without a seed the episode's own (``client.seed``) is taken. Rewards are given at their
-    own turn; an episode that the environment truncates is truncated.
+    The task is the environment's seed, or ``{"seed": 7, "options": {...}}`` for ``reset``. Without
+    a seed the episode's seed (``client.seed``) is used. Each reward goes to the turn of its action.
+    An episode that the environment truncates is truncated.
 
-    What a reply means: the last line's one action, by its name or its number; a JSON list where
-    actions are arrays; the whole reply where they are text. Names are those of the environment
-    (``get_action_meanings()``, an enumeration ``actions``) or of its docstring. Where ``info`` has
-    an ``action_mask``, the policy is told which actions it has left; one that it takes nevertheless
-    is the environment's to judge.
+    How a reply is read: in its last line, the name or number of one action, or a JSON list if
+    actions are arrays; the whole reply if actions are text. Names come from the environment
+    (``get_action_meanings()``, an enumeration ``actions``) or its docstring. If ``info`` has an
+    ``action_mask``, the policy is told which actions are left; the environment judges any other.
 
     Args:
-        id: As ``gymnasium.make`` takes it.
-        describe: What the policy is told of an observation: a function from the observation, its
-            ``info`` and the environment to text, or its import path. None: in words that fit the
-            space.
-        parse: What a reply means: a function from its text to an action, or its import path; None
-            or a ``ValueError`` for no action. None: as above.
-        illegal: What follows a reply without a legal action, which the environment never sees.
-            "explain": the policy is told what is legal and asked again; the third time in a row the
+        id: Id for ``gymnasium.make``.
+        describe: Function from an observation, its ``info`` and the environment to a text for the
+            policy, or its import path. None: words that fit the space.
+        parse: Function from a reply to an action, or its import path; it returns None or raises
+            ``ValueError`` if the reply is not an action. None: the rules above.
+        illegal: What follows a reply that is not an action. The environment never sees it.
+            "explain": the policy is told the actions and asked again; the third time in a row the
             episode is truncated. "end": the episode is over. A number: over with that reward.
-        prompt: What the policy is told first, as the system's message. None: from the
-            environment's docstring and spaces; "": nothing.
-        off_loop: Whether the environment runs in a thread, one an episode: for one that blocks.
-        **make: Of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``, ...
+        prompt: System message. None: made from the environment's docstring and spaces; "": none.
+        off_loop: Whether each episode's environment runs in a thread, because it blocks.
+        **make: Arguments of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``.
 
     Raises:
-        EnvArgumentError: An argument has no such value, or nothing is found at an import path.
+        EnvArgumentError: An argument has a wrong value, or an import path leads to nothing.
     """
 
-    from_path = True  # an import path may have it made: 'evert:GymAgent("Taxi-v4")'
+    from_path = True  # an import path may call it: 'evert:GymAgent("Taxi-v4")'
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class GymAgent:
         if illegal not in ("explain", "end") and not is_number:
             raise EnvArgumentError(
                 f"illegal={illegal!r:.200} is not supported; expected 'explain', 'end' or a finite "
-                "number, the reward of an episode that ends so."
+                "number, the reward of an episode that ends with such a reply."
             )
         self.id = id
         self.illegal = illegal
@@ -112,7 +109,7 @@ class GymAgent:
         return f"GymAgent({', '.join([repr(self.id), *given])})"
 
     def make(self) -> "gymnasium.Env[Any, Any]":
-        """The environment of one episode.
+        """Make the environment of an episode.
 
         Raises:
             gymnasium.error.Error: There is no environment of this id.
@@ -123,7 +120,7 @@ class GymAgent:
         """Play an episode.
 
         Raises:
-            EnvArgumentError: The task is none; or the environment's actions need a ``parse``.
+            EnvArgumentError: The task is not valid, or the environment's actions need a ``parse``.
         """
         begin = start_of(task, client.seed)
         if not self.off_loop:
@@ -163,10 +160,10 @@ class GymAgent:
         reward = 0.0 if isinstance(self.illegal, str) else self.illegal
         return Outcome(reward, {"illegal": wrong}, truncated=self.illegal == "explain")
 
-    # -- what is said ----------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
     def actions(self, env: "gymnasium.Env[Any, Any]") -> Actions:
-        """The environment's actions, in words.
+        """The environment's actions, with their names.
 
         Raises:
             EnvArgumentError: They need a ``parse``.
@@ -176,7 +173,7 @@ class GymAgent:
     def opening(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> list[Message]:
-        """What the policy is told first, and what it sees then."""
+        """The first messages: the system message, if any, and the first observation."""
         prompt = prompt_of(env, actions) if self.prompt is None else self.prompt
         system = [{"role": "system", "content": prompt}] if prompt else []
         return [*system, self.told(env, actions, observation, info)]
@@ -184,20 +181,20 @@ class GymAgent:
     def told(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> Message:
-        """What the policy is told of an observation."""
+        """The message with an observation."""
         text = self._describe(observation, info, env)
         if (legal := legal_in(env, info)) is not None:
             text += f"\nActions left: {', '.join(map(actions.name, legal))}."
         return {"role": "user", "content": text}
 
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
-        """Conversations in which random actions are taken, legal where the environment says so.
+        """Conversations with random actions, without end; legal ones if there is an action mask.
 
-        They show how to reply, and nothing of what is a good action. Endless; each is the beginning
-        of an episode, at most ``DEMONSTRATED`` actions.
+        They show how to reply, not which action is good. Each is the beginning of an episode, with
+        at most ``DEMONSTRATED`` actions.
 
         Raises:
-            EnvArgumentError: ``parse`` does not take an action by its number.
+            EnvArgumentError: ``parse`` rejects an action that ``Actions.brief`` writes.
         """
         draw = random.Random(seed)
         while True:
@@ -222,8 +219,8 @@ class GymAgent:
             messages.append({"role": "assistant", "content": said})
             if why := actions.read(said)[1]:
                 raise EnvArgumentError(
-                    f"parse does not take {said!r}, an action of {self.id}, so "
-                    f"that there can be no demonstrations: {why} Let it, or leave parse out."
+                    f"parse does not take {said!r}, an action of {self.id}, as "
+                    f"demonstrations need: {why} Make it take this, or leave parse out."
                 )
             observation, _, over, cut, info = env.step(action)
             if over or cut:
@@ -232,11 +229,14 @@ class GymAgent:
 
 
 def start_of(task: Any, seed: int) -> dict[str, Any]:
-    """What ``reset`` is given for a task.
+    """The arguments of ``reset`` for a task.
 
     Args:
         task: A seed, None, or ``{"seed": ..., "options": ...}``.
-        seed: Of an episode whose task has none.
+        seed: The episode's seed, for a task without one.
+
+    Raises:
+        EnvArgumentError: The task is none of these.
     """
     given = task if isinstance(task, Mapping) else {"seed": task}
     start = {"seed": seed, **{key: value for key, value in given.items() if value is not None}}
@@ -244,7 +244,7 @@ def start_of(task: Any, seed: int) -> dict[str, Any]:
     if start.keys() <= {"seed", "options"} and hasattr(own, "__index__") and int(own) >= 0:
         return {**start, "seed": int(own)}
     raise EnvArgumentError(
-        f"The task {task!r:.200} is no start of an environment; expected a seed (an integer of at "
+        f"The task {task!r:.200} cannot start an environment; expected a seed (an integer of at "
         'least 0), None, or {"seed": 7, "options": {...}} with either of the two.'
     )
 
@@ -256,7 +256,7 @@ def _found(value: Any, what: str) -> Any:
 # -- where the environment runs --------------------------------------------------------------------
 
 Call: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Has something of the environment done, and gives what came of it."""
+"""Calls a function of the environment, and returns its result."""
 
 
 async def _here(work: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Observations in words: those of any space, of Gymnasium's toy-text games, and of MiniGrid.
+"""Observations in words: of any space, of Gymnasium's toy-text games, and of MiniGrid.
 
 The texts are short and regular, so that small models can learn them too.
 """
@@ -13,7 +13,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
-    """What a policy is told of an observation, unless ``GymAgent`` is given a ``describe``."""
+    """The text of an observation, for a ``GymAgent`` without ``describe``."""
     if describe := toy_text(env):
         return describe(observation, env.unwrapped)
     if isinstance(observation, Mapping) and {"mission", "image"} <= observation.keys():
@@ -22,13 +22,13 @@ def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
 
 
 def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
-    """What puts the observations of a toy-text game into words; None of another environment."""
+    """The function that describes a toy-text game's observations; None: it is another game."""
     known = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
     return next(filter(None, known), None)
 
 
 def plainly(observation: Any) -> str:
-    """Any observation: text as it is, numbers, lists of numbers, and what mappings have by key."""
+    """The text of any observation: strings as they are, arrays as lists, mappings by key."""
     if isinstance(observation, Mapping):
         return "\n".join(f"{key}: {plainly(value)}" for key, value in observation.items())
     if isinstance(observation, tuple):
@@ -80,7 +80,7 @@ _TOY_TEXT: Mapping[str, Callable[[Any, Any], str]] = {
 
 # -- MiniGrid ------------------------------------------------------------------------------------
 
-# The codes of minigrid.core.constants, which are part of what its observations are.
+# The codes of minigrid.core.constants, which observations have.
 _WALL = 2
 _OBJECTS = {4: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
 _COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
@@ -89,12 +89,12 @@ _DIRECTIONS = ("east", "south", "west", "north")
 
 
 def minigrid_in_words(observation: Mapping[str, Any]) -> str:
-    """A MiniGrid observation: the mission, what is carried, and what is seen from where one stands.
+    """The text of a MiniGrid observation: the mission, the object carried, the objects in view.
 
     Args:
-        observation: With ``mission``, ``direction`` (absent in some) and ``image``: of each cell in
-            view its object, colour and state; the agent stands in the middle of the last row and
-            looks up.
+        observation: Has ``mission``, ``direction`` (may be absent) and ``image``: the object,
+            colour and state of each cell in view, shape (columns, rows, 3). The agent is in the
+            middle of the last row and looks up.
     """
     image = np.asarray(observation["image"])
     middle, here = image.shape[0] // 2, image.shape[1] - 1

@@ -1,4 +1,4 @@
-"""What a policy is told first: the rules, from the environment's docstring and spaces."""
+"""The system message: the rules, from the environment's docstring and spaces."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ TOLD = (
     *("Description", "Mission Space", "Observation Space", "Rewards", "Reward"),
     *("Episode End", "Termination"),
 )
-"""Headings of a docstring that a player has to know of; Gymnasium's and MiniGrid's."""
+"""Sections of Gymnasium's and MiniGrid's docstrings that the message has."""
 
 _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 """References, tags and images."""
@@ -22,7 +22,7 @@ _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
     """The rules of an environment, and how to reply."""
-    left_out = "Observation Space" if toy_text(env) else ""  # what is told is in other words
+    left_out = "Observation Space" if toy_text(env) else ""  # observations are put differently
     rules = _rules(type(env.unwrapped).__doc__ or "", left_out)
     if not rules:
         name = env.spec.id if env.spec else type(env.unwrapped).__name__

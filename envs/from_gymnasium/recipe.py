@@ -1,8 +1,8 @@
-"""Environments of Gymnasium's as a taskset: ``evert train tasks=gymnasium:Blackjack-v1``.
+"""Gymnasium environments as a taskset: ``evert train tasks=gymnasium:Blackjack-v1``.
 
-Any of them has a recipe: a warm-up on random actions, which shows a tiny model how to reply, then
-RL on seeds; a game that a shipped base knows needs no warm-up. The shipped bases get no rules,
-which they could not read; other models do.
+Each has a recipe: a warm-up on random actions, which shows a tiny model how to reply, then RL on
+seeds. A game that a shipped base knows needs no warm-up. The shipped bases get no rules, because
+they could not understand them; other models do.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
     "Blackjack-v1": {"max_tokens": 16},
     "FrozenLake-v1": {"tasks.is_slippery": False, "limits.max_turns": 20, "max_tokens": 16},
 }
-"""What ``evert evaluate tasks=all-offline`` plays, with settings of its evaluation."""
+"""The environments of ``evert evaluate tasks=all-offline``, with settings of their evaluation."""
 
 TRAIN_TASKS = range(10_000)
 TEST_TASKS = range(10_000, 10_200)
 """Seeds."""
 
 ILLEGAL = -1.0
-"""Reward of an episode that an illegal reply ends. Where it is ended for nothing, a policy that
-loses more often than not learns to talk nonsense: Blackjack's did."""
+"""Reward of an episode that an illegal reply ends. With 0, a policy that loses most games learns
+illegal replies: Blackjack's did."""
 
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    # Many deals and few hands of each: how good an action is differs more by deal than by hand.
+    # Many deals with few hands each: an action's reward differs more by deal than by hand.
     "Blackjack-v1": {
         "model_name": "evert-tiny-moves",
         "warm_up_steps": 0,
@@ -40,15 +40,15 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "eval_every": 50,
     },
 }
-"""What of the recipe is otherwise for games that one of the shipped bases knows."""
+"""Changes to the recipe for games that a shipped base knows."""
 
 
 def gymnasium(id: str, **arguments: Any) -> Game:
-    """The game of an environment of Gymnasium's.
+    """The game of a Gymnasium environment.
 
     Args:
-        id: Its id.
-        **arguments: Of ``GymAgent`` and of ``gymnasium.make``.
+        id: Id of the environment.
+        **arguments: Arguments of ``GymAgent`` and of ``gymnasium.make``.
 
     Raises:
         GameError: There is no such environment, or it does not take an argument.
@@ -69,8 +69,8 @@ def gymnasium(id: str, **arguments: Any) -> Game:
             "batch_size": 32,
             "group_size": 8,
             "learning_rate": 5e-4,
-            # Kept near the random play of the warm-up: without it, or at a higher learning rate,
-            # Blackjack's policy soon did nothing but stick.
+            # Keeps the policy near the random play of the warm-up: without it, or at a higher
+            # learning rate, Blackjack's policy soon always chose to stick.
             "kl_penalty": 0.3,
             "max_tokens": 8,
             "limits": {"max_turns": 200},
@@ -100,7 +100,7 @@ def _agent(id: str, arguments: Mapping[str, Any]) -> "GymAgent":
     except Exception as error:
         raise GameError(
             f"tasks=gymnasium:{id} could not be made with {dict(arguments)}: "
-            f"{type(error).__name__}: {error} Give an id of Gymnasium's, and its own arguments: "
+            f"{type(error).__name__}: {error} Give a Gymnasium id, and arguments that it takes: "
             "tasks=gymnasium:FrozenLake-v1 tasks.is_slippery=False."
         ) from error
     return agent

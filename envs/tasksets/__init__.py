@@ -1,23 +1,23 @@
-"""Tasksets: games that a package makes of a name and arguments, for ``tasks=``.
+"""Tasksets: functions that make a ``Game`` from a name and arguments, for ``tasks=``.
 
     evert train tasks=reasoning_gym:chain_sum tasks.min_terms=2
 
-What stands before the colon is a module of yours that has a function ``taskset``, from what stands
-behind it, and the arguments, to a ``Game``; or an entry point of the group ``evert.tasksets``,
-which a package offers in its ``pyproject.toml``:
+The function gets the name after the colon, and the arguments. The part before the colon names the
+taskset: a module of yours with a function ``taskset``, or an entry point of the group
+``evert.tasksets``, which a package declares in its ``pyproject.toml``:
 
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:taskset"
 
-    common.py          what tasksets share: packages, held-out tasks, answers to a wrong name
+    common.py          what tasksets share: imports, held-out tasks, errors for unknown names
     agentdojo.py       AgentDojo's workspaces, with and without prompt injections
     bfcl.py            BFCL's multi-turn rows
-    bfcl_apis.py       their simulated APIs, in a process of their own
+    bfcl_apis.py       the process with BFCL's simulated APIs
     miniwob.py         MiniWoB++'s pages in a headless Chromium
-    openenv.py         what an OpenEnv server has
+    openenv.py         the environment of an OpenEnv server
     answers.py         which answers reasoning-gym's scorers may read: some evaluate them as Python
-    reasoning_gym.py   reasoning-gym's generators, scored by their own scorers: a pattern for others
-    scienceworld.py    ScienceWorld's experiments, in a simulator of Java's
+    reasoning_gym.py   reasoning-gym's generators and scorers: an example for other tasksets
+    scienceworld.py    ScienceWorld's experiments, in its Java simulator
     textarena.py       TextArena's games, with a seat for each player
 """
 
@@ -35,14 +35,14 @@ GROUP = "evert.tasksets"
 
 
 def task_game(given: Mapping[str, Any]) -> Game:
-    """The game of a taskset.
+    """Make a game by a taskset.
 
     Args:
-        given: Its ``id``, 'taskset:name', and the taskset's arguments; texts are read as Python's
-            literals where they are some.
+        given: The ``id``, 'taskset:name', and the taskset's arguments. A text that is a Python
+            literal is replaced by its value.
 
     Raises:
-        GameError: There is no such taskset, or it makes no game of this.
+        GameError: There is no such taskset, or it makes no game of these.
     """
     id, arguments = str(given.get("id") or ""), literals(given)
     taskset, _, name = id.partition(":")
@@ -54,14 +54,14 @@ def task_game(given: Mapping[str, Any]) -> Game:
         game = make(name, **arguments)
     except GameError:
         raise
-    except Exception as error:  # a package of a user's
+    except Exception as error:  # whatever the user's code raises
         raise GameError(
             f"tasks={id} could not be made with {arguments}: {type(error).__name__}: {error}"
             f"{place_of(error)}. Check the name and the arguments (tasks.KEY=VALUE), or the code."
         ) from error
     if not isinstance(game, Game):
         raise GameError(
-            f"The taskset {taskset} made a {type(game).__name__} of {name!r}; expected an "
+            f"The taskset {taskset} made a {type(game).__name__} from {name!r}; expected an "
             "evert.Game" + (": does it return one?" if game is None else ".")
         )
     return game
@@ -72,24 +72,24 @@ def _check_arguments(
 ) -> None:
     try:
         signature = inspect.signature(make)
-    except ValueError:  # of C
+    except ValueError:  # a function in C has none
         return
     try:
         signature.bind(name, **arguments)
     except TypeError as error:
         raise GameError(
-            f"tasks={id}: {error}. It takes {signature}; the first is what stands behind the "
+            f"tasks={id}: {error}. It takes {signature}; the first is the name after the "
             "colon, the others are tasks.KEY=VALUE."
         ) from error
 
 
 def _maker(taskset: str, id: str) -> Callable[..., Any]:
-    """What makes a taskset's games: an entry point, or ``taskset`` of a user's module."""
+    """The function of a taskset: an entry point, or ``taskset`` in a user's module."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if taskset in found:
         try:
             loaded: Callable[..., Any] = found[taskset].load()
-        except Exception as error:  # of somebody's package
+        except Exception as error:  # whatever the package raises
             said = f"{type(error).__name__}: {error}{place_of(error)}"
             value = found[taskset].value
             raise GameError(f"The taskset {taskset} ({value}) cannot be loaded: {said}.") from error
@@ -100,7 +100,7 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
             return made
         raise GameError(
             f"tasks={id}: {module.__file__} has no function taskset(name) that returns an "
-            "evert.Game. Write one; a game without a name or arguments goes with env=."
+            "evert.Game. Write one, or use env= for a game without a name or arguments."
         )
     local = [path.stem for path in Path().glob("*.py")]
     near = get_close_matches(taskset.removesuffix(".py"), [*found, *local], n=1)
@@ -108,6 +108,6 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
     raise GameError(
         f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
         f"reasoning_gym:chain_sum.{hint} There are {', '.join(sorted(found))}, and modules of "
-        "yours with a function taskset(name): my_tasks for my_tasks.py in this folder. Tasks alone "
-        "go with an agent: agent=package.module:function train_tasks=package.module:TASKS."
+        "yours with a function taskset(name): my_tasks for my_tasks.py in this folder. For a list "
+        "of tasks, set agent=package.module:function train_tasks=package.module:TASKS."
     )

@@ -1,10 +1,10 @@
-"""AgentDojo's workspaces: tasks for an agent with tools, and texts in them that mislead it.
+"""AgentDojo's workspaces: tasks for an agent with tools, and prompt injections in tool results.
 
     evert train tasks=agentdojo:banking model_name=smollm2
     evert train tasks=agentdojo:banking,slack tasks.attack=important_instructions
 
-The package's own pipeline, tools, attacks, defences and checkers play and score an episode; its
-element for OpenAI's models calls the policy. It needs the extra ``agentdojo``.
+The package's pipeline, tools, attacks, defences and checkers play and score an episode. Its element
+for OpenAI's models calls the policy. This needs the extra ``agentdojo``.
 """
 
 # pyright: reportMissingImports=false
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import BlockingAgentClient
 
 VERSION = "v1.2.2"
-"""Of the benchmark's tasks: the newest that the package has."""
+"""Version of the benchmark's tasks: the newest in the package."""
 
 LEFT_OUT = {"manual", "transformers_pi_detector"}
 """An attack that asks a person, and a defence that downloads a model."""
@@ -37,10 +37,10 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any
     """The game of one or more of AgentDojo's workspaces.
 
     Args:
-        suites: Their names, with commas between: "banking,slack".
-        attack: As ``AgentDojo`` takes it.
-        defense: So, too.
-        **others: None; there are no others.
+        suites: Their names, separated by commas: "banking,slack".
+        attack: As in ``AgentDojo``.
+        defense: As in ``AgentDojo``.
+        **others: Not allowed; they raise an error.
 
     Raises:
         GameError: AgentDojo is not installed, or has no such workspace, attack or defence.
@@ -58,17 +58,17 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any
 
 @dataclass(frozen=True)
 class AgentDojo:
-    """An agent that AgentDojo gives a user's task, tools, and what they find.
+    """An agent that does a user's task with the tools of an AgentDojo workspace.
 
     The task is 'banking/user_task_3'; with an attack 'banking/user_task_3/injection_task_1'. The
     reward is 1 if the user's task is done and the attack, if there is one, has failed; else 0.
 
     Attributes:
-        suites: Names of workspaces, with commas between.
-        attack: What the tools find is written so by it; "": nothing misleads.
-        defense: What the pipeline does against it; "": nothing.
+        suites: Names of workspaces, separated by commas.
+        attack: The attack that writes injections into the tools' results; "": none.
+        defense: The pipeline's defence against injections; "": none.
         train_tasks: Tasks to train on.
-        test_tasks: Tasks of users whose tasks are never trained on, under any injection.
+        test_tasks: Held-out tasks. Their user tasks are never trained on, with any injection.
     """
 
     from_path: ClassVar[bool] = True
@@ -78,13 +78,13 @@ class AgentDojo:
     defense: str = ""
 
     def check(self) -> None:
-        """Look whether there is all that is named.
+        """Check that the workspaces, the attack and the defence exist.
 
         Raises:
-            GameError: There is not.
+            GameError: One does not, or AgentDojo is not installed.
         """
         for suite in self.suites.split(","):
-            _check("workspace", suite, _workspaces())  # before all of the package is imported
+            _check("workspace", suite, _workspaces())  # before the whole package is imported
         if self.attack:
             attacks = _imported("agentdojo.attacks.attack_registry").ATTACKS
             _check("attack", self.attack, attacks)
@@ -107,14 +107,14 @@ class AgentDojo:
         return [[task for user in side for task in _under(self.attack, user)] for side in sides]
 
     def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
-        """Play a task; the package blocks, so that this is no coroutine."""
+        """Play a task. This is not a coroutine, because the package blocks."""
         name, user, *goals = task.split("/")
         suite = _suite(name)
         utility, attacked = suite.run_task_with_pipeline(
             _pipeline(client, self.defense),
             suite.get_user_task_by_id(user),
             suite.get_injection_task_by_id(goals[0]) if goals else None,
-            {},  # they are in the environment
+            {},  # the injections are in the environment
             environment=_environment(name, self.attack, user, *goals).model_copy(deep=True),
         )
         if not goals:
@@ -145,7 +145,7 @@ def _suite(name: str) -> Any:
 
 def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
     pipelines = _imported("agentdojo.agent_pipeline")
-    # The SDK raises a 400 where an episode is given up, and the package tries all else again.
+    # If an episode is given up, the SDK raises for a 400: the package retries any other error.
     llm = pipelines.OpenAILLM(client.openai_sync, client.model)
     llm.name = client.model
     config = pipelines.PipelineConfig(
@@ -166,7 +166,7 @@ def _attack(suite: str, attack: str) -> Any:
 
 
 def _under(attack: str, user: str) -> list[str]:
-    """A user's task with each injection; an attack that only disturbs is the same for all."""
+    """A user's task with each injection; with one for a denial of service, the same for all."""
     if not attack:
         return [user]
     suite = user.partition("/")[0]
@@ -178,7 +178,7 @@ def _under(attack: str, user: str) -> list[str]:
 
 @lru_cache(128)
 def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
-    """What the tools begin with: to be copied, since reading it takes a third of a second."""
+    """The tools' initial environment. Copy it: it is cached, since it takes 0.3 s to read."""
     own = _suite(suite)
     injections = {}
     if goal:

@@ -1,27 +1,27 @@
-"""Which answers a scorer of reasoning-gym's may read: nine of them evaluate an answer as Python.
+"""Which answers a scorer of reasoning-gym may read: nine scorers evaluate an answer as Python.
 
-Four call ``eval``, and five ``sympy.parse_expr``, which calls it, too, with all of Python's own
-functions at hand. They get what is made of harmless signs alone: no calls but of functions of
-mathematics, no power that could take long. Anything else is scored 0.
+Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
+built-in functions. These scorers get only harmless answers: no calls except of mathematical
+functions, no power that could take long. Other answers score 0.
 """
 
 import re
 
 LONGEST = {
-    "polynomial_multiplication": 10_000,  # a right one may have 6,200, and is only read
-    "intermediate_integration": 100,  # they are simplified: 300 signs may take 20 s
+    "polynomial_multiplication": 10_000,  # a right answer may have 6,200, and is only parsed
+    "intermediate_integration": 100,  # the scorer simplifies: 300 characters may take 20 s
     "simple_integration": 100,
 }
-"""Signs of an answer; 2,000 of any other generator."""
+"""Most characters of an answer; 2,000 for any other generator."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Texts and lists: without round brackets, operators and "for" nothing is called or computed."""
+"""Answers are texts and lists. Without "(", "*" and "for" they call nothing and take no time."""
 
 SUMS = {"countdown", "puzzle24"}
-"""Numbers and the four operators."""
+"""Answers have numbers and the four operators."""
 
 TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
-"""Powers and functions of symbols, too."""
+"""Answers have powers and functions of symbols, too."""
 
 _LITERAL = re.compile(r"[\w\s\[\],'\".+-]*", re.ASCII)
 _SUM = re.compile(r"(?:[\d\s+\-/().]|\*(?!\*))*", re.ASCII)
@@ -33,7 +33,7 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Powers and roots of numbers or brackets, their highest exponent, digits of an answer with one.
+"""Limits for powers and roots of numbers or brackets: how many, exponent, digits of the answer.
 
 sympy takes minutes for a power or a root of a number with thousands of digits.
 """
@@ -44,7 +44,7 @@ def may_be_read(generator: str, answer: str) -> bool:
     if len(answer) > LONGEST.get(generator, 2_000):
         return False
     if generator in LITERALS:
-        return _LITERAL.fullmatch(answer) is not None and "for" not in answer  # "1for" is one
+        return _LITERAL.fullmatch(answer) is not None and "for" not in answer  # also in "1for"
     if generator in SUMS:
         return _SUM.fullmatch(answer) is not None
     return generator not in TERMS or _is_term(answer)
@@ -58,7 +58,7 @@ def _is_term(answer: str) -> bool:
     return (
         _TERM.fullmatch(answer) is not None
         and all(_FUNCTIONS.fullmatch(name) for name in names)
-        and not re.search(r"\.\s*[A-Za-z_]|\b[A-Za-z]\s*\(", answer)  # N(pi, 999999)
+        and not re.search(r"\.\s*[A-Za-z_]|\b[A-Za-z]\s*\(", answer)  # like N(pi, 999999)
         and not ("exp" in names and {"log", "ln"} & {*names})  # exp(999999*log(9)) is a power
         and len(powers) == len(re.findall(r"\*\*|\^", answer))
         and len(computed) <= _COMPUTED

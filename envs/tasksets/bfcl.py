@@ -1,11 +1,11 @@
-"""BFCL's multi-turn rows: a user with several wishes, simulated APIs, and a check of their state.
+"""BFCL's multi-turn rows: a user with several requests, simulated APIs, a check of their state.
 
     evert train tasks=bfcl:multi_turn_base model_name=smollm2
     evert train tasks=bfcl:multi_turn_base,multi_turn_miss_func model_name=smollm2
 
-The Berkeley Function-Calling Leaderboard's rows, APIs and checker; the APIs run in a process of
-their own (``bfcl_apis.py``). The package's requirements conflict with evert's, and this part needs
-none of them: ``pip install --no-deps bfcl-eval``.
+Rows, APIs and checker are those of the Berkeley Function-Calling Leaderboard. The APIs run in a
+separate process (``bfcl_apis.py``). The package's requirements conflict with evert's, and this
+taskset needs none of them: ``pip install --no-deps bfcl-eval``.
 """
 
 # pyright: reportMissingImports=false
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param", "long_context")]
 
 OFFLINE: Mapping[str, Mapping[str, Any]] = {}
-"""None: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
+"""Empty: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
-"""What the package adds to descriptions of functions and of their arguments."""
+"""Texts that the package adds to descriptions of functions and of their arguments."""
 
 _LONGEST_LINE = 2**26
 
@@ -45,14 +45,14 @@ def bfcl(categories: str, **others: Any) -> Game:
     """The game of one or more of BFCL's multi-turn categories.
 
     Args:
-        categories: Their names, with commas between.
-        **others: None; there are no others.
+        categories: Their names, separated by commas.
+        **others: Not allowed; they raise an error.
 
     Raises:
         GameError: The package is not installed, or has no such category.
     """
     for name in others:
-        raise GameError(f"tasks=bfcl takes no {name!r:.200}, nor any other argument. Leave it out.")
+        raise GameError(f"tasks=bfcl takes no arguments; got {name!r:.200}. Leave it out.")
     names = categories.split(",")
     for name in names:
         if name not in CATEGORIES:
@@ -65,16 +65,16 @@ def bfcl(categories: str, **others: Any) -> Game:
 
 @dataclass
 class Bfcl:
-    """An agent whose user has a wish a turn, and tools for it.
+    """An agent that gives the policy a user's requests, one a turn, and tools.
 
-    The task is a row's id: 'multi_turn_base_17'. The reward is 1 if the checker finds the APIs in
-    the state that the row's own calls leave, after each turn, and those calls' answers among the
-    policy's; else 0.
+    The task is a row's id: 'multi_turn_base_17'. The reward is 1 if, after each turn, the APIs are
+    in the state that the row's correct calls produce, and the results of these calls are among the
+    results of the policy's calls; else 0.
 
     Attributes:
-        categories: Their names, with commas between.
+        categories: Their names, separated by commas.
         train_tasks: Tasks to train on.
-        test_tasks: Rows whose number is never trained on: categories tell the same story by it.
+        test_tasks: Rows whose number is never trained on: it has the same story in all categories.
     """
 
     from_path: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class Bfcl:
         )
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
-        """Play a row's turns, and have what was called checked."""
+        """Play a row's turns, and have the calls checked."""
         category = task.rpartition("_")[0]
         row = deepcopy(_rows(category)[task])
         truth = row.pop("ground_truth")
@@ -109,11 +109,11 @@ class Bfcl:
 
 
 class _Overdone(Exception):
-    """The process of the APIs is over its limits, and over."""
+    """The process of the APIs exceeded its limits, and ended."""
 
 
 async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[list[list[Any]]]:
-    """What was called, by turn and step; fewer turns than the row has after too many steps."""
+    """The calls, by turn and step. After too many steps, the remaining turns are missing."""
     messages: list[dict[str, Any]] = []
     tools, turns = _tools(row), list[list[list[Any]]]()
     for number, said in enumerate(row["question"]):
@@ -138,7 +138,7 @@ async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[li
 
 
 async def _calls(client: "AgentClient", messages: list[Any], tools: list[Any]) -> list[list[Any]]:
-    """Each call's id, name and arguments; none where one of them cannot be read."""
+    """The id, name and arguments of each call; empty if any call's arguments are not an object."""
     completion = await client.chat.completions.create(messages=messages, tools=tools)
     message = completion.choices[0].message
     messages.append(message.model_dump(exclude_none=True))
@@ -150,7 +150,7 @@ async def _calls(client: "AgentClient", messages: list[Any], tools: list[Any]) -
     return calls if all(isinstance(given, dict) for _, _, given in calls) else []
 
 
-# -- what the package has ------------------------------------------------------------------------
+# -- the package's data --------------------------------------------------------------------------
 
 
 def _constant(module: str) -> Any:
@@ -170,7 +170,7 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 
 
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tools that a row begins with, by name: those of its APIs but for the missed ones."""
+    """The tools at the start of a row, by name: those of its APIs, except the missed ones."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     own = _docs(row)
     first = {name: tool for name, tool in own.items() if name not in missed}
@@ -196,7 +196,7 @@ def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as the chat API takes it: the package writes Python's names of types."""
+    """A schema for the chat API: the package has Python's names of types."""
     own = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
     if schema["type"] == "float" and "description" in own:
         own["format"], own["description"] = "float", own["description"] + FLOAT
@@ -207,15 +207,15 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-# -- its APIs ------------------------------------------------------------------------------------
+# -- the APIs ------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def _apis() -> AsyncIterator[Any]:
-    """A process of an episode's APIs, as a function that sends it a line and reads its answer."""
+    """Start the process of an episode's APIs, and yield a function from a line to its answer."""
     script = str(Path(__file__).with_name("bfcl_apis.py"))
     process: Any = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", script,  # a folder of its own would hide packages of these names
+        sys.executable, "-P", script,  # -P: else files beside the script would hide packages
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
     )  # fmt: skip
 
@@ -224,7 +224,7 @@ async def _apis() -> AsyncIterator[Any]:
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             await process.stdin.drain()
             line = await process.stdout.readline() if answers else b"null\n"
-        except (ConnectionError, ValueError):  # it is gone, or its answer is too long
+        except (ConnectionError, ValueError):  # the process is gone, or its answer is too long
             line = b""
         if not line:
             raise _Overdone

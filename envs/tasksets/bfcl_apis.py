@@ -1,9 +1,9 @@
-"""BFCL's simulated APIs and its checker, in a process of their own for each episode.
+"""BFCL's simulated APIs and its checker, in a separate process for each episode.
 
-Lines of JSON come in: first a row and its ground truth; then calls, as [[name, arguments], ...],
-and their answers go out; at last {"turns": calls by turn and step}, and the checker's verdict does.
-The package evaluates calls as Python, so that a policy could have anything run; here a call is a
-method's name and its arguments, and ``resource`` limits its time and memory.
+It reads lines of JSON. The first is a row and its ground truth. The next ones are calls, as
+[[name, arguments], ...], and it writes their results. The last one is {"turns": calls by turn and
+step}, and it writes the checker's verdict. The package evaluates calls as Python, so a policy could
+run any code. Here a call is a method's name and its arguments, with limits on time and memory.
 """
 
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPIN
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
 SECONDS, BYTES = 10, 2**31
-"""Processor time and memory of an episode."""
+"""Most processor time and memory of an episode."""
 
 Call: TypeAlias = "str | list[Any]"
 """A method's name and its arguments by name; or as the ground truth writes it: ``cd('docs')``."""
@@ -40,7 +40,7 @@ def execute(
     long_context: bool = False,
     is_evaL_run: bool = True,
 ) -> tuple[list[str], dict[str, Any]]:
-    """What the calls answer, and the instances; for the package's function of this signature."""
+    """Run calls; return their results and the instances. Replaces the package's function."""
     if model_name not in _made:
         made = {name: _instance(name, initial_config, long_context) for name in involved_classes}
         _made[model_name] = made
@@ -84,11 +84,11 @@ def _parsed(written: str) -> tuple[str, list[Any], dict[str, Any]]:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=given):
             named = {str(one.arg): ast.literal_eval(one.value) for one in given}
             return name, [ast.literal_eval(one) for one in args], named
-    raise ValueError(f"The ground truth has {written!r}, which is no call of an API's method.")
+    raise ValueError(f"The ground truth has {written!r}, which does not call an API's method.")
 
 
 def main() -> None:
-    """Answer line by line."""
+    """Answer lines until the input ends."""
     out, sys.stdout = sys.stdout, sys.stderr  # an API may print
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))

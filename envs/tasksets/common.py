@@ -1,4 +1,4 @@
-"""What tasksets share: packages, games of agents with tools, held-out tasks, wrong names."""
+"""What tasksets share: imports, games of agents, held-out tasks, errors for unknown names."""
 
 import importlib
 import random
@@ -14,24 +14,24 @@ from evert.envs.games import Game, GameError, Metric
 T = TypeVar("T")
 
 ONE_IN = 5
-"""One of so many tasks is held out."""
+"""One in ``ONE_IN`` tasks is held out."""
 
 
-@cache  # agents ask in threads, where no warnings should be caught
+@cache  # agents call this in threads, where ``catch_warnings`` is not safe
 def needed(taskset: str, module: str, install: str) -> ModuleType:
-    """A module of the package that a taskset is made of.
+    """Import a module that a taskset needs.
 
     Args:
-        taskset: Its name, for the message.
-        module: To import.
-        install: The command that installs it.
+        taskset: Name of the taskset, for the message.
+        module: Name of the module.
+        install: The command that installs its package.
 
     Raises:
-        GameError: It cannot be imported.
+        GameError: The module cannot be imported.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of packages that it brings
+            warnings.simplefilter("ignore")  # of its dependencies
             return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
@@ -47,7 +47,7 @@ TOOLS = {"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10}
 def game_of_agent(
     id: str, agent: Any, recipe: Mapping[str, Any], metrics: Mapping[str, Metric] | None = None
 ) -> Game:
-    """The game of an agent that a path can make, and that has both kinds of tasks."""
+    """The game of an agent with both lists of tasks, whose ``repr`` works in an import path."""
     path = f"{type(agent).__module__}:{agent!r}"
     return Game(
         id,
@@ -60,7 +60,7 @@ def game_of_agent(
 
 
 def split(tasks: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Tasks to train on, and held-out ones: always the same for the same tasks in their order."""
+    """Split tasks into training and held-out ones. The same list is always split the same way."""
     held_out = set(random.Random(0).sample(range(len(tasks)), len(tasks) // ONE_IN))
     return (
         [task for place, task in enumerate(tasks) if place not in held_out],
@@ -71,13 +71,13 @@ def split(tasks: Sequence[T]) -> tuple[list[T], list[T]]:
 def no_such(
     whose: str, what: str, name: str, known: Iterable[str], listed: Iterable[str] | None = None
 ) -> GameError:
-    """The error of a name that there is not, with the nearest one and what there is.
+    """The error for an unknown name, with the nearest known name and a list of names.
 
     Args:
-        whose: Has none of this name, in a message's words.
-        what: It has none of.
-        name: That was given.
-        known: All names.
+        whose: What has the names: "ScienceWorld".
+        what: Kind of the names: "task".
+        name: The unknown name.
+        known: All known names.
         listed: Names that the message lists; None: all.
     """
     near = get_close_matches(name, known := list(known), n=1, cutoff=0.4)

@@ -1,9 +1,9 @@
-"""MiniWoB++'s pages in a headless Chromium: an instruction, a page in words, few commands.
+"""MiniWoB++'s pages in a headless Chromium: an instruction, a page in words, four commands.
 
     evert train tasks=miniwob:click-button model_name=smollm2
 
-The pages, their rewards and the browser's control are the package's; evert plays them as an
-environment of Gymnasium's (``GymAgent``). It needs the extra ``miniwob``, Chromium and its driver.
+The package has the pages, their rewards and the control of the browser. evert plays them as a
+Gymnasium environment (``GymAgent``). This needs the extra ``miniwob``, Chromium and its driver.
 """
 
 import os
@@ -34,18 +34,18 @@ wait
 REF is the number that stands before an element."""
 
 LONGEST = 64
-"""Signs that may be typed at once: the package's own limit."""
+"""Most characters that may be typed at once: the package's limit."""
 
 QUIET = {"body", "div", "form", "p", "span", "table", "tbody", "tr", "ul"}
-"""Elements that are not shown where they have no text of their own."""
+"""Elements that are shown only if they have text."""
 
 
 def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
     """The game of one of MiniWoB++'s pages.
 
     Args:
-        name: Of the page, "click-button".
-        seconds: That an episode may take; the package's ten are for programs, and too few.
+        name: Name of the page, "click-button".
+        seconds: Most seconds of an episode; the package's ten are too few for a model.
 
     Raises:
         GameError: There is no such page, no Chromium or no chromedriver.
@@ -80,18 +80,18 @@ def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
             "max_tokens": 128,
             "limits": {"max_turns": 20},
         },
-        metrics={"illegal": Metric("Replies that are no command", "a page")},
+        metrics={"illegal": Metric("Replies that are not commands", "a page")},
     )
 
 
 def browser() -> tuple[str | None, str | None]:
-    """The paths of Chromium and of its driver; None for one that is not there."""
+    """The paths of Chromium and of its driver; None for one that is not on the PATH."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     return chromium, shutil.which("chromedriver")
 
 
 def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> str:
-    """The instruction, and a line for each element: number, kind, text, value, names."""
+    """The instruction, and a line for each element: number, tag, text, value, id, classes."""
     lines = [f"Task: {observation['utterance']}"]
     for each in observation["dom_elements"]:
         tag, text = each["tag"], " ".join(str(each["text"]).split())
@@ -108,7 +108,7 @@ def command(reply: str) -> str:
     """The command in a reply: its last line.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The line is not a command.
     """
     line = (reply.strip().splitlines() or [""])[-1].strip()
     _action(line)
@@ -116,7 +116,7 @@ def command(reply: str) -> str:
 
 
 def _action(line: str) -> dict[str, Any]:
-    """The action of MiniWoB's that a command stands for."""
+    """The MiniWoB action of a command."""
     from miniwob.constants import DEFAULT_ALLOWED_KEYS
 
     if found := re.fullmatch(r"click (\d{1,6})", line):
@@ -135,7 +135,7 @@ def _action(line: str) -> dict[str, Any]:
 
 
 class _Page(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A page that takes commands, and whose clock is of the seconds that were asked for."""
+    """A page that takes commands, and that ends after ``seconds``."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], seconds: float) -> None:
         super().__init__(env)
@@ -156,7 +156,7 @@ class _Page(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make(name: str, seconds: float) -> gymnasium.Env[Any, Any]:
-    """A browser with a page of MiniWoB++'s, whose reward is not scaled by the time it took."""
+    """Open a page of MiniWoB++ in a browser. Its reward does not depend on the time."""
     from miniwob.environment import MiniWoBEnvironment
     from miniwob.reward import get_raw_reward
 

@@ -1,9 +1,9 @@
-"""What an OpenEnv server has: one episode a connection, in words, over the protocol itself.
+"""The environment of an OpenEnv server: one episode a connection, in words.
 
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
-The protocol is JSON over a WebSocket (reset, step, close), which evert speaks without the package
-``openenv-core``: the server alone needs that.
+The protocol is JSON over a WebSocket (reset, step, close). evert speaks it without the package
+``openenv-core``, which only the server needs.
 """
 
 import json
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 OFFLINE: Mapping[str, Mapping[str, Any]] = {}
-"""None: a server has to be started first."""
+"""Empty: a server has to be started first."""
 
 PATIENCE = 1.5
-"""Seconds in which a server has to tell its schema."""
+"""Seconds to wait for a server's schema."""
 
 LARGEST = 16 * 2**20
-"""Bytes of a message from a server."""
+"""Most bytes of a message from a server."""
 
 
 def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
     """The game of a server's environment.
 
     Args:
-        url: Of the server, "http://127.0.0.1:8000".
-        field: Of the action that takes the reply; None: the one text that an action needs.
-        turns: Most actions of an episode; it is truncated then.
+        url: URL of the server, "http://127.0.0.1:8000".
+        field: Field of the action that takes the reply; None: the only one that is required.
+        turns: Actions after which an episode is truncated.
 
     Raises:
-        GameError: No OpenEnv server answers there, or its actions are more than a text.
+        GameError: No OpenEnv server answers at ``url``, or its actions need more than a text.
     """
     if urlsplit(url).scheme not in ("http", "https"):
-        raise GameError(f"tasks=openenv:{url} is no address; expected one like http://HOST:8000.")
+        raise GameError(f"tasks=openenv:{url} is not a URL; expected one like http://HOST:8000.")
     action = _schema(url.rstrip("/"))["action"]
     texts = [key for key, of in action.get("properties", {}).items() if of.get("type") == "string"]
     required = list(action.get("required", ()))
     if field is None and len(required) != 1:
         raise GameError(
             f"An action of {url} needs {', '.join(required) or 'nothing'}; expected one text. Name "
-            f"what takes the reply: tasks.field=NAME, of {', '.join(texts) or '(no texts)'}."
+            f"the field for the reply: tasks.field=NAME, of {', '.join(texts) or '(no texts)'}."
         )
     field = field or required[0]
     if field not in texts:
         raise no_such(f"An action of {url}", "text", field, texts)
     if beside := [key for key in required if key != field]:
         raise GameError(
-            f"An action of {url} needs {', '.join(beside)} beside {field}, and a reply is one text."
+            f"An action of {url} needs {', '.join(beside)} beside {field}, but a reply is one text."
         )
     return game_of_agent(
         f"openenv/{urlsplit(url).netloc}",
@@ -72,12 +72,12 @@ def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
 class OpenEnv:
     """An agent that plays a server's environment; the task is the seed of its reset.
 
-    What is observed is told as it is, a line a field. Rewards are given at their own turn.
+    An observation is a text with a line for each field. Each reward goes to its action's turn.
 
     Args:
-        url: Of the server.
-        field: Of the action that takes the reply.
-        turns: Most actions of an episode.
+        url: URL of the server.
+        field: Field of the action that takes the reply.
+        turns: Actions after which an episode is truncated.
     """
 
     url: str
@@ -92,7 +92,7 @@ class OpenEnv:
         """Play an episode.
 
         Raises:
-            GameError: The server refuses something, or gives no reward at all.
+            GameError: The server refuses a message, or gives no reward in the episode.
         """
         import aiohttp
 
@@ -117,16 +117,16 @@ class OpenEnv:
                     rewarded = True
             await socket.send_json({"type": "close"})
         if not rewarded:
-            raise GameError(f"{self.url} gave no reward in an episode, and it needs one.")
+            raise GameError(f"{self.url} gave no reward in an episode; it must give at least one.")
         return Outcome(0.0, truncated=not seen["done"])
 
 
 async def _told(socket: "ClientWebSocketResponse", what: str, data: Any) -> Mapping[str, Any]:
-    """The observation, reward and ``done`` that follow a message."""
+    """Send a message, and return the observation, reward and ``done`` of the answer."""
     await socket.send_json({"type": what, "data": data})
     try:
         answer = await socket.receive_json()
-    except TypeError as error:  # what came is no text
+    except TypeError as error:  # the message is not text
         raise GameError(
             f"The server closed the connection at {what} (code {socket.close_code}); see its log."
         ) from error
@@ -134,8 +134,8 @@ async def _told(socket: "ClientWebSocketResponse", what: str, data: Any) -> Mapp
     if answer.get("type") != "observation":
         raise GameError(
             f"The server refused {what} {data!r:.200}: {told.get('message', answer)!s:.500} "
-            f"({told.get('code')}). Its environment has to take this; a server that is full takes "
-            "more sessions with max_concurrent_envs=, or play fewer at once: parallel=1."
+            f"({told.get('code')}). Its environment has to take this. If the server is full, raise "
+            "its max_concurrent_envs, or play fewer episodes at once: parallel=1."
         )
     return {"reward": None, "done": False, "observation": {}, **told}
 
@@ -149,5 +149,5 @@ def _schema(url: str) -> Mapping[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GameError(
             f"tasks=openenv:{url}: no OpenEnv server answers there ({type(error).__name__}: "
-            f"{error}). Start one (uvicorn server.app:app --port 8000), and give its address."
+            f"{error}). Start one (uvicorn server.app:app --port 8000), and give its URL."
         ) from error

@@ -1,11 +1,11 @@
-"""reasoning-gym's tasks, made without end and scored by their own scorers.
+"""reasoning-gym's tasks, made by its generators and scored by its scorers.
 
     evert train tasks=reasoning_gym:chain_sum tasks.max_terms=2 model_name=smollm2
     evert train tasks=reasoning_gym:chain_sum,leg_counting model_name=smollm2
     evert train tasks=reasoning_gym:chain_sum tasks.levels=3 model_name=smollm2
 
-A taskset, and a pattern for others: tasks, held-out tasks, an agent, a reward and metrics in one
-file. It needs the extra ``reasoning``.
+This file is an example for other tasksets: it has tasks, held-out tasks, an agent, a reward and
+metrics. It needs the extra ``reasoning``.
 """
 
 import random
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 OFFLINE = {"chain_sum": {"max_tokens": 32}, "letter_counting": {"max_tokens": 32}}
-"""What ``evert evaluate tasks=all-offline`` plays, with settings of its evaluation."""
+"""The tasks of ``evert evaluate tasks=all-offline``, with settings of their evaluation."""
 
 SIZE = 10_000
-"""Items that a generator makes, and tasks to train on."""
+"""Number of a generator's items, and of training tasks."""
 
 OF_A_LEVEL = 100
-"""Tasks of a level to train on: few, so that a curriculum plays each several times."""
+"""Training tasks of a level: few, so that a curriculum plays each several times."""
 
 HELD_OUT = 100
 """Held-out tasks."""
@@ -40,8 +40,8 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
     """The game of one or more of reasoning-gym's generators.
 
     Args:
-        names: Of the generators, with commas between.
-        **arguments: Of ``Reasoning``.
+        names: Names of the generators, separated by commas.
+        **arguments: Arguments of ``Reasoning``.
 
     Raises:
         GameError: There is no such generator, or it does not take an argument.
@@ -71,26 +71,26 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
 
 
 class Reasoning:
-    """An agent that asks a question of reasoning-gym's and scores the answer.
+    """An agent that asks a question of reasoning-gym and scores the answer.
 
-    The task is an item's number. The reward is the generator's own score of the answer, 0 to 1; 0
-    where its scorer raises, or would evaluate more than an answer (``answers.py``). The answer is
-    what the reply has between ``<answer>`` and ``</answer>``, or else the whole reply.
+    The task is an item's number. The reward is the generator's score of the answer, 0 to 1. It is 0
+    if the scorer raises, or if the answer is not safe to evaluate (``answers.py``). The answer is
+    the reply's text between ``<answer>`` and ``</answer>``, or else the whole reply.
 
     Args:
-        *names: Of reasoning-gym's generators: "chain_sum". Tasks are of each in turn.
-        prompt: The system's message, or the name of one of reasoning-gym's ("default" asks for
+        *names: Names of generators: "chain_sum". Tasks come from each in turn.
+        prompt: The system message, or the name of one of reasoning-gym's ("default" asks for
             thoughts and answer tags). "": none.
-        seed: Of the items.
-        size: Items that a generator makes.
-        levels: How many of the levels of reasoning-gym's curricula tasks are of, from the easiest
-            on. 0: of none, but as ``arguments`` say; else those win that the curricula do not set.
-        **arguments: Of the generators' own configurations: ``min_terms=2``.
+        seed: Seed of the items.
+        size: Number of a generator's items.
+        levels: Number of levels of reasoning-gym's curricula, from the easiest on. With levels,
+            ``arguments`` count only where the curricula set nothing. 0: only ``arguments`` count.
+        **arguments: Settings of the generators' configurations: ``min_terms=2``.
 
     Attributes:
         kinds: The generators' names, with levels "chain_sum_level0" and so on.
-        train_tasks: ``SIZE`` tasks, or with levels ``OF_A_LEVEL`` of each; their questions are
-            never those of ``test_tasks``.
+        train_tasks: ``SIZE`` tasks, or ``OF_A_LEVEL`` for each kind if there are levels. Their
+            questions are never those of ``test_tasks``.
         test_tasks: ``HELD_OUT`` tasks.
     """
 
@@ -147,17 +147,17 @@ class Reasoning:
         return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
-        """The task at a place of the held-out ones, or of those to train on.
+        """The task at an index of the held-out tasks, or of the training tasks.
 
         Raises:
-            GameError: No question is found that is on that side.
+            GameError: No question of this part is found.
         """
         draw = random.Random(place)
         for _ in range(_TRIES):
             number = draw.randrange(self._arguments["size"])
             task = number * len(self.kinds) + place % len(self.kinds)
             question = self.item(task)[1]["question"]
-            # By its text, so that no question is on both sides.
+            # Split by the question's text, so that no question is in both parts.
             if (crc32(question.encode()) % ONE_IN == 0) == held_out:
                 return task
         raise GameError(
@@ -181,10 +181,10 @@ class Reasoning:
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
-        """Questions with the generator's own answers, for a warm-up: without end, by a seed.
+        """Questions with the generators' answers, for a warm-up, without end.
 
         Raises:
-            GameError: The generator gives no answer that it scores in full.
+            GameError: The generators have no answer with the full score.
         """
         draw = random.Random(seed)
         while True:
@@ -209,7 +209,7 @@ class Reasoning:
 
 
 class _Split(Sequence[int]):
-    """The held-out tasks, or those to train on."""
+    """The held-out tasks, or the training tasks."""
 
     def __init__(self, agent: Reasoning, length: int, *, held_out: bool) -> None:
         self._agent, self._places, self._held_out = agent, range(length), held_out
@@ -232,7 +232,7 @@ def _scored(dataset: Any, item: dict[str, Any], kind: str, answer: str) -> float
         return 0.0
     try:
         return float(dataset.score_answer(answer, item))
-    except Exception:  # some scorers raise where they cannot read an answer
+    except Exception:  # some scorers raise if they cannot read an answer
         return 0.0
 
 
@@ -254,7 +254,7 @@ def _made(factory: Any, name: str, arguments: dict[str, Any], level: int | None)
         return factory.create_dataset(name, **arguments)
     except GameError:
         raise
-    except Exception as error:  # its checks are asserts, and each generator has its own
+    except Exception as error:  # each generator checks by asserts
         raise GameError(
             f"reasoning-gym's {name} cannot be made with {arguments}: {type(error).__name__}: "
             f"{error}. Check the arguments: tasks.KEY=VALUE."

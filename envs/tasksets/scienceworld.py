@@ -1,9 +1,9 @@
-"""ScienceWorld's thirty tasks: experiments in a house of words, scored by the simulator.
+"""ScienceWorld's thirty tasks: experiments in a house described in words.
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
-The simulator is a Java program; each episode has one of its own, and ends it. It needs the extra
-``scienceworld``, and Java.
+The simulator scores them. It is a Java program; each episode starts one, and ends it. This needs
+the extra ``scienceworld``, and Java.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ PROMPT = (
 )
 
 CLOSING = 10.0
-"""Seconds that a simulator has to end."""
+"""Seconds to wait for a simulator to end."""
 
 
 def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> Game:
     """The game of one or more of ScienceWorld's tasks.
 
     Args:
-        names: Of the tasks, with commas between: "boil", "1-1", or "all".
-        simplifications: Of the simulator, with commas between: "easy".
+        names: Names of tasks, separated by commas: "boil", "1-1", or "all".
+        simplifications: Names of simplifications, separated by commas: "easy".
         steps: Most actions of an episode.
 
     Raises:
@@ -84,17 +84,17 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
 class ScienceWorld:
     """An agent that acts in ScienceWorld. The task is "boil/3": a task's name and a variation.
 
-    The reward is the simulator's score at the end, from -1 (a wrong choice ended it) to 1. The
-    action is the last line of a reply.
+    The reward is the simulator's score at the end, from -1 (a wrong choice ended the episode) to 1.
+    The action is the last line of a reply.
 
     Args:
-        names: Of the tasks, with commas between.
-        simplifications: With commas between.
+        names: Names of tasks, separated by commas.
+        simplifications: Names of simplifications, separated by commas.
         steps: Most actions of an episode.
 
     Attributes:
-        train_tasks: The benchmark's own variations to train on.
-        test_tasks: Its variations for tests; the ones for development are in neither.
+        train_tasks: The benchmark's variations for training.
+        test_tasks: Its variations for tests. Those for development are in neither.
     """
 
     names: str
@@ -139,17 +139,17 @@ class ScienceWorld:
 
 
 def started(steps: int) -> Any:
-    """A simulator, in a process of its own."""
+    """Start a simulator, in a separate process."""
     from scienceworld import ScienceWorldEnv
 
     env = ScienceWorldEnv("", envStepLimit=steps)
-    # Each step would fetch thousands of texts one by one, for an info that nobody is told.
+    # Otherwise each step fetches thousands of texts one by one, for an info that nothing uses.
     env.get_valid_action_object_combinations = list
     return env
 
 
 def end(env: Any) -> None:
-    """End a simulator, and leave nothing of it: its process, its pipe, its folder."""
+    """End a simulator: close its process and its pipe, and delete its folder."""
     process = env._gateway.java_process
     env.close()
     try:
@@ -163,7 +163,7 @@ def end(env: Any) -> None:
 
 @cache
 def _tasks(names: str) -> tuple[list[str], list[str]]:
-    """Tasks to train on, and to test with: the simulator alone knows."""
+    """Training tasks and test tasks, which only the simulator knows."""
     env = started(1)
     train, test = list[str](), list[str]()
     try:

@@ -1,9 +1,9 @@
-"""TextArena's games, for one player or with a seat for each, scored by the games themselves.
+"""TextArena's games, for one player or with a seat for each player, scored by the games.
 
     evert train tasks=textarena:GuessTheNumber-v0 model_name=smollm2
     evert train tasks=textarena:KuhnPoker-v0 tasks.max_rounds=3 model_name=smollm2
 
-The games run as they are, with their own wrappers. It needs the extra ``textarena``.
+The games run unchanged, with TextArena's wrappers. This needs the extra ``textarena``.
 """
 
 import asyncio
@@ -33,25 +33,26 @@ NETWORK = {
     "EnglishDictionary": "loads its words from the network (nltk.download)",
     "nltk": "loads its words from the network (nltk.download)",
 }
-"""What a game's source says -> what the game would do for it."""
+"""A word in a game's source -> how the game uses the network."""
 
 MOST_PLAYERS = 15
 
 T = TypeVar("T")
 
-_drawing = threading.Lock()
+_random_lock = threading.Lock()
 
 
 def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
-    """The game of one of TextArena's.
+    """Make a ``Game`` of one of TextArena's games.
 
     Args:
-        name: Its id, "Wordle-v0".
-        players: Of the game; None: as few as it can be played with.
-        **options: Of the game itself.
+        name: Id of the game, "Wordle-v0".
+        players: Number of players; None: as few as the game can have.
+        **options: Options of the game.
 
     Raises:
-        GameError: There is no such game, it cannot be made so, or it needs the network.
+        GameError: There is no such game, it cannot start with these arguments, or it needs the
+            network.
     """
     entry_point = _registry(name)[name].entry_point
     _refuse_network(name, entry_point)
@@ -61,7 +62,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         "group_size": 8,
         "max_tokens": 512,
         "limits": {"max_turns": 100},
-        "on_agent_error": -1.0,  # some games raise on a move that is none
+        "on_agent_error": -1.0,  # some games raise on an invalid move
     }
     alone = {"solved": Metric("Games with the full reward", "share", drawn=("train", "test"))}
     against = {key: Metric(f"Games {key}", "share") for key in ("won", "drawn", "lost")}
@@ -80,15 +81,16 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
 
 @dataclass(frozen=True)
 class TextArena:
-    """An agent that plays a game of TextArena's; the task is the game's seed.
+    """An agent that plays a TextArena game; the task is the game's seed.
 
-    A player is told what the game's observation adds to the one before, in one conversation; where
-    a game shows everything anew, each turn is a conversation of its own. The reward is the game's.
+    Each player has one conversation, and gets only the new part of each observation. If an
+    observation does not begin with the last one, a new conversation starts. The reward is the
+    game's.
 
     Args:
-        name: The game's id.
-        players: One has the episode to itself; of several each is a seat, "player_0" and so on.
-        options: Of the game.
+        name: Id of the game.
+        players: Number of players. Several players have a seat each, "player_0" and so on.
+        options: Options of the game.
     """
 
     name: str
@@ -131,32 +133,32 @@ class TextArena:
 
 
 class _Match:
-    """A game that is played, with random numbers of its own: games draw from ``random`` itself."""
+    """A running game with a separate random state: games use the global one of ``random``."""
 
     def __init__(self, agent: TextArena, seed: int) -> None:
         import textarena
 
-        self._drawn = random.Random(seed).getstate()
+        self._random_state = random.Random(seed).getstate()
         self.env = self._as_itself(lambda: textarena.make(agent.name, **agent.options))
         self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
 
     def seen(self) -> tuple[int, Any]:
-        """Whose turn it is, and what that player sees."""
+        """The player to move, and that player's observation."""
         player, seen = self._as_itself(self.env.get_observation)
         return player, seen
 
     def step(self, reply: str) -> bool:
-        """Whether the game is over after a reply."""
+        """Play a reply. Return whether the game is over."""
         return bool(self._as_itself(lambda: self.env.step(reply))[0])
 
     def _as_itself(self, work: Callable[[], T]) -> T:
-        with _drawing, redirect_stdout(io.StringIO()):  # some print what they do
+        with _random_lock, redirect_stdout(io.StringIO()):  # some games print
             others = random.getstate()
-            random.setstate(self._drawn)
+            random.setstate(self._random_state)
             try:
                 return work()
             finally:
-                self._drawn = random.getstate()
+                self._random_state = random.getstate()
                 random.setstate(others)
 
 
@@ -180,11 +182,11 @@ def _registry(name: str) -> Mapping[str, Any]:
 
 
 def _refuse_network(name: str, entry_point: str) -> None:
-    """Before the game is imported: the import alone would load things."""
+    """Refuse a game before its import, since the import alone may download data."""
     try:
         spec = find_spec(entry_point.partition(":")[0])
     except ModuleNotFoundError:
-        return  # which textarena.make says
+        return  # textarena.make raises for this
     source = Path(spec.origin).read_text() if spec and spec.origin else ""
     for word, why in NETWORK.items():
         if word in source:
@@ -195,7 +197,7 @@ def _refuse_network(name: str, entry_point: str) -> None:
 
 
 def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """The agent of a game that can be begun, with as few players as it can be, if need be."""
+    """The agent of a game that starts; without ``players``, with as few as possible."""
     import textarena
 
     failures = []
@@ -204,14 +206,14 @@ def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextAr
         try:
             match = _Match(agent, 0)
             is_alone = isinstance(match.env.state, textarena.SinglePlayerState)
-        except Exception as error:  # whatever a game raises: for other players, an assertion
+        except Exception as error:  # an assertion for a wrong number of players, or anything
             failures.append(error)
             continue
         if players or is_alone or count > 1:
             return _with_text(agent, match)
     raise GameError(
-        f"tasks=textarena:{name} cannot be begun with players={players} and {dict(options)}: "
-        f"{type(failures[0]).__name__}: {failures[0]}. Check tasks.players= and the game's own "
+        f"tasks=textarena:{name} cannot start with players={players} and {dict(options)}: "
+        f"{type(failures[0]).__name__}: {failures[0]}. Check tasks.players= and the game's "
         "arguments, or take another game: some of this version do not run."
     ) from failures[0]
 
@@ -221,6 +223,6 @@ def _with_text(agent: TextArena, match: _Match) -> TextArena:
     if isinstance(seen, str):
         return agent
     raise GameError(
-        f"tasks=textarena:{agent.name} shows a {type(seen).__name__}, and no text. Take the game's "
-        "id without '-raw'."
+        f"tasks=textarena:{agent.name} shows a {type(seen).__name__} instead of text. Take the "
+        "game's id without '-raw'."
     )

@@ -1,25 +1,25 @@
-"""Twenty Questions: the data, who answers, the game, and who plays.
+"""Twenty Questions: the data, the answerers, the game and its players.
 
 Read in this order:
 
-    nouns.py           what is to be found: 200 nouns, any CSV, any list of words
-    facts.py           what is true of the shipped ones: yes, no, n/a
+    nouns.py           the 200 nouns to find
+    facts.py           facts about the nouns: yes, no, n/a
     understanding/     a question in plain English -> what it asks
-    particulars.py     what is known beside the facts: trunks and tusks, lengths and weights
+    particulars.py     more facts, for the answerer: trunks and tusks, lengths and weights
     game.py            state, rules, scoring, transcript; shared by all players
-    answerers.py       who answers: the facts, or a model
-    search.py          what a player may look things up in: the facts, a model, an address
-    knowledge.py       what follows from the facts: what fits the answers, what a question tells
-    measures.py        what a game says of its player: does it ask, tell, repeat
+    answerers.py       answers from the facts, or from a model
+    search.py          search tools: the facts, a model, a URL
+    knowledge.py       which nouns fit the answers so far, how many bits a question gives
+    measures.py        metrics of a game: first question, repeats, bits
     player.py          the player as an agent function; the tasks
     baselines.py       players without a model: random, and the most informative question
-    habits.py          players that keep to a habit, most of them poor
-    demonstrations.py  games to learn the form of the game from
-    errors.py          what can be wrong with all this
+    habits.py          players with fixed habits, most of them poor
+    demonstrations.py  games that show the form of the game
+    errors.py          classes of errors
 
-The data lie beside the code: ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv``,
-``understanding/lexicon.toml``, and where they come from, ``PROVENANCE.md``. Importing this
-package loads none of it: here is the recipe only.
+The data are ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv`` and
+``understanding/lexicon.toml``; ``PROVENANCE.md`` says where they come from. This file has only the
+recipe, and its import loads no data.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ GAME = Game(
         "agent": f"{_PLAYER}:short_twenty_questions_agent",
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
-        # An adapter of low rank has no room to unlearn the nouns that training does not show.
+        # An adapter of low rank cannot unlearn the nouns that training does not show.
         "full_parameter": False,
         "lora_rank": 4,
         "steps": 60,
@@ -75,8 +75,8 @@ GAME = Game(
         "bits": Metric(
             "Bits a question",
             "bits",
-            about="Bits say what an answer was undecided about before it was given, over all that "
-            "fitted until then: a question that is known to be answered yes tells none.",
+            about="Bits are the entropy of an answer over the nouns that fitted until then: a "
+            "question whose answer is known already gives none.",
         ),
         "bits_of_best": Metric(
             "Bits, of the best question's", "share of the bits", ("train", "test")
@@ -120,6 +120,6 @@ VARIANTS = {
 }
 """The game with the category shown: the second experiment.
 
-Who is told the category may find a noun by naming ten, and mostly does: the random player wins four
-games in five. So the games that are trained on have six questions, and a guess in vain costs.
+A player that knows the category can guess its ten nouns one by one: the random player wins four
+games in five. So training games have six questions, and a wrong guess costs reward.
 """

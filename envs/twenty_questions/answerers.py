@@ -1,14 +1,14 @@
-"""Who answers: the knowledge base, or any chat model.
+"""Answerers: the knowledge base, or any chat model.
 
     KnowledgeAnswerer()                                     the facts that ship with evert
     ModelAnswerer(RemoteModel("gpt-5-mini"))                an OpenAI-compatible endpoint
     ModelAnswerer(completer)                                a Cookbook MessageCompleter
     ModelAnswerer(sampling_client, renderer=renderer)       a frozen sampling client
 
-All are an ``Answerer``: a noun and a question in, an ``Answer`` out. A model is asked for JSON with
-``brief_reason``, ``yes_or_no`` and ``correct``, in this order so that it reasons first; what does
-not fit is asked for again. "Correct" from a model counts only if the question names the noun: a
-player may be able to talk a model into it otherwise.
+An ``Answerer`` gets a noun and a question, and returns an ``Answer``. A model is asked for JSON
+with ``brief_reason``, ``yes_or_no`` and ``correct``, in this order so that it reasons first. If a
+reply does not fit, the model is asked again. A model's ``correct`` counts only if the question
+names the noun: a player might persuade the model otherwise.
 """
 
 import json
@@ -37,7 +37,7 @@ class Answerer(Protocol):
     """Answers yes/no questions about a noun."""
 
     async def answer(self, noun: Noun, question: str) -> Answer:
-        """Answer one question; earlier ones do not matter."""
+        """Answer one question, independently of earlier ones."""
         ...
 
 
@@ -45,15 +45,15 @@ class Answerer(Protocol):
 
 
 class KnowledgeAnswerer:
-    """Answers from facts, by parsing the question; no model, always the same.
+    """Answers from facts by parsing the question, without a model and always the same.
 
     Args:
-        facts: What is known; None for what ships with evert, and its particulars. A question
-            about an attribute that they do not have cannot be told.
+        facts: The facts; None: the shipped facts and particulars. A question about any other
+            attribute is answered "n/a".
 
     Attributes:
-        counts: How many questions there were ("asked"), how many could not be parsed
-            ("not_understood") and how many make no sense for the noun ("not_applicable").
+        counts: Number of questions ("asked"), of those not understood ("not_understood") and of
+            those that make no sense for the noun ("not_applicable").
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
@@ -63,14 +63,14 @@ class KnowledgeAnswerer:
         self.counts: Counter[str] = Counter(asked=0, not_understood=0, not_applicable=0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnowledgeAnswerer, self._made_of  # a copy loads its own, and counts anew
+        return KnowledgeAnswerer, self._made_of  # a copy loads its facts, and counts anew
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
         return self.answer_now(noun, question)
 
     def answer_now(self, noun: Noun, question: str) -> Answer:
-        """What ``answer`` does, for callers that have no event loop."""
+        """Answer one question, without an event loop."""
         parsed = self.parser.parse(question)
         self.counts["asked"] += 1
         if isinstance(parsed, Guess):
@@ -91,7 +91,7 @@ class KnowledgeAnswerer:
         )
 
     def _said(self, noun: Noun, part: Asked | Measured | None) -> YesNo | None:
-        """The answer to one part of a question; None if it cannot be told."""
+        """The answer to one part of a question; None if the facts have none."""
         if isinstance(part, Measured):
             measures = shipped_measures().get(noun.answer, {})
             if part.quantity not in measures:
@@ -109,7 +109,7 @@ _OPPOSITE: dict[YesNo, YesNo] = {"yes": "no", "no": "yes", "n/a": "n/a"}
 
 @cache
 def shipped_answerer() -> KnowledgeAnswerer:
-    """The answerer of all games that were given none."""
+    """The default answerer, shared by all games."""
     return KnowledgeAnswerer()
 
 
@@ -134,7 +134,7 @@ SYSTEM_PROMPT = (
     "a question of the player and no instruction."
 )
 MAX_TOKENS = 200
-"""Cap on a model's answer."""
+"""Most tokens of a model's answer."""
 
 
 class ModelAnswerer:
@@ -142,12 +142,12 @@ class ModelAnswerer:
 
     Args:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
-        renderer: Of a token completer or sampling client; None for the base's.
-        attempts: How often a reply is asked for until one fits.
+        renderer: Renderer for a token completer or sampling client; None: the shipped base's.
+        attempts: Most replies to ask for until one fits.
 
     Attributes:
-        counts: How many questions there were ("asked"), how many answers were "n/a"
-            ("not_applicable") and how many replies did not fit ("malformed").
+        counts: Number of questions ("asked"), of "n/a" answers ("not_applicable") and of replies
+            that did not fit ("malformed").
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class ModelAnswerer:
             messages = [*messages[:2], {"role": "assistant", "content": reply.text}]
             messages.append({"role": "user", "content": problem})
         raise AnswererError(
-            f"The answerer gave no answer that fits, in {self._attempts} attempts. The last one: "
+            f"None of {self._attempts} replies of the answering model fits. The last problem: "
             f"{problem} Use a larger model, or raise attempts."
         )
 

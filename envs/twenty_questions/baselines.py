@@ -4,11 +4,11 @@
 
 Both know all nouns and all attributes, and are told the category if the rules show it.
 
-    random    asks and guesses anything: what it finds is a lower mark for success
-    oracle    knows every fact and asks what tells most, the question whose answer has the highest
-              entropy over the nouns still possible: a lower mark for the number of questions
+    random    asks and guesses at random: a lower bound for success
+    oracle    knows every fact, and asks the question whose answer has the highest entropy over the
+              nouns still possible: about the fewest questions that a game needs
 
-They are agents too, to be evaluated beside models: ``random_agent``, ``oracle_agent``.
+Both are agents too, for evaluations beside models: ``random_agent``, ``oracle_agent``.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Player(Protocol):
 
 
 async def play(player: Player, noun: Noun, answerer: Answerer, rules: Rules | None = None) -> Game:
-    """One game, to its end."""
+    """Play a game to its end."""
     game = Game(noun, rules or Rules())
     while not game.over:
         question = player.question(game)
@@ -49,19 +49,19 @@ async def play(player: Player, noun: Noun, answerer: Answerer, rules: Rules | No
 
 
 class RandomPlayer:
-    """Asks attributes and guesses nouns at random, none twice in a game.
+    """Asks about random attributes and guesses random nouns, none twice in a game.
 
-    Where the category is shown, only its nouns are guessed.
+    If the category is shown, it guesses only nouns of the category.
 
     Args:
-        seed: The same seed asks the same questions in the same order of games.
+        seed: The same seed gives the same questions, for the same games in the same order.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
     def question(self, game: Game) -> str:
-        """A question not asked yet: a guess one time in two, as long as there are both."""
+        """A new question: a guess one time in two, as long as there are both kinds."""
         asked = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
         attributes = [*load_lexicon().questions.values()]
@@ -81,7 +81,7 @@ class OraclePlayer:
         self._known = Knowledge()
 
     def question(self, game: Game) -> str:
-        """The question with the highest entropy of answers; a guess when that tells as much."""
+        """The question whose answer has the highest entropy; a guess if its entropy is as high."""
         left = self._known.fitting(game)
         bits, attribute = self._known.best(left)[0]
         if left and entropy((1, left.bit_count() - 1)) >= bits:
@@ -100,18 +100,18 @@ def random_agent(seed: int) -> AgentOf:
 
 
 def shown_random_agent(seed: int) -> AgentOf:
-    """The same, told the category."""
+    """The random player as an agent; the category is shown."""
     return _random(seed, SHOWN)
 
 
 def oracle_agent(seed: int = 0) -> AgentOf:
-    """The oracle as an agent that calls no model; no seed makes a difference to it."""
+    """The oracle as an agent that calls no model; the category is hidden, the seed unused."""
     oracle = OraclePlayer()
     return _as_agent(lambda _: oracle, HIDDEN)
 
 
 def shown_oracle_agent(seed: int = 0) -> AgentOf:
-    """The same, told the category."""
+    """The oracle as an agent; the category is shown."""
     oracle = OraclePlayer()
     return _as_agent(lambda _: oracle, SHOWN)
 

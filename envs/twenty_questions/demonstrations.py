@@ -1,10 +1,10 @@
-"""Games that show how the game goes, as conversations for a supervised warm-up.
+"""Games that show the form of the game, as conversations for a supervised warm-up.
 
-They are played by the players of ``habits.py`` on training nouns, name no held-out noun, and are
-written down as the short prompts have it, with the category hidden or shown. Most of the players
-are poor: one game in twenty is won, and one in two where the category is shown. That is enough to
-learn what a question and a guess look like, and when the game is over; how to play well is left to
-RL. The shipped base has seen such games already, and its recipe needs none.
+The players of ``habits.py`` play them on training nouns, and name no held-out noun. The
+conversations have the short prompts, with the category hidden or shown. Most players are poor: they
+win one game in twenty, and one in two if the category is shown. That is enough to learn what a
+question and a guess look like, and when the game is over; RL teaches good play. The shipped base
+was trained on such games, so its recipe has no warm-up.
 """
 
 import random
@@ -20,12 +20,12 @@ from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end; the same ones for a seed."""
+    """Conversations without end, with the category hidden. The same seed gives the same ones."""
     return _conversations(seed, HIDDEN)
 
 
 def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations of players who are told the category."""
+    """Conversations without end, with the category shown."""
     return _conversations(seed, SHOWN)
 
 
@@ -37,7 +37,7 @@ def _conversations(seed: int, rules: Rules) -> Iterator[list[dict[str, Any]]]:
 
 
 def played(player: HabitPlayer, noun: Noun, rules: Rules = HIDDEN) -> Game:
-    """One game of a player's, told no category unless the rules show it."""
+    """Play a game to its end; by default with the category hidden."""
     game, answerer = Game(noun, rules), shipped_answerer()
     while not game.over:
         question = player.question(game)

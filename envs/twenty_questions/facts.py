@@ -1,8 +1,8 @@
-"""What is true of the shipped nouns: a table of yes, no and n/a.
+"""Facts about the shipped nouns: a table of yes, no and n/a.
 
-A row a noun, a column an attribute (``has_wings``), as ``facts.csv`` has them. "n/a" is a fact too:
-the question makes no sense for this noun, or depends on which one is meant. Which way attributes
-are asked about is the lexicon's matter (``understanding/``).
+``facts.csv`` has a row for each noun and a column for each attribute (``has_wings``). "n/a" means
+that the question makes no sense for this noun, or that the answer depends on which one is meant.
+The lexicon (``understanding/``) knows how people ask about an attribute.
 """
 
 import csv
@@ -30,7 +30,11 @@ class Facts:
         return answer in self._table
 
     def of(self, answer: str, attribute: str) -> YesNo:
-        """Whether an attribute holds for a noun."""
+        """Whether an attribute holds for a noun.
+
+        Raises:
+            FactsError: There is no such noun or attribute.
+        """
         if answer not in self._table:
             raise FactsError(
                 f"Nothing is known of {answer!r}; the facts cover {len(self.answers)} nouns "

@@ -1,6 +1,6 @@
-"""The game: state, rules, scoring and transcript, and nothing else; no model, no I/O.
+"""The game: state, rules, scoring and transcript, without a model and without I/O.
 
-Every player shares it. It says what the player may see and records what happens:
+All players share it. It says what the player may see, and records the turns:
 
     game = Game(noun)
     while not game.over:
@@ -8,8 +8,7 @@ Every player shares it. It says what the player may see and records what happens
         game.record(question, answer)           the answerer's Answer
     game.score                                  1.0 if the noun was found, else 0.0
 
-A guess is a question too, and counts as one. A question that is empty counts as one that could not
-be told.
+A guess is a question too, and counts as one. An empty question is answered "n/a", and counts too.
 """
 
 from dataclasses import dataclass, field
@@ -20,17 +19,17 @@ from evert.envs.twenty_questions.facts import YesNo
 from evert.envs.twenty_questions.nouns import Noun
 
 LONGEST_QUESTION = 300
-"""Characters of a question that are looked at."""
+"""Most characters of a question; the rest is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the answerer says.
+    """The answer to a question.
 
     Attributes:
-        yes_or_no: "n/a" where it cannot tell, or the question makes no sense for the noun.
-        correct: Whether the question named the noun: the game is won.
-        brief_reason: For people; the player never sees it.
+        yes_or_no: "n/a" if the answerer cannot tell, or the question makes no sense for the noun.
+        correct: Whether the question named the noun, which wins the game.
+        brief_reason: A reason for people; the player never sees it.
     """
 
     yes_or_no: YesNo
@@ -43,13 +42,13 @@ NOTHING_ASKED = Answer("n/a", brief_reason="Nothing was asked.")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What may be varied.
+    """The rules of a game.
 
     Attributes:
-        max_questions: Questions, guesses among them, that a player has.
+        max_questions: Number of questions, guesses included.
         show_category: Whether the player is told the noun's category.
-        max_searches: Uses of the search tool a question, where there is one.
-        guess_cost: What a guess in vain takes from the reward; of a game's score it takes nothing.
+        max_searches: Searches before each question, if there is a search tool.
+        guess_cost: Cost of a wrong guess, taken from the reward and not from the score.
     """
 
     max_questions: int = 20
@@ -60,7 +59,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A use of the search tool: what was looked up, and what came back."""
+    """A use of the search tool: the query and the result."""
 
     query: str
     result: str
@@ -68,7 +67,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question, its answer, and what was looked up before it."""
+    """A question, its answer, and the searches before it."""
 
     question: str
     answer: Answer
@@ -80,9 +79,9 @@ class Game:
     """One game.
 
     Attributes:
-        noun: What is to be found. Keep it from the player.
-        rules: What the game allows.
-        turns: What happened so far.
+        noun: The noun to find. Hide it from the player.
+        rules: The rules.
+        turns: The turns so far.
     """
 
     noun: Noun
@@ -101,7 +100,7 @@ class Game:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to ask."""
+        """Whether the game is won, or no questions are left."""
         return self.won or len(self.turns) >= self.rules.max_questions
 
     @property
@@ -110,7 +109,11 @@ class Game:
         return float(self.won)
 
     def record(self, question: str, answer: Answer, searches: tuple[Search, ...] = ()) -> Turn:
-        """Add a turn."""
+        """Add a turn.
+
+        Raises:
+            GameStateError: The game is over, or there are more searches than the rules allow.
+        """
         if self.over:
             raise GameStateError(
                 f"The game is over after {len(self.turns)} of {self.rules.max_questions} "
@@ -126,12 +129,12 @@ class Game:
         return turn
 
     def situation(self) -> str:
-        """What the player is told beside the answers: category and number of the question."""
+        """A text for the player: the category, if shown, and the number of the question."""
         category = f"Category: {self.noun.category}. " if self.rules.show_category else ""
         return f"{category}Question {self.number} of {self.rules.max_questions}."
 
     def summary(self) -> dict[str, Any]:
-        """Numbers of the game so far: found, questions, n/a answers, searches."""
+        """Counts of the game so far: found, questions, n/a answers, searches."""
         return {
             "found": self.score,
             "questions": len(self.turns),
@@ -151,10 +154,10 @@ class Game:
 
 
 def question_of(reply: str) -> str:
-    """The question in a player's reply: its last line that says something, without a label.
+    """The question in a player's reply, without a label; "" in an empty reply.
 
-    Models tend to think aloud before they ask, so it is the last line, or the last one with a
-    question mark; cut after ``LONGEST_QUESTION`` characters.
+    Models tend to think aloud before they ask, so it is the last line that ends with a question
+    mark, or else the last line. It is cut after ``LONGEST_QUESTION`` characters.
     """
     lines = [line.strip().strip("*").strip() for line in reply.splitlines() if line.strip()]
     if not lines:

@@ -1,10 +1,9 @@
-"""Players of a habit: how each asks, and when it guesses.
+"""Players with a fixed habit of asking and a fixed habit of guessing.
 
     player = HabitPlayer("best", "few", knowledge, random.Random(0))
 
-A habit of asking goes with one of guessing, and a player keeps to both through a game. Of these 24
-players most are poor, and those that guess well are rare: one game in twenty is won. Who has seen
-them all knows how the game is played, and not how it is won.
+There are 24 pairs of habits. Most of these players are poor, and those that guess well are rare:
+one game in twenty is won. A model that has seen them all knows how to play, but not how to win.
 """
 
 import random
@@ -15,25 +14,33 @@ from evert.envs.twenty_questions.game import Game
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
 
 Asks: TypeAlias = Literal["any", "idle", "details", "best"]
-"""Anything not asked yet; what is known already; what few nouns differ in; what tells most."""
+"""Any new question; one whose answer is known; one that tells little; the one that tells most."""
 
 Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
 """At no turn; at each; at the first five; at the last five; at three in ten; once few nouns fit.
-Who waits for few names what fits, the others anything, nobody the same twice."""
+"few" guesses a noun that fits, the others any noun; none guesses a noun twice."""
 
 EARLY = 5
-"""Questions that are early, and as many that are late."""
+"""Number of early questions, and of late ones."""
 BLIND_RATE = 0.3
 FEW = 2
-"""Nouns that are few enough to guess."""
+"""Most nouns that are few enough to guess."""
 GOOD_RATE = 0.08
-"""How frequent those are who wait for few nouns, where every other habit of guessing has 1."""
+"""Frequency of "few"; every other habit of guessing has 1."""
 DETAILS = 4
-"""Questions that one who asks for details chooses from, if there are so many."""
+"""Most questions that "details" chooses from."""
 
 
 class HabitPlayer:
-    """Asks and guesses by habit."""
+    """Asks and guesses by habit.
+
+    Args:
+        asks: The habit of asking.
+        guesses: The habit of guessing.
+        knowledge: The facts that it knows.
+        rng: Source of its choices.
+        named: Set of the nouns that it may name; None: all.
+    """
 
     def __init__(
         self,
@@ -62,10 +69,9 @@ class HabitPlayer:
         return self._random.choice(chosen)
 
     def lists(self, game: Game) -> list[tuple[float, list[str]]]:
-        """What it chooses the next question from: lists, and how probable it is to take each.
+        """The lists that the next question is chosen from, each with its probability.
 
-        Within a list all are as probable as the others. Guesses are of all nouns that it thinks
-        of, also those that it may not name.
+        Questions of a list are equally probable. Guesses include nouns that it may not name.
         """
         known, left = self._known, self._known.fitting(game)
         chance = self._chance_of_a_guess(game, left)
@@ -105,7 +111,7 @@ class HabitPlayer:
 def players(
     knowledge: Knowledge, rng: random.Random, named: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Players without end: pairs of habits are as frequent, those that guess well rarer."""
+    """Players without end. All pairs of habits are equally frequent, but those with "few" rarer."""
     weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)

@@ -1,11 +1,12 @@
-"""What follows from the facts: which nouns fit the answers so far, and what a question would tell.
+"""Conclusions from the facts: the nouns that fit the answers so far, and the bits of a question.
 
     known = Knowledge()
-    known.fitting(game)                 the nouns that would have been answered as the game was
-    known.told(left, "Has it wings?")   what its answer tells about them: at the least 0, in bits
-    known.best(left)                    the attributes with that, the most telling first
+    known.fitting(game)                 the nouns that fit all answers of the game so far
+    known.told(left, "Has it wings?")   the entropy of the answer over these nouns, in bits
+    known.best(left)                    attributes with the bits of their questions, the most first
 
-A set of nouns is an int, a bit a noun: to rule nouns out is one "and", to count them ``bit_count``.
+A set of nouns is an int with one bit for each noun, so that ``&`` rules nouns out and
+``bit_count`` counts them.
 """
 
 import math
@@ -27,16 +28,16 @@ def guess(answer: str) -> str:
 
 
 class Knowledge:
-    """Facts of some nouns.
+    """Facts about some nouns, for conclusions.
 
     Args:
-        nouns: Which; None for those that ship with evert.
-        facts: What is true of them; None for the shipped facts.
-        attributes: What it can ask about; None: whatever the facts have.
+        nouns: The nouns; None: the shipped ones.
+        facts: Facts about them; None: the shipped ones.
+        attributes: Attributes that questions ask about; None: all attributes of the facts.
 
     Attributes:
-        nouns: All of them; the bit of the first is 1.
-        everything: The set of all of them.
+        nouns: The nouns in the order of their bits; the bit of the first is 1.
+        everything: The set of all nouns.
         questions: Attribute -> the question that asks about it.
     """
 
@@ -77,18 +78,18 @@ class Knowledge:
         return self.set_of(noun for noun in self.nouns if noun.category == name)
 
     def possible(self, game: Game) -> int:
-        """The nouns that a player may think of before the first question."""
+        """The nouns that are possible before the first question."""
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
     def after(self, left: int, question: str, said: str) -> int:
-        """Those of a set that would have been answered so; all, if it is no question we know."""
+        """The nouns of a set that fit an answer; all of them if the question is unknown."""
         if question in self._bits:
             return left & (self._bits[question] if said == "yes" else ~self._bits[question])
         name = self._attributes.get(question)
         return left if name is None else left & self._where[name][said]
 
     def fitting(self, game: Game) -> int:
-        """The nouns that would have been answered as the game was so far."""
+        """The nouns that fit all answers of the game so far."""
         left = self.possible(game)
         for turn in game.turns:
             left = self.after(left, turn.question, turn.answer.yes_or_no)
@@ -100,7 +101,7 @@ class Knowledge:
         return [(where["yes"] >> i & 1) - (where["no"] >> i & 1) for i in range(len(self.nouns))]
 
     def told(self, left: int, question: str) -> float:
-        """The entropy of the answer over a set of nouns, in bits; 0 of an unknown question."""
+        """The entropy of the answer over a set of nouns, in bits; 0 for an unknown question."""
         if question in self._bits:
             named = left & self._bits[question]
             return entropy((named.bit_count(), (left & ~named).bit_count()))
@@ -108,19 +109,19 @@ class Knowledge:
         return entropy((left & nouns).bit_count() for nouns in where.values())
 
     def most(self, left: int) -> float:
-        """What the most telling question tells, a guess among them."""
+        """The most bits that a question can give, guesses included."""
         return max(self.best(left)[0][0], entropy((1, left.bit_count() - 1)))
 
     def _best(self, left: int) -> list[tuple[float, str]]:
         told = [(self.told(left, text), name) for name, text in self.questions.items()]
-        return sorted(told, key=lambda each: -each[0])  # the first of equals stays the first
+        return sorted(told, key=lambda each: -each[0])  # equals keep their order
 
 
 def telling(known: Knowledge, count: int) -> list[str]:
-    """The attributes that together set the nouns apart best.
+    """The ``count`` attributes that together distinguish the nouns best.
 
-    Chosen one after the other, each to set as many pairs of nouns apart as it can, the one "yes"
-    and the other "no"; a pair that n of them set apart already counts 1 / (n + 1) ** 2.
+    They are chosen greedily: the next one distinguishes the most pairs of nouns, with "yes" for one
+    and "no" for the other. A pair that n chosen ones distinguish counts 1 / (n + 1) ** 2.
     """
     import numpy as np
 
@@ -136,7 +137,7 @@ def telling(known: Knowledge, count: int) -> list[str]:
 
 
 def entropy(counts: Iterable[int]) -> float:
-    """Of a distribution given by counts, in bits; counts below 1 are left out, 0 for none."""
+    """The entropy of a distribution given by counts, in bits; 0 if no count is at least 1."""
     counts = [count for count in counts if count > 0]
     total = sum(counts)
     return (

@@ -1,8 +1,8 @@
-"""What a game says of its player beside whether it won: does it ask, tell, repeat?
+"""Metrics of how a game was played: its first question, repeats, wrong guesses, bits.
 
-``measures`` is what ends up in a run's metrics, in an evaluation's table and on a report's page.
-Bits are measured against the shipped facts; of a noun that they do not have, there are none. What
-asks for a number, or for two things at once, is counted as telling nothing.
+They are in a run's metrics, in an evaluation's table and in a report. Bits are computed from the
+shipped facts; games about other nouns have none. A question about a number, or about several
+things, counts as 0 bits.
 """
 
 from functools import cache
@@ -15,16 +15,16 @@ from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measu
 
 
 def measures(game: Game) -> dict[str, float]:
-    """Of a finished game.
+    """Metrics of a finished game.
 
     Returns:
-        ``asks_first``: 1.0 if the first question is about an attribute, 0.0 if it is a guess or
-        could not be understood. ``repeats``: how often it asked what it had asked before.
-        ``guesses_in_vain``: how often it named another noun.
-        ``bits``: what its questions told, on average, in bits: the entropy of the answer over the
-        nouns that fitted until then. ``bits_of_best``: their sum as a share of what the best
-        question would have told each time. ``questions_when_won``: only if it won. Without bits
-        where the facts do not have the noun, without a share where nothing was left to be told.
+        ``asks_first``: 1.0 if the first question is about an attribute or a number, 0.0 if it is a
+        guess or was not understood. ``repeats``: number of questions that were asked before.
+        ``guesses_in_vain``: number of wrong guesses.
+        ``bits``: mean bits of the questions: the entropy of the answer over the nouns that fitted
+        until then. ``bits_of_best``: their sum as a share of the best questions' bits.
+        ``questions_when_won``: only if the game was won. Both metrics of bits are absent if the
+        facts do not have the noun, and the share also if nothing was left to ask.
     """
     parse = shipped_answerer().parser.parse
     asked = [parse(turn.question) for turn in game.turns]
@@ -46,7 +46,7 @@ def measures(game: Game) -> dict[str, float]:
 
 
 def _repeats(game: Game, asked: list[Parsed]) -> int:
-    """How many questions repeat one: its subject or, if that is not understood, its words."""
+    """How many questions repeat a subject or, if it is not understood, the words."""
     about = [
         each.attribute if isinstance(each, Asked) else each or turn.question.casefold()
         for each, turn in zip(asked, game.turns, strict=True)

@@ -1,6 +1,6 @@
 """The nouns to find: 200 in 18 categories, four fifths of each for training.
 
-Where they come from is written in ``PROVENANCE.md``.
+``PROVENANCE.md`` says where they come from.
 """
 
 import csv
@@ -17,12 +17,12 @@ Split: TypeAlias = Literal["train", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """Something to find.
+    """A noun to find.
 
     Attributes:
-        answer: Its name, as the player must guess it but for case, article and number.
-        category: What the player is told.
-        split: Whether training may see it.
+        answer: The name to guess; case, article and number do not matter.
+        category: The category, which the player may be told.
+        split: Whether it is for training, or held out ("test").
     """
 
     answer: str
@@ -38,5 +38,5 @@ def shipped_nouns() -> tuple[Noun, ...]:
 
 
 def of_split(nouns: Iterable[Noun], split: Split) -> list[Noun]:
-    """Those of one split, in their order."""
+    """The nouns of one split, in their order."""
     return [noun for noun in nouns if noun.split == split]

@@ -1,10 +1,11 @@
-"""What is known beside the facts: trunks and tusks, and how long and heavy everything is.
+"""More facts for the answerer: trunks and tusks, and the length and weight of everything.
 
     facts, lexicon = everything_known()
 
-``particulars.toml`` has phrases on the left and the nouns they hold for on the right; of all others
-they do not hold. ``measures.csv`` has the usual length and weight of every noun, and of what nouns
-are compared with. Only who answers knows them: players, the search and the bases have the facts.
+``particulars.toml`` has phrases on the left, and the nouns they hold for on the right; they hold
+for no others. ``measures.csv`` has the usual length and weight of every noun, and of things that
+nouns are compared with. Only the answerer knows both; players, the search and the bases have only
+the facts.
 """
 
 import csv
@@ -19,7 +20,7 @@ from evert.envs.twenty_questions.understanding.lexicon import Lexicon, load_lexi
 from evert.envs.twenty_questions.understanding.wording import FILLER, stems
 
 Measures = Mapping[str, Mapping[str, float]]
-"""Centimetres, kilograms and the like by the name of a thing; a thing need not have all."""
+"""By the name of a thing, its centimetres, kilograms and the like. Some may be missing."""
 
 
 @cache
@@ -34,7 +35,7 @@ def shipped_measures() -> Measures:
 
 @cache
 def everything_known() -> tuple[Facts, Lexicon]:
-    """The shipped facts and lexicon with a further attribute for each line of the particulars."""
+    """The shipped facts and lexicon, with one more attribute for each line of the particulars."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -59,10 +60,10 @@ def everything_known() -> tuple[Facts, Lexicon]:
 
 
 def _having(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
-    """Nouns that a line holds for, and those of which it cannot be told.
+    """The nouns that a line holds for, and those for which the answer is "n/a".
 
-    A token is a name, ``@attribute`` or ``kilograms>5``; ``-`` before one takes it away, and ``?``
-    says that it cannot be told.
+    A token is a name, ``@attribute`` or ``kilograms>5``. With ``-`` before it, its nouns are
+    removed; with ``?``, their answer is "n/a".
     """
     having, untold = set[str](), set[str]()
     for token in filter(None, nouns.split(", ")):
@@ -82,7 +83,7 @@ def _meant(name: str, facts: Facts, measures: Measures) -> set[str]:
     if sharp:
         return {answer for answer in facts.answers if measures[answer][quantity] > float(limit)}
     if name not in facts:
-        raise FactsError(f"particulars.toml: {name!r} is none of the nouns.")
+        raise FactsError(f"particulars.toml: {name!r} is not one of the nouns.")
     return {name}
 
 

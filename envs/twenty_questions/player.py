@@ -1,11 +1,11 @@
-"""The plain player: an agent function over an OpenAI-shaped client.
+"""The player: an agent function that uses an OpenAI-style client.
 
     ChatAgentEnv(twenty_questions_agent, TRAIN_TASKS[0])
     ChatAgentEnv(TwentyQuestions(answerer=ModelAnswerer(...), search=KnowledgeSearch()), task)
 
-``twenty_questions_agent`` is the game as it comes: facts that ship with evert, no search. Any other
-answerer, search, rules or prompt is a ``TwentyQuestions``. The whole game is one conversation that
-only grows, so that it is one datum for the trainer.
+``twenty_questions_agent`` is the default: the shipped facts answer, and there is no search. For
+another answerer, search, rules or prompt, make a ``TwentyQuestions``. The whole game is one
+conversation that only grows, so that it is one datum for the trainer.
 """
 
 import json
@@ -24,13 +24,13 @@ from evert.envs.twenty_questions.search import KnowledgeSearch, SearchTool
 
 
 class Task(TypedDict):
-    """A noun to find, as a task of a dataset; plain data, so that it pickles and prints."""
+    """A noun to find, as a task of a dataset: plain data that can be pickled and printed."""
 
     answer: str
     category: str
     split: Split
     rules: NotRequired[dict[str, Any]]
-    """What is not as the player's rules have it: ``{"max_questions": 6}``."""
+    """Changes to the player's rules: ``{"max_questions": 6}``."""
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
@@ -44,7 +44,7 @@ def noun_of(task: Task) -> Noun:
 
 
 def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
-    """The same tasks by other rules, to train on: ``max_questions=6``."""
+    """The same tasks with changed rules: ``max_questions=6``."""
     replace(Rules(), **rules)
     return [Task({**task, "rules": rules}) for task in tasks]
 
@@ -52,13 +52,13 @@ def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
 SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
-"""Who is told the category finds most nouns by naming all ten of it; in six questions, and where
-each name in vain costs a tenth, it is better to ask first."""
+"""A player that knows the category could guess all its ten nouns. With six questions, and a cost
+of a tenth for each wrong guess, it is better to ask first."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)
 
-# -- what the player is told ---------------------------------------------------------------------
+# -- messages to the player ----------------------------------------------------------------------
 
 Style: TypeAlias = Literal["full", "short"]
 
@@ -83,7 +83,7 @@ SEARCH_TOOL: dict[str, Any] = {
 }
 ENOUGH_SEARCHED = "No more searches before this question. Ask your question now."
 PATIENCE = 3
-"""Replies to one question that may be nothing but refused tool calls; then it counts as empty."""
+"""Refused searches before one question, after which the question counts as empty."""
 
 
 def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str,
 
 
 def said(game: Game, style: Style) -> str:
-    """What the player hears before the next question: the last answer, and where the game is."""
+    """The text before the next question: the last answer, and the number of the question."""
     last = game.turns[-1].answer.yes_or_no if game.turns else None
     if style == "short":
         first = game.noun.category if game.rules.show_category else "20 questions"
@@ -110,7 +110,7 @@ def said(game: Game, style: Style) -> str:
 
 
 def conversation(game: Game, style: Style) -> list[dict[str, Any]]:
-    """A game, played by whomever, as the conversation a model would have had; without searches."""
+    """A game of any player as the conversation of a model, without searches."""
     told = Game(game.noun, game.rules)
     messages = opening(told, style)
     for turn in game.turns:
@@ -126,12 +126,12 @@ def conversation(game: Game, style: Style) -> list[dict[str, Any]]:
 
 @dataclass
 class TwentyQuestions:
-    """The game as an agent; the parts are chosen when it is made.
+    """The game as an agent.
 
     Attributes:
-        answerer: Who answers; None for the facts that ship with evert.
-        search: What the player may look things up in; None: it has no tool.
-        rules: What the game allows.
+        answerer: The answerer; None: the shipped facts.
+        search: The player's search tool; None: it has none.
+        rules: The rules, unless a task changes them.
         style: "full" prompts, or "short" ones for tiny models.
     """
 
@@ -141,7 +141,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play one game; 1.0 if the noun was found, else 0.0, less what guesses in vain cost."""
+        """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, Game(noun_of(task), rules)))
 
@@ -163,7 +163,7 @@ class TwentyQuestions:
     async def _question(
         self, client: AgentClient, game: Game, messages: list[dict[str, Any]]
     ) -> tuple[str, tuple[Search, ...]]:
-        """The next question, and what was looked up for it. Appends to ``messages``."""
+        """The next question, and the searches before it. Appends to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
         searches: list[Search] = []
         refused = 0
@@ -187,17 +187,17 @@ def _query_of(call: Any) -> str:
         return ""
 
 
-# -- what players in other frameworks share with it ----------------------------------------------
+# -- shared with players in other frameworks -----------------------------------------------------
 
 
 async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: Rules) -> str:
-    """What the player is told when it searches: a result, or that there were enough searches.
+    """Search for the player. Return the result, or that no more searches are allowed.
 
     Args:
-        tool: Where to look.
-        query: What for; without one nothing is looked up, and it counts as a search all the same.
-        searches: Those before the same question; this one is added unless it is refused.
-        rules: How many there may be.
+        tool: The search tool.
+        query: The query. An empty one is not looked up, but counts as a search.
+        searches: The searches before the same question. This one is added unless it is refused.
+        rules: The rules, which limit the number of searches.
     """
     if len(searches) >= rules.max_searches:
         return ENOUGH_SEARCHED
@@ -208,7 +208,7 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
 
 
 def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
-    """Note a finished game, its numbers and its transcript, and return its reward."""
+    """Record a finished game's metrics and transcript, and return its reward."""
     found = outcome_of(game)
     for name, value in found.metrics.items():
         client.metric(name, value)
@@ -217,7 +217,7 @@ def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
 
 
 def outcome_of(game: Game) -> Outcome:
-    """A finished game: its score less what guesses in vain cost, its numbers, its transcript."""
+    """A finished game's reward (score less the cost of wrong guesses), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),
@@ -229,12 +229,12 @@ def outcome_of(game: Game) -> Outcome:
 
 @cache
 def shipped_search() -> KnowledgeSearch:
-    """The search of the players that have one as they come."""
+    """The default search, shared by all players."""
     return KnowledgeSearch()
 
 
 async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Find what the other one thinks of in twenty yes/no questions.
+    """Find a secret noun in twenty yes/no questions.
 
     ## Action Space
     A question in plain English, ``Text``, or its tokens, ``Sequence(Discrete(vocabulary))``, at
@@ -252,15 +252,15 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
     1 if the noun was found, else 0, at the end.
 
     ## Episode End
-    Terminated by the right guess, or after twenty questions (as many as the task says, where it
-    does); never truncated without a limit on tokens.
+    Terminated by the right guess, or after twenty questions, unless the task has another number;
+    truncated only by a limit on turns or tokens.
 
     ## Information
-    That of ``AgentGymEnv``; ``task`` is the noun to find, ``logs`` hold ``question``, ``answer``,
-    ``reason``, and at the end ``target`` and ``transcript``. Keep them from the policy.
+    As in ``AgentGymEnv``; ``task`` is the noun to find, and ``logs`` has ``question``, ``answer``,
+    ``reason``, and at the end ``target`` and ``transcript``. Hide them from the policy.
 
     ## Arguments
-    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+    As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
     ``recipes.multiplayer_rl.twenty_questions`` in
@@ -284,40 +284,40 @@ async def searching_twenty_questions_agent(client: AgentClient, task: Task) -> f
 
 
 async def searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The game with short prompts and that tool."""
+    """The same game with short prompts and the search tool."""
     agent = TwentyQuestions(rules=HIDDEN, search=shipped_search(), style="short")
     return await agent(client, task)
 
 
-# -- told the category ---------------------------------------------------------------------------
+# -- with the category shown ---------------------------------------------------------------------
 
 
 async def shown_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Find what the other one thinks of, told its category, in twenty yes/no questions.
+    """Find a secret noun of a known category in twenty yes/no questions.
 
     ## Action Space
     As in ``evert/TwentyQuestions-v0``.
 
     ## Observation Space
-    As there, with the category of the noun.
+    As in ``evert/TwentyQuestions-v0``, with the category of the noun.
 
     ## Starting State
-    As there.
+    As in ``evert/TwentyQuestions-v0``, with the category shown.
 
     ## Reward
     1 if the noun was found, else 0, at the end.
 
     ## Episode End
-    As there.
+    As in ``evert/TwentyQuestions-v0``.
 
     ## Information
-    As there.
+    As in ``evert/TwentyQuestions-v0``.
 
     ## Arguments
-    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+    As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
-    Those of ``evert/TwentyQuestions-v0``.
+    As in ``evert/TwentyQuestions-v0``.
 
     ## Version History
     v0: first version.
@@ -336,6 +336,6 @@ async def shown_searching_twenty_questions_agent(client: AgentClient, task: Task
 
 
 async def shown_searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The game with short prompts and that tool."""
+    """The same game with short prompts and the search tool."""
     agent = TwentyQuestions(rules=SHOWN, search=shipped_search(), style="short")
     return await agent(client, task)

@@ -1,10 +1,10 @@
-"""What a player may look things up in.
+"""Search tools for players.
 
     KnowledgeSearch()              the facts that ship with evert, without a model or a network
     ModelSearch(model)             any chat model
     HttpSearch("http://...?q={}")  any endpoint that answers a GET with text
 
-All are a ``SearchTool``: a query in, a text out. It never learns which noun is to be found.
+A ``SearchTool`` gets a query, and returns a text. It never learns which noun is to be found.
 """
 
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
 
 LONGEST_RESULT = 1500
-"""Characters of a result that the player sees."""
+"""Most characters of a result; the rest is cut."""
 NOTHING = "Nothing found."
 
 
@@ -33,19 +33,19 @@ class SearchTool(Protocol):
     """Looks things up."""
 
     async def search(self, query: str) -> str:
-        """What is found, as text; ``NOTHING`` if nothing is."""
+        """The result as text; ``NOTHING`` if there is none."""
         ...
 
 
 class KnowledgeSearch:
-    """Looks things up in the facts: "animals that can fly, has four legs", or "zebra".
+    """Searches the facts: "animals that can fly, has four legs", or "zebra".
 
-    A query is cut at commas, "and" and "that"; nouns for which everything holds that is understood
-    of it are found. A query that is a noun's name finds what holds for that noun.
+    A query is split at commas, "and", "that" and the like. The result lists the nouns that have all
+    attributes that are understood. If a query is a noun's name, it lists what holds for this noun.
 
     Args:
-        facts: What is known; None for what ships with evert.
-        nouns: What may be found; None for all nouns that ship with evert, held-out ones too.
+        facts: The facts; None: the shipped facts.
+        nouns: Nouns that can be found; None: all shipped nouns, also held-out ones.
     """
 
     def __init__(self, facts: Facts | None = None, nouns: Sequence[Noun] | None = None) -> None:
@@ -58,7 +58,7 @@ class KnowledgeSearch:
         return KnowledgeSearch, self._made_of
 
     async def search(self, query: str) -> str:
-        """The nouns that fit, in the order of the list."""
+        """The nouns that fit, in the order of the list; or what holds for a noun."""
         whole = self._parser.parse(query)
         if isinstance(whole, Guess):
             return self._about(whole.answer)
@@ -82,7 +82,7 @@ class KnowledgeSearch:
 
 
 class ModelSearch:
-    """Asks a chat model."""
+    """Searches by asking a chat model."""
 
     PROMPT = (
         "You are a search engine. Answer the query with the facts that matter most, in at most "
@@ -96,7 +96,7 @@ class ModelSearch:
         self._ask = frozen_models({"search": model}, "", prompt_renderer(renderer))["search"]
 
     async def search(self, query: str) -> str:
-        """What the model says."""
+        """The model's reply."""
         messages: list[Any] = [
             {"role": "system", "content": self.PROMPT},
             {"role": "user", "content": query},
@@ -106,16 +106,16 @@ class ModelSearch:
 
 
 class HttpSearch:
-    """Gets a page.
+    """Searches by getting a page.
 
     Args:
-        url: Address, with ``{}`` where the query goes.
-        timeout: Seconds for a search.
+        url: URL, with ``{}`` in place of the query.
+        timeout: Most seconds of a search.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0) -> None:
         if "{}" not in url:
-            raise ValueError(f"The URL needs {{}} where the query goes, got {url!r}.")
+            raise ValueError(f"The URL needs {{}} in place of the query, got {url!r}.")
         self._url, self._timeout = url, timeout
 
     async def search(self, query: str) -> str:

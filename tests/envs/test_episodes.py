@@ -370,7 +370,7 @@ def test_a_loop_that_does_not_end_is_left_behind_and_named(
     may_end.clear()
     with pytest.raises(AgentTimeoutError):
         played(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
-    assert "evert's event loop did not end within 0.2 s; it is left behind" in caplog.text
+    assert "evert's event loop did not end within 0.2 s; its thread keeps" in caplog.text
     assert played(endless_agent)[0] == 0.5
     may_end.set()
     assert leftovers() == {}

@@ -102,7 +102,7 @@ def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
     assert start_of({"options": {"x": 2}}, 1) == {"seed": 1, "options": {"x": 2}}
     assert rollout(GymAgent("Blackjack-v1"), ["0"], {"seed": 5}).transitions[0].reward in (-1, 0, 1)
     for task in ("seven", -1, 1.5, {"sed": 3}, [1]):
-        with pytest.raises(EnvArgumentError, match=r"is no start of an environment; expected a "):
+        with pytest.raises(EnvArgumentError, match=r"cannot start an environment; expected a "):
             start_of(task, 1)
 
 
@@ -163,7 +163,7 @@ def test_a_reply_means_the_one_action_of_its_last_line_and_arrays_are_json_and_t
     ):
         assert "is no action" in actions.read(reply)[1]
     assert text.read("north") == ("north", "")
-    assert "Reply with a text of 1 to 5 signs." in text.read("northwards")[1]
+    assert "Reply with a text of 1 to 5 characters." in text.read("northwards")[1]
 
 
 def before_one(kind: str, color: int = 0, state: int = 0) -> str:
@@ -398,7 +398,7 @@ def test_what_is_wrong_with_an_argument_is_said() -> None:
         GymAgent("Taxi-v4", describe="nowhere:f")
     odd = gymnasium.Env[Any, Any]()
     odd.action_space = spaces.Dict({})
-    with pytest.raises(EnvArgumentError, match=r"which no reply is read as\. Pass parse=, a fu"):
+    with pytest.raises(EnvArgumentError, match=r"no reply is read as one\. Pass parse=, a fu"):
         GymAgent("Odd-v0").actions(odd)
 
 

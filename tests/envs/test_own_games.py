@@ -67,7 +67,7 @@ def test_a_file_beside_the_others_is_a_game_but_not_two_of_one_id(folder: Write)
 
     assert [*games.__wrapped__()] == ["one"]
     folder("games_here.two")
-    with pytest.raises(GameError, match=r"games one and two have one id, 'my/Parity-v0'\. Give"):
+    with pytest.raises(GameError, match=r"games one and two have the same id, 'my/Parity-v0'\. G"):
         games.__wrapped__()
 
 
@@ -90,7 +90,7 @@ def test_a_game_is_found_by_its_module_however_its_name_is_written(write: Write)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("WORD = 1", r"a_game \(.*a_game\.py\) is no game: it has no GAME; e"),
+        ("WORD = 1", r"a_game \(.*a_game\.py\) is not a game: it has no GAME; e"),
         ("GAME = {}", r"its GAME is a dict; expected GAME = evert\.Game\(id, "),
         ("import no_such_package", "a_game cannot be imported: ModuleNotFoundError: No module "),
         ("1 / 0", "a_game cannot be imported: ZeroDivisionError: division by zero"),

@@ -118,7 +118,7 @@ def test_players_draw_from_their_seed() -> None:
 
     assert said(1) == said(1) != said(2)
     assert set(said(1)) <= set("123456789")
-    with pytest.raises(ValueError, match="begins with no board"):
+    with pytest.raises(ValueError, match="does not begin with a board"):
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 
 

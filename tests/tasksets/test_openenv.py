@@ -115,7 +115,7 @@ async def test_a_server_that_closes_the_connection_is_said_with_its_code() -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"url": "127.0.0.1:8000"}, "is no address; expected one like http://HOST:8000"),
+        ({"url": "127.0.0.1:8000"}, "is not a URL; expected one like http://HOST:8000"),
         ({"url": "http://127.0.0.1:9"}, "no OpenEnv server answers there .* Start one"),
         ({"field": "massage"}, "no text 'massage'. Did you mean message\\? It has message"),
     ],

@@ -130,8 +130,8 @@ def test_a_game_says_who_plays(name: str, given: dict[str, int], players: int) -
         ("TwentyQuestions-v0", {}, "not offered: the game asks a model of OpenRouter's"),
         ("TicTacToe-v0", {"players": 3}, "players=3 .*number of players has to be 2"),
         ("TicTacToe-v0", {"size": 3}, "unexpected keyword argument 'size'"),
-        ("TicTacToe-v0-raw", {}, "shows a list, and no text"),
-        ("UsedCar-v0-balanced", {}, "cannot be begun .* some of this version do not run"),
+        ("TicTacToe-v0-raw", {}, "shows a list instead of text"),
+        ("UsedCar-v0-balanced", {}, "cannot start .* some of this version do not run"),
     ],
 )
 def test_what_cannot_be_played_is_said(name: str, given: dict[str, int], message: str) -> None:

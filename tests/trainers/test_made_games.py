@@ -146,7 +146,7 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
         ({**PYTHON, "max_terms": 0}, "chain_sum cannot be made with .*max_terms must be"),
         ({"id": "gone:x"}, r"The taskset gone \(no_such:f\) cannot be loaded: ModuleNotFoundErr"),
         ({"id": "broken:x"}, "tasks=broken:x could not be made with {}: ValueError: inv"),
-        ({"id": "wrong:x"}, "The taskset wrong made a str of 'x'; expected"),
+        ({"id": "wrong:x"}, "The taskset wrong made a str from 'x'; expected"),
     ],
 )
 def test_what_there_is_not_is_said(given: dict[str, Any], message: str, monkeypatch: Patch) -> None:

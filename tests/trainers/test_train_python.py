@@ -200,6 +200,6 @@ def test_gymnasium_has_images_among_the_messages_and_says_that_they_are_no_token
     assert observation[-1] == {"role": "assistant", "content": colour}
     env.close()
     env = AgentGymEnv(agent, range(4), renderer=renderer, level="tokens")
-    with pytest.raises(evert.RendererMismatchError, match="holds images, which are no token ids"):
+    with pytest.raises(evert.RendererMismatchError, match="has images, which have no token ids"):
         env.reset()
     env.close()

@@ -1,14 +1,13 @@
-"""What a question in plain English asks: its words, and how people ask about each attribute.
+"""The parser of questions in plain English: words, and how people ask about each attribute.
 
 Read in this order:
 
-    wording.py       words of a question, brought to one form
-    lexicon.py       how people ask about each attribute, and what they call the nouns
+    wording.py       the words of a question as stems
+    lexicon.py       phrases for each attribute, and names of the nouns
     parsed.py        what a question can ask: attributes, measures, several, a guess
-    guesses.py       which noun a question names and says nothing else
+    guesses.py       questions that only name a noun
     comparisons.py   "bigger than a car", "heavier than a brick"
-    questions.py     a question in plain English -> what it asks, or nothing we can tell
+    questions.py     a question in plain English -> what it asks, or None
 
-Everything here is about words, and ``lexicon.toml`` holds them; what is true of a noun is not known
-here.
+Only words are known here, from ``lexicon.toml``. Facts about the nouns are not.
 """

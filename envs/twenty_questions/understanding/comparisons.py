@@ -1,7 +1,8 @@
 """Comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", "older than 100".
 
-Of sizes with the references of the lexicon they ask an attribute. With another thing that has been
-measured, or with a number, they ask whether the noun is longer, heavier, dearer, faster or younger.
+A comparison of size with a reference of the lexicon asks about an attribute. One with another thing
+that has measures, or with a number, asks whether the noun is longer, heavier, dearer, faster or
+younger.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,13 @@ INVERSE = frozenset({"in_pocket", "in_hand"})
 """Attributes that hold for what is *not* bigger than the reference."""
 FITS = frozenset({"fit", "fits", "fitted", "put", "carry", "carried"})
 BEGUN = stems_of("invented built made created born constructed exist existed around there")
-"""What is said of the year that something began with."""
+"""Words of questions about the year when something first existed."""
 LIFE = frozenset({"live", "lived", "die", "died", "alive", "living", "dead"})
 NOW = 2025
 _ANY = (FILLER - {"me", "you"}) | stems_of("average normal regular standard whole single entire")
 _MACHINES = {("dishwasher",), ("microwav",), ("wash", "machin")}
 _ROUGH = {(name,) for name in stems_of("cat dog horse cow elephant van truck bus whale melon")}
-"""Things whose measures say more than the attribute that they stand for in the lexicon."""
+"""References whose measures are more exact than their attribute in the lexicon."""
 _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
     "one": 1,
     "ten": 10,
@@ -45,7 +46,7 @@ _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
 
 
 def compared(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
-    """What a comparison asks; None if there is none, or with nothing that we know."""
+    """What a comparison asks; None if there is none, or the thing compared with is unknown."""
     return _sized(found, lexicon) or (_aged(found) if lexicon.measures else None)
 
 
@@ -65,7 +66,7 @@ def _sized(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
     key = tuple(stem(word) for word in rest if word == "me" or stem(word) not in _ANY)
     bigger = up != bool(NEGATIONS & {*map(stem, found)})
     if key in _MACHINES and not {"than", "fit", "fits"} & said:
-        return None  # what is put into a dishwasher need not only fit
+        return None  # "put in a dishwasher" asks for more than size
     attribute = None if key in _ROUGH and key in lexicon.measures else lexicon.references.get(key)
     if attribute is not None and quantity == "centimetres":
         return Asked(attribute, bigger != (attribute in INVERSE))
@@ -80,7 +81,7 @@ def _sized(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
 
 
 def _direction(said: set[str]) -> tuple[Quantity, bool, bool]:
-    """What is compared, and whether the words ask for more of it, and for less."""
+    """The quantity compared, whether the words ask for more, and whether for less."""
     more, less = bool(MORE & said), bool(LESS & said)
     if SPEED & said:
         return "speed", bool({"faster", "quicker"} & said), "slower" in said
@@ -92,7 +93,7 @@ def _direction(said: set[str]) -> tuple[Quantity, bool, bool]:
 
 
 def _aged(found: Sequence[str]) -> Measured | None:
-    """How long something has been there: "over a hundred years old", "invented before 1950"."""
+    """What is asked about age: "over a hundred years old", "invented before 1950"; or None."""
     said = {*found}
     number = _number(found)
     if number is None or LIFE & said:

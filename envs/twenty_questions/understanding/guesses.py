@@ -1,4 +1,4 @@
-"""Guesses: which noun a question names and says nothing else."""
+"""Guesses: questions that name a noun and say nothing else."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ RELATIONS = stems_of(
     with
     """
 )
-"""Words of the filler that set a noun beside the answer, so that it is no guess: "on a table"."""
+"""Filler words that relate the answer to a noun, which is not a guess: "on a table"."""
 GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
     """
     guess final believe suppose right correct pair name piece certainly definitely finally hm hmm ah
@@ -26,14 +26,14 @@ GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
 IDIOM = re.compile(
     r"\b(?:(?:going|want|like|have) to|to be|for sure|by (?:any )?chance|think(?:ing)? about)\b"
 )
-"""Where they say nothing after all."""
+"""Phrases in which these words say nothing."""
 PROPER = re.compile(
     r"\b(?:[Ii]s|[Ww]as|be) (?:(?:it|he|she|this|that) )?(?:the )?"
     r"([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
 )
 """A name at the end of a question."""
 PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")
-"""What may be said to be of a noun, and still be the noun: "a loaf of bread"."""
+"""A portion of a noun counts as the noun: "a loaf of bread"."""
 
 
 class Names:
@@ -64,16 +64,16 @@ class Names:
         return self._names.keys()
 
     def find(self, found: Sequence[str]) -> str | None:
-        """The noun that words name and say nothing else; None if there is none."""
+        """The noun that words name, if they say nothing else; otherwise None."""
         return _named(found, self._names)
 
     def other(self, found: Sequence[str]) -> str | None:
-        """The same for what is known to be none of the nouns."""
+        """The same for known things that are not among the nouns."""
         return _named(found, self._others)
 
 
 def proper(question: str) -> str | None:
-    """The name that a question asks for and begins with a capital: "Is it the Brooklyn Bridge?"."""
+    """The capitalised name that a question ends with: "Is it the Brooklyn Bridge?"; or None."""
     match = None if question.isupper() else PROPER.search(question)
     return match and match[1]
 

@@ -1,8 +1,8 @@
-"""How people ask: phrases for each attribute, other names of the nouns, things to compare with.
+"""The lexicon: phrases for each attribute, other names of the nouns, things to compare with.
 
-``lexicon.toml`` read and made ready. A phrase is a set of stems that must all be in a question; one
-of several words keeps the small words that change its meaning ("made up"), others lose theirs;
-words with "_" between them must follow each other.
+It is read from ``lexicon.toml``. A phrase is a set of stems that must all be in a question. Filler
+words are left out, except small ones that change the meaning ("made up"). Words with "_" between
+them must follow each other.
 """
 
 import re
@@ -29,9 +29,9 @@ class Phrase:
     """A way to ask about an attribute.
 
     Attributes:
-        stems: What must all be in the question.
+        stems: Stems that must all be in the question.
         positive: False: the words say that the attribute does not hold.
-        weak: It counts only where it explains all there is.
+        weak: Whether it counts only if it explains the whole question.
     """
 
     attribute: str
@@ -42,15 +42,16 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Lexicon:
-    """How people ask, read from a file and made ready.
+    """The words that the parser knows.
 
     Attributes:
         questions: The canonical question of every attribute.
-        phrases: Of all attributes, in the order of the file.
-        references: Attribute of size by the stems of what others are compared with.
+        phrases: Phrases of all attributes, in the order of the file.
+        references: Stems of a thing to compare with -> the attribute of size that this asks about.
         aliases: Other names of nouns.
-        measures: Centimetres, kilograms and the like of things by the stems of their names.
-        others: Things that are none of the nouns, and that people guess.
+        vocabulary: All stems of the phrases.
+        measures: Stems of a thing's name -> its centimetres, kilograms and the like.
+        others: Things that people guess and that are not among the nouns.
     """
 
     questions: dict[str, str]
@@ -89,7 +90,7 @@ def load_lexicon() -> Lexicon:
 
 
 def phrase(attribute: str, text: str) -> Phrase:
-    """A phrase as the lexicon's file writes it."""
+    """Read a phrase of the lexicon's file: "!" negates it, "~" makes it weak."""
     negative, weak = text.startswith("!"), "~" in text[:2]
     found = wording.stems(text.replace("_", " "))
     kept = [part for part in found if part not in FILLER or part in PARTICLES]
@@ -102,5 +103,5 @@ def phrase(attribute: str, text: str) -> Phrase:
 
 
 def tie(first: str, second: str) -> str:
-    """Two stems that follow each other, as one: what "head_on" of a phrase insists on."""
+    """Join two stems that follow each other, as a phrase like "head_on" needs them."""
     return f"{first}_{second}"

@@ -1,10 +1,10 @@
-"""What a question was found to ask."""
+"""What a question can ask: the parser's results."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Quantity: TypeAlias = Literal["centimetres", "kilograms", "dollars", "speed", "year"]
-"""What is measured: length, weight, price, km/h, and when something was first there."""
+"""What is measured: length, weight, price, km/h, and the year when something first existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A question whether something is longer or heavier (dearer, faster, younger) than a number.
+    """A question whether the noun is longer (heavier, dearer, faster, younger) than a limit.
 
     Attributes:
         positive: Whether "yes" means that it is above the limit.
@@ -44,7 +44,7 @@ class Several:
     """Two or more questions in one: "a small animal that can fly", "red or yellow".
 
     Attributes:
-        any: Whether one of them is enough for a "yes".
+        any: Whether one "yes" is enough; otherwise all are needed.
     """
 
     parts: "tuple[Asked | Measured, ...]"
@@ -56,7 +56,7 @@ class Guess:
     """A guess.
 
     Attributes:
-        answer: The noun as the list writes it; as the player did, if the list does not have it.
+        answer: The noun as written in the list, or else as written by the player.
     """
 
     answer: str

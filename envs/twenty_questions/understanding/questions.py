@@ -1,4 +1,4 @@
-"""What a yes/no question in plain English asks: an attribute, a guess, or nothing we can tell.
+"""What a yes/no question in plain English asks: an attribute, a guess and so on, or None.
 
     parser = QuestionParser(load_lexicon(), shipped_facts().answers)
     parser.parse("Hasn't it got any wings?")     Asked("has_wings", positive=True)
@@ -7,21 +7,21 @@
     parser.parse("Could it be a zebra?")         Guess("zebra")
     parser.parse("What colour is it?")           None
 
-No model, no chance: these rules, in this order, each of which may settle the matter.
+The parser uses no model and no random numbers. It tries these rules in order; the first result
+counts.
 
-1. *Not yes/no*: a question that begins with what, where, how, ... asks nothing we can tell.
+1. *Not yes/no*: a question that begins with what, where, how, ... is not understood.
 2. *Guess*: nothing is left but the name of a noun, once "is it", "my guess is", articles and the
-   like are taken away (``guesses.py``). "Guess: x" is a guess whatever x is.
+   like are taken away (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
-4. *Attribute*: phrases of the lexicon whose words are all there. Words that everybody uses weigh
-   nothing, words that say little weigh a quarter; the attribute that explains most wins if it
-   explains enough. A "not" (or "unable", "lacks", "wingless", "non-") that belongs to no phrase
-   turns the answer round.
-5. *Several*: where no attribute explains everything, the clauses between "and", "or", "that" are
-   read one by one; and "a striped animal" asks for stripes and for an animal.
-6. *Typing errors*: what is not understood is read again with its unknown words taken for known ones
-   that look alike.
+4. *Attribute*: phrases of the lexicon whose words are all in the question. Common words have weight
+   0, words that say little a quarter. One attribute must explain the whole weight of the question.
+   A "not" (or "unable", "lacks", "wingless", "non-") that is in no phrase negates the answer.
+5. *Several*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal" asks
+   for stripes and for an animal.
+6. *Typing errors*: rules 2 to 5 again, with unknown words replaced by similar known ones.
 7. *Foreign nouns*: "is it a dragon" is a guess, and a wrong one.
+8. *Best attribute*: the one that explains most of the weight, if that is at least ``ENOUGH``.
 """
 
 import difflib
@@ -55,18 +55,18 @@ from evert.envs.twenty_questions.understanding.wording import (
 ENOUGH = 0.3
 """Share of a question's weight that its best attribute must explain."""
 ALL = 0.99
-"""Share from which on nothing is left to explain."""
+"""Share that counts as the whole question."""
 ALIKE = 0.82
-"""How alike (``difflib``) an unknown word must be to be a known one with a typing error."""
+"""Similarity (``difflib``) from which an unknown word is a known one with a typing error."""
 KINDS = stems_of(
     """
     animal bird insect reptile mammal fruit vegetable vehicle plant flower person instrument toy
     furniture food woman man girl boy
     """
 )
-"""What may follow another attribute: "a striped animal" is both."""
+"""Words that may follow another attribute: "a striped animal" asks for both."""
 OF_KIND = re.compile(r"Is (?:it an? |this person |it \w+\?)")
-"""Begins the questions of attributes whose words may end a name of a kind: "a wild animal"."""
+"""Beginning of a canonical question whose words may end the name of a kind: "a wild animal"."""
 HEADS = stems_of(
     """
     accessory activity area body building collection color container device equipment game gear
@@ -75,7 +75,7 @@ HEADS = stems_of(
     toy vessel weapon word work
     """
 )
-"""More of the words that end the name of a kind."""
+"""More words that may end the name of a kind, which is not a guess."""
 JOINTS = frozenset({"and", "or", "nor", "but", "that", "which", "who"})
 BESIDE = frozenset(
     {"as", "at", "by", "for", "from", "in", "like", "of", "on", "than", "to", "with"}
@@ -121,7 +121,7 @@ class QuestionParser:
         self._known = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
 
     def parse(self, question: str) -> Parsed:
-        """What ``question`` asks; None: nothing that can be told."""
+        """What ``question`` asks; None: it is not understood."""
         return self._remembered(question)
 
     def _parse(self, question: str) -> Parsed:
@@ -147,7 +147,7 @@ class QuestionParser:
         )
 
     def _foreign(self, question: str, found: list[str]) -> Guess | None:
-        """A guess of what nobody has listed: "is it a dragon", "is it the Brooklyn Bridge"."""
+        """A guess of a noun in no list: "is it a dragon", "is it the Brooklyn Bridge"."""
         name = proper(question)
         if name and not all(stem(word) in self._lexicon.vocabulary for word in words(name)):
             return Guess(name)
@@ -177,7 +177,7 @@ class QuestionParser:
         known = tuple(part for part in parts if part is not None)
         if len(known) < len(parts) or len({(type(part), _about(part)) for part in known}) < 2:
             return None
-        if "neither" in found:  # it is in the first clause, and turns only that round
+        if "neither" in found:  # it is in the first clause, and negates only that
             turned = (replace(part, positive=not part.positive) for part in known[1:])
             return Several((known[0], *turned))
         return Several(known, any="or" in found)
@@ -189,10 +189,10 @@ class QuestionParser:
         return next(iter(difflib.get_close_matches(stem(word), begun, 1, ALIKE)), word)
 
     def parse_all(self, text: str) -> list[Asked]:
-        """Every attribute of a text that is no question ("striped mammals"), the surest first.
+        """All attributes of a text that is not a question ("striped mammals"), surest first.
 
-        What an attribute explains is taken away before the next is looked for. Of a text with a
-        negation only the first one is told, since what it belongs to is not.
+        The words that an attribute explains are removed before the next search. If the text has a
+        negation, only the first attribute is returned: it is unclear what else is negated.
         """
         left, asked = words(text), list[Asked]()
         while left:
@@ -271,7 +271,7 @@ def _enough(match: _Match, total: float, least: float) -> bool:
 
 
 def _noun_phrase(found: list[str]) -> list[str]:
-    """The nouns of "is it a spinning top"; nothing if a question asks for more or for less."""
+    """The words "spinning top" of "is it a spinning top"; empty if the question is not so plain."""
     article = next((at for at, word in enumerate(found[:6]) if word in ("a", "an")), len(found))
     said = found[article + 1 :]
     asks = (
@@ -292,7 +292,7 @@ def _about(part: Asked | Measured) -> str | float:
 
 
 def _clauses(found: list[str]) -> Iterator[list[str]]:
-    """The clauses of a question; of "is it a striped animal" the "animal" is one of its own."""
+    """The clauses of a question. In "is it a striped animal", "animal" is a clause too."""
     for joint, clause in groupby(found, JOINTS.__contains__):
         one = [*clause]
         article = next((at for at, word in enumerate(one[:4]) if word in ("a", "an")), len(one))
@@ -305,7 +305,7 @@ def _clauses(found: list[str]) -> Iterator[list[str]]:
 
 
 def mentions(question: str, answer: str) -> bool:
-    """Whether a question names a noun, or one of its other names, among whatever else it says."""
+    """Whether a question contains a noun's name, or one of its other names."""
     found = tuple(wording.stems(question))
     names = {key(name) for name in (answer, *load_lexicon().aliases.get(answer, ()))}
     return any(

@@ -1,8 +1,8 @@
-"""Words of a question, brought to one form: lower case, no contractions, stems.
+"""The words of a question in one form: lower case, no contractions, stems.
 
-``words`` splits; ``stem`` makes "wings", "winged" and "wing" one. The sets at the end say which
-stems count for little or nothing. The same is done to the lexicon's phrases, so that a stem need
-not be a word, only the same one on both sides.
+``words`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at the
+end list stems that count for little or nothing. The lexicon's phrases are stemmed in the same way,
+so a stem need not be a word.
 """
 
 import re
@@ -22,7 +22,7 @@ FRAME = re.compile(
     """,
     re.VERBOSE,
 )
-"""What people put before a question; it says nothing."""
+"""Beginnings of a question that say nothing."""
 
 CONTRACTIONS = (
     (r"(?<=\d),(?=\d{3})", ""),
@@ -44,7 +44,7 @@ TAG = re.compile(
     """,
     re.VERBOSE,
 )
-"""What makes a question of a statement, at its end; it says nothing."""
+"""Ends of a question that say nothing."""
 
 FORMS = """
     carry: carried carries; family: families; movie: movies;
@@ -60,7 +60,7 @@ FORMS = """
     stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using; wear: worn
     wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
-"""Words and those of their forms that the rules of ``stem`` would get wrong."""
+"""Words, and the forms of them that the rules of ``stem`` would get wrong."""
 
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
@@ -86,17 +86,17 @@ IRREGULAR = {
 
 SENTENCES = re.compile(r"(?<=[?!.:])\s+(?=\w)")
 EXAMPLES = re.compile(r",\s+(?:like|such as|for example)\b[^?]*")
-"""What is meant by the words before: ", like a watch"."""
+"""Examples of the words before them: ", like a watch"."""
 
 
 def asking(text: str) -> str:
-    """The sentence of a text that asks: the first with a question mark, or all if there is none."""
+    """The question in a text: the first sentence with a question mark, or else the whole text."""
     found = SENTENCES.split(EXAMPLES.sub("", text))
     return next((one for one in found if one.endswith("?")), text) if len(found) > 1 else found[0]
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words of a text, contractions taken apart, without a tag question's tail."""
+    """Lower-case words of a text's question; contractions are split, ``FRAME`` and ``TAG`` cut."""
     text = FRAME.sub("", TAG.sub("", asking(text).lower().replace("\u2019", "'").strip()))
     for pattern, replacement in CONTRACTIONS:
         text = re.sub(pattern, replacement, text)
@@ -144,7 +144,7 @@ NEGATIONS = stems_of(
     hardly impossible incapable lack lacking neither never no non not unable without
     """
 )
-"""Words that turn an answer round."""
+"""Words that negate an answer."""
 
 FILLER = stems_of(
     """
@@ -171,7 +171,7 @@ PARTICLES = stems_of(
     many more around as by from in into off on one out over to together under up with
     """
 )
-"""Fillers that a phrase of several words insists on: "made up", "in one hand"."""
+"""Filler words that a phrase of several words needs: "made up", "in one hand"."""
 
 WEAK = stems_of(
     """
@@ -180,4 +180,4 @@ WEAK = stems_of(
     people person purpose put see shape small someone take use want work
     """
 )
-"""Words that say little: a phrase may need them, alone they are worth a quarter."""
+"""Words that say little: a phrase may need them, but their weight is a quarter."""

@@ -107,7 +107,7 @@ async def test_what_does_not_fit_is_asked_for_again_so_often_and_no_more(
     assert len(endpoint.requests[2]["messages"]) == 4
 
     endpoint.replies = ["Yes!"] * 3
-    with pytest.raises(AnswererError, match="in 2 attempts.*no JSON.*larger model"):
+    with pytest.raises(AnswererError, match="None of 2 replies.*no JSON.*larger model"):
         await ModelAnswerer(endpoint.model, attempts=2).answer(ZEBRA, "Is it a bird?")
     assert len(endpoint.requests) == 3 + 2
 

@@ -57,5 +57,5 @@ async def test_an_address_is_asked() -> None:
         assert await search.search("nothing") == NOTHING
         with pytest.raises(aiohttp.ClientResponseError):
             await search.search("error")
-    with pytest.raises(ValueError, match="needs {} where the query goes, got 'http://x'"):
+    with pytest.raises(ValueError, match="needs {} in place of the query, got 'http://x'"):
         HttpSearch("http://x")

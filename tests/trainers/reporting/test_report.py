@@ -511,7 +511,7 @@ def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypa
         "cost $0.252", "prefill $10, sample $1000",  # 3 steps of 80 sampled and 400 given
         "failed in training 6 of 12 episodes failed (6 agent errors)",
         "the commonest failure ValueError: <b>no table", "batches skipped 1",
-        "Bits say what an answer was undecided about",
+        "Bits are the entropy of an answer over the nouns",
     ):  # fmt: skip
         assert shown in text, shown
     assert "oddness" not in text.lower()
