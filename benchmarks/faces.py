@@ -11,8 +11,7 @@ Over HTTP, whole conversations (milliseconds), one aiohttp client, the same rend
     evert      the loopback server, the Cookbook's runner included
     cookbook   the Cookbook's chat proxy
 
-Then 1,000 rollouts at once over HTTP: no call is lost, no reply goes to the wrong rollout, and the
-files, threads and tasks that are left are counted.
+Then 1,000 rollouts at once over HTTP: none is lost or mixed up, and nothing is left.
 
     python benchmarks/faces.py [--quick] [--sdk-turns 1 3 10] [--turns 10 100] [--repeats 5]
                                [--rollouts 1000]
@@ -168,7 +167,7 @@ def echo_server(port: Any) -> None:
 
 
 async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, text: str) -> None:
-    """Make a conversation with a bare HTTP client, and check that every reply is for it."""
+    """Make a conversation with a bare HTTP client; check that every reply is for it."""
     headers = {"authorization": f"Bearer {key}"}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
     for _ in range(turns):

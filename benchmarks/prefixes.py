@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """A test case for both samplers."""
+    """A case for both samplers."""
 
     name: str
     play: Callable[[Any], Any]
@@ -80,7 +80,7 @@ def sample(client: Any, prompts: Sequence[Prompt], samples: int) -> list[list[in
 
 
 def score(client: Any, prompts: Sequence[Prompt], last: int | None) -> list[list[float]]:
-    """Return the rounded log-probabilities of prompt tokens, without the first, which has none."""
+    """Return rounded log-probabilities of prompt tokens; the first token has none."""
     futures = [
         client.compute_logprobs(types.ModelInput.from_ints(prompt), prompt_logprobs_last_n=last)
         for prompt in prompts

@@ -359,7 +359,7 @@ def _trimmer() -> Callable[[int], int] | None:
 
 
 def trim() -> None:
-    """Make the allocator return the memory that it keeps for later, which is not to count."""
+    """Make the allocator return the memory that it keeps for later."""
     trimmer = _trimmer()
     if trimmer is not None:
         trimmer(0)

@@ -119,7 +119,7 @@ class Place:
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files of this place. Paths are copied, folders with all that they hold."""
+        """Write the files of this place. Paths are copied, also whole folders."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:

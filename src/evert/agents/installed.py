@@ -22,10 +22,9 @@ def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Pa
     """Return the paths to show to a command beside the system's: path -> the same as a ``Path``.
 
     Args:
-        command: Program and arguments. A file or folder that an argument names by its absolute path
-            is shown.
-        variables: Files that these name by absolute paths are shown, too. A folder (``PATH`` and
-            others) is taken for a part of an installation, which is shown.
+        command: Program and arguments. Absolute paths in the arguments are shown.
+        variables: Absolute paths of files in these are shown, too. A folder (``PATH`` and others)
+            counts as a part of an installation, which is shown.
     """
     values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
     folders = [path for path in values if os.path.isdir(path)]

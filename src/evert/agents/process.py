@@ -71,7 +71,8 @@ class ProcessAgent:
             into the folder before the command runs. ``"{home}/name"`` goes to the home, for
             configuration that is not the agent's work; ``"{judge}/name"`` to the folder of the
             reward command.
-        setup: A command, or a function of the folder and the task, to run in the folder before.
+        setup: Run in the folder before the command: another command, or a function of the folder
+            and the task.
         reward: How to score the episode. A command: 1.0 for exit status 0, else 0.0. It runs after
             all processes of the agent have ended, with a new folder and home, made only then;
             ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task,
@@ -85,17 +86,17 @@ class ProcessAgent:
         host: Interface on which the model is served (not loopback for containers).
         sandbox: Whether the command and the reward command run in a sandbox. They can then read the
             system and the programs they need, write the episode's folders and ``cwd``, and call the
-            model; the rest of your files, network and processes is out of reach. True: always.
-            False: never; they run as your user. None, the ready agents' default: where a sandbox
-            can be made (Linux, bubblewrap) and ``host`` is loopback. Paths: as True, and these can
-            be read, too. The setup always runs outside.
+            model; the rest of your files, network and processes is out of reach. True: always, or
+            an error. False: never; they run as your user. None, the ready agents' default: where a
+            sandbox can be made (Linux, bubblewrap) and ``host`` is loopback. Paths: as True, and
+            these can be read, too. The setup runs outside.
         command_in_sandbox: The command to run in a sandbox, for a program that must be told to make
             no sandbox of its own; None: ``command``.
         install: How to get the program, for the message when it is missing.
         env_options: Options of the Env that fit the program; the user's take precedence.
 
-    Functions run in a thread, which cannot be stopped, while a command is killed: give everything
-    that they wait for a time limit. Without a task they get None.
+    Functions run in a thread, which cannot be killed like a command, so what they wait for should
+    have a time limit. Without a task they get None.
 
     Raises:
         InvalidAgentError: A command is not a non-empty list of strings; ``reward``, ``setup``,

@@ -73,7 +73,7 @@ def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
 @lru_cache
 def _say_once(problem: str | None) -> None:
     if problem is None:
-        logger.info("Commands run in a sandbox: they reach the model, no network, no other files.")
+        logger.info("Commands run in a sandbox: no network except the model, none of your files.")
     else:
         logger.warning("Commands run without a sandbox, as your user: %s.", problem)
 

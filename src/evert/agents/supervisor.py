@@ -255,11 +255,7 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder of any depth and permissions, without following links.
-
-    Returns:
-        Why the folder is still there; empty if it is gone.
-    """
+    """Remove a folder of any depth and permissions; return why it is still there, or ""."""
     import subprocess
 
     parent, name = os.path.split(folder)

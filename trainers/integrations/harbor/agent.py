@@ -73,9 +73,8 @@ class HarborAgent:
     """A trial of Harbor, played as an agent. A task is the path of a task's folder.
 
     Args:
-        agent: Harbor's name of the agent, or the import path 'package.module:Class' of one; or the
-            fields of Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns":
-            20}}``.
+        agent: Harbor's name of an agent, or an import path 'package.module:Class'; or the fields
+            of Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
         environment: Where the task runs: Harbor's name ("docker", "modal"), "bubblewrap" for
             evert's sandbox, or an import path; or the fields of Harbor's ``EnvironmentConfig``.
         reward: The name of the verifier's reward that is the episode's. With the default, a single
@@ -199,7 +198,7 @@ def _classes(config: Any, reached: str) -> tuple[Any, Any]:
         reached: The interface or URL by which the agent reaches the episode.
 
     Raises:
-        InvalidAgentError: The agent takes no other model, or ``reached`` does not work for it.
+        InvalidAgentError: The agent cannot use this model.
     """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices
     from harbor.trial.trial import Trial

@@ -29,8 +29,8 @@ class TaskFolders:
 
     Attributes:
         all: The paths of all tasks.
-        train: The paths of the tasks to train on.
-        test: The paths of the tasks that are held out.
+        train: Those to train on.
+        test: Those that are held out.
 
     Raises:
         InvalidDatasetError: There is no task, one is broken, or none is left to train on.

@@ -49,11 +49,11 @@ class VerifiersAgent:
         self.env = env
 
     def config(self) -> Any:
-        """Return the configuration as a ``vf.EnvConfig``."""
+        """Return the configuration as verifiers reads it."""
         return vf.resolve_env_config(dict(self.env) if isinstance(self.env, Mapping) else self.env)
 
     def tasks(self, limit: int | None = None) -> list[int]:
-        """Return the numbers of the taskset's first ``limit`` tasks (None: of all), for a dataset.
+        """Return the numbers of the first ``limit`` tasks (None: of all), for a dataset.
 
         Raises:
             InvalidDatasetError: The taskset has no end, and there is no limit.

@@ -61,12 +61,7 @@ def write_dataset(
 
 
 def task_of(row: Mapping[str, Any], path: str | None) -> Any:
-    """Return a row's task.
-
-    Args:
-        row: The row.
-        path: Names joined by dots, or "row". None: where ``write_dataset`` puts it; NO_TASK if the
-            row has none there.
+    """Return a row's task at a path, or the whole row; None: ``write_dataset``'s, or NO_TASK.
 
     Raises:
         InvalidDatasetError: The row has nothing at ``path``.

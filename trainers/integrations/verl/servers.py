@@ -49,8 +49,8 @@ class ServerPolicy(TokenCompleter):
         """Sample one turn.
 
         Raises:
-            UnsupportedPromptError: The prompt has more than token ids.
-            UsageError: The first prompt is too long for verl.
+            UnsupportedPromptError: The prompt has images.
+            UsageError: The first prompt is too long.
             ServerReplyError: The reply was aborted, or lacks log-probabilities.
         """
         prompt = self._prompt(model_input)
@@ -106,7 +106,7 @@ class ServerPolicy(TokenCompleter):
 
 
 def too_long(found: str, room: Room) -> UsageError:
-    """Return the error for a first prompt that is too long; ``found`` says how long it is."""
+    """Return the error for a first prompt that is too long."""
     return UsageError(
         f"An agent's first prompt is too long ({found}); verl has room for "
         f"data.max_prompt_length={room.prompt}. Raise that, and "
