@@ -10,7 +10,7 @@ tracemalloc in a separate pass, since counting slows everything down.
 
 In the second table agents gather their calls, and the policy takes 50 ms for each. It shows the
 time of a whole group with the Cookbook's ``FailFast`` and with ``ParallelRollouts`` (median and
-best of the repeats), and how many calls were sampled at once. If not all calls were, the benchmark
+best of the repeats), and how many calls were sampled at once. If any call was not, the benchmark
 fails. In the last row an agent makes its calls one after the other, ten turns with a policy that
 answers at once: processor microseconds per turn with both, and the difference in percent.
 """

@@ -1,4 +1,4 @@
-"""How much of the real Claude Code, Codex, and an agent that compacts its history is trained on.
+"""How many tokens of Claude Code, Codex and an agent that compacts its history are trained on.
 
     python benchmarks/drift.py [--quick] [--tidy] [--only compacting codex] [--episodes 8]
 

@@ -11,7 +11,7 @@ Over HTTP, whole conversations (milliseconds), one aiohttp client, the same rend
     evert      the loopback server, the Cookbook's runner included
     cookbook   the Cookbook's chat proxy
 
-Then 1,000 rollouts at once over HTTP: none is lost or mixed up, and nothing is left.
+Then 1,000 rollouts at once over HTTP: a lost or mixed-up call is an error; leftovers are counted.
 
     python benchmarks/faces.py [--quick] [--sdk-turns 1 3 10] [--turns 10 100] [--repeats 5]
                                [--rollouts 1000]

@@ -101,7 +101,7 @@ def test_two_steps_are_trained_with_a_real_agent(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("agent", "more", "message"),
     [
-        ("codex", {"installed": "nowhere"}, "installed= names '.*/nowhere', and there is no such"),
+        ("codex", {"installed": "nowhere"}, "installed= names '.*/nowhere', but there is no such"),
         ("codex", {"installed": HERE, "environment": "docker"}, "it needs environment=bubblewrap"),
         ("aider", {"lean": True}, "'aider', which has no shorter prompt.*for claude-code, c"),
     ],
