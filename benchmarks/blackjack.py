@@ -1,18 +1,17 @@
-"""Does a policy learn Blackjack through ``GymAgent``? Against basic strategy, over several seeds.
+"""Does a policy learn Blackjack through ``GymAgent``? It is compared with basic strategy.
 
     python benchmarks/blackjack.py [--quick] [--seeds 0 1 2] [--hands 4000] [SETTING=VALUE ...]
 
-Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. Then the trained weights play
-fresh seeds, and each decision costs what basic strategy, the best there is, would have got more on
-average from there on; the mean of their sums is how far the policy's return is below basic
-strategy's, with far less noise than returns have (the performance difference of Kakade and
-Langford, ICML 2002).
+Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. Then the trained weights play new
+seeds. The cost of a decision is the expected return that it loses against basic strategy, which is
+optimal. The mean of a game's total cost is the policy's distance from basic strategy's return. It
+has far less noise than returns (the performance difference of Kakade and Langford, ICML 2002). A
+run whose distance is over 0.03 fails the benchmark.
 
 Basic strategy is computed exactly, by dynamic programming over the player's sum, a usable ace and
 the dealer's card, for Gymnasium's rules: Example 5.1 of Sutton and Barto's "Reinforcement Learning"
-(an infinite deck, the dealer sticks on 17, no doubling and no splitting). The strategy was first
-computed by Baldwin, Cantey, Maisel and McDermott (1956), and made known by Thorp's "Beat the
-Dealer" (1962). A run that ends over 0.03 below it fails the benchmark.
+(an infinite deck, the dealer sticks on 17, no doubling and no splitting). Baldwin, Cantey, Maisel
+and McDermott first computed the strategy (1956); Thorp's "Beat the Dealer" (1962) made it known.
 """
 
 import argparse
@@ -41,15 +40,15 @@ from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 0.03
-"""Most that a policy's return may be below basic strategy's."""
+"""The most that a policy's return may be below basic strategy's."""
 
 FRESH = 1_000_000
-"""The first seed of the hands that are measured; training has those below 10,000."""
+"""The first seed of the measured hands; training uses seeds below 10,000."""
 
 QUICK = {"steps": 2, "batch_size": 4, "warm_up_steps": 2}
 
 CARDS = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}
-"""Chances of a card's value: an ace is 1, and four kinds are worth 10."""
+"""Value of a card -> its probability. An ace has the value 1; four ranks have 10."""
 
 STICK, HIT = 0, 1
 ACTIONS = Actions(spaces.Discrete(2), {STICK: "Stick", HIT: "Hit"})
@@ -58,7 +57,7 @@ ACTIONS = Actions(spaces.Discrete(2), {STICK: "Stick", HIT: "Hit"})
 
 
 def drawn(total: int, ace: bool, card: int) -> tuple[int, bool]:
-    """A hand's sum and whether it has a usable ace, after one more card."""
+    """Return a hand's sum and whether it has a usable ace, after one more card."""
     if card == 1 and total <= 10:
         return total + 11, True
     total += card
@@ -67,7 +66,7 @@ def drawn(total: int, ace: bool, card: int) -> tuple[int, bool]:
 
 @cache
 def dealers(total: int, ace: bool) -> dict[int, float]:
-    """Chances of the dealer's last sum; 0 is a bust."""
+    """Return the probabilities of the dealer's final sum; 0 stands for a bust."""
     if total >= 17:
         return {total if total <= 21 else 0: 1.0}
     chances: dict[int, float] = {}
@@ -79,7 +78,7 @@ def dealers(total: int, ace: bool) -> dict[int, float]:
 
 @cache
 def value(total: int, ace: bool, dealer: int, action: int) -> float:
-    """What an action is worth, if basic strategy plays on."""
+    """Return the expected return of an action, followed by basic strategy."""
     if action == STICK:
         chances = dealers(*drawn(0, False, dealer))
         return sum(p * ((last < total) - (last > total)) for last, p in chances.items())
@@ -88,12 +87,12 @@ def value(total: int, ace: bool, dealer: int, action: int) -> float:
 
 
 def best(total: int, ace: bool, dealer: int) -> float:
-    """What a hand is worth under basic strategy."""
+    """Return the expected return of a hand with basic strategy."""
     return max(value(total, ace, dealer, action) for action in (STICK, HIT))
 
 
 def best_return() -> float:
-    """What basic strategy gets a game: a natural beats all but another one, which is a draw."""
+    """Return basic strategy's mean return per game. A natural only draws against a natural."""
     total = 0.0
     for first, p in CARDS.items():
         for second, q in CARDS.items():
@@ -106,7 +105,7 @@ def best_return() -> float:
 
 
 def cost(told: str, said: str) -> float:
-    """What a reply gives away, in what basic strategy gets on average; nonsense loses."""
+    """Return the expected return that a reply loses; an unreadable reply loses the game."""
     found = re.search(r"Sum (\d+), (usable ace, )?dealer (\d+)\.", told)
     assert found is not None, told
     hand = int(found[1]), bool(found[2]), int(found[3])
@@ -150,15 +149,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--hands", type=int, default=4000, help="hands measured (default: 4000)")
-    parser.add_argument("--quick", action="store_true", help="that it works, not how well")
+    parser.add_argument("--quick", action="store_true", help="short runs without a bar")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    parser.add_argument("--out", default=f"runs/benchmark-blackjack-{stamp}", help="its folder")
-    parser.add_argument("settings", nargs="*", help="of evert train: steps=50")
+    parser.add_argument("--out", default=f"runs/benchmark-blackjack-{stamp}", help="folder")
+    parser.add_argument("settings", nargs="*", help="settings of evert train: steps=50")
     return parser.parse_args(argv)
 
 
 def below(folder: Path, temperature: float, hands: int, console: Console) -> dict[str, float]:
-    """How far a run's policy is below basic strategy: the mean, its standard error, its return."""
+    """Return a policy's mean distance below basic strategy, its standard error, and its return."""
     given = {
         "tasks": "gymnasium:Blackjack-v1",
         "models": str(folder),
@@ -177,8 +176,8 @@ def below(folder: Path, temperature: float, hands: int, console: Console) -> dic
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """The figures, a row a run."""
-    shown = Table(title=f"Blackjack: basic strategy gets {best_return():.4f} a game")
+    """Return the table of results, one row per run."""
+    shown = Table(title=f"Blackjack: basic strategy gets {best_return():.4f} per game")
     for column in ("seed", "seconds", "below it, greedy", "below it, at T = 1"):
         shown.add_column(column, no_wrap=True)
     for result in results:

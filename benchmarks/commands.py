@@ -1,11 +1,11 @@
-"""Commands that call the model over loopback HTTP, two at a time, and what they leave behind.
+"""Agents that are commands call the model over loopback HTTP, two at a time, and leave nothing.
 
     python benchmarks/commands.py [--quick] [--episodes 500] [--at-once 2]
 
-With two at a time there is often a moment without any rollout: the server stops and a new one is
-started, while another command is about to ask for its address. Each command asks once, by the
-standard library alone. A command that finds no answer fails the benchmark, and so does anything
-that is left at the end: sockets, threads, tasks, folders.
+With two at a time there is often a moment without a rollout: the server stops, and a new one starts
+while another command is about to call. Each command calls once, with only the standard library. A
+command without a reply fails the benchmark, and so does anything left at the end: sockets, threads,
+tasks, folders.
 """
 
 import argparse
@@ -36,12 +36,12 @@ assert answer == "echo of " + sys.argv[1], answer
 
 
 def echo(prompt: str) -> str:
-    """The policy: each command is told its own task."""
+    """Act as the policy: reply to each command with its own task."""
     return f"echo of task-{prompt.partition('task-')[2].partition('<')[0]}"
 
 
 async def play(numbers: "range", failures: list[str]) -> None:
-    """Commands one after the other."""
+    """Play commands one after the other."""
     agent = ProcessAgent([sys.executable, "-S", "-c", COMMAND, "{task}"])
     for number in numbers:
         env = ChatAgentEnv(agent, f"task-{number}")
@@ -56,7 +56,7 @@ async def play(numbers: "range", failures: list[str]) -> None:
 
 
 def left() -> dict[str, int]:
-    """What a process has open."""
+    """Count what this process has open."""
     process = psutil.Process()
     return {
         "sockets": len(process.net_connections()),
@@ -68,14 +68,14 @@ def left() -> dict[str, int]:
 
 
 async def main() -> int:
-    """Play, count, and fail if anything went wrong."""
+    """Play and count in a separate folder for temporary files."""
     with tempfile.TemporaryDirectory() as own:
-        tempfile.tempdir = own  # other processes make folders too, where all make theirs
+        tempfile.tempdir = own  # other processes make folders in the usual one
         return await count()
 
 
 async def count() -> int:
-    """Plays, and says what is left."""
+    """Play, print what is left, and return 1 if anything is, or a command failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20 commands")
     parser.add_argument("--episodes", type=int, default=500)

@@ -1,19 +1,18 @@
-"""What a suspended agent costs, and what calls at the same time save.
+"""The cost of suspended agents, and the time that simultaneous calls save.
 
     python benchmarks/concurrency.py [--quick] [--agents 1000 10000] [--repeats 7]
 
-The first table has many episodes that wait at their first model call, at once.
+In the first table many episodes wait at their first model call at the same time. For each number of
+agents it shows the time to start, to resume once and to close them; the memory of an agent that
+waits (minus that of an agent suspended without evert); and what is left after the close: tasks,
+threads, open files, Python memory. Anything left fails the benchmark. Memory is counted by
+tracemalloc in a separate pass, since counting slows everything down.
 
-For each number of agents: the time to start, to resume once and to close them, the memory that one
-holds while it waits (beyond the same number of agents suspended without evert), and what is left
-after the close: tasks, threads, open files, Python memory. Anything left fails the benchmark.
-Memory is counted by tracemalloc, in a pass of its own, since counting slows everything down.
-
-The second table has agents that gather their calls, with a policy that takes 50 ms for each: the
-time of a whole group under the Cookbook's ``FailFast`` and under ``ParallelRollouts``, the median
-and the best of the repeats, and how many calls were sampled at once. Fewer than there are fail the
-benchmark. Its last row is an agent whose calls come one after the other, ten turns with a policy
-that answers at once: microseconds of the processor a turn by both, and how much more that is.
+In the second table agents gather their calls, and the policy takes 50 ms for each. It shows the
+time of a whole group with the Cookbook's ``FailFast`` and with ``ParallelRollouts`` (median and
+best of the repeats), and how many calls were sampled at once. If any call was not, the benchmark
+fails. In the last row an agent makes its calls one after the other, ten turns with a policy that
+answers at once: processor microseconds per turn with both, and the difference in percent.
 """
 
 import argparse
@@ -41,11 +40,11 @@ from evert.bridge.tokens.renderer import prompt_renderer
 QUESTION = "What is the largest prime below this number?"
 KILOBYTE = 1024
 LEFTOVER_BYTES_PER_AGENT = 64
-"""Python memory that may remain an agent after the close: caches that were filled on the way."""
+"""Bytes of Python memory per agent that may be left after the close, in caches."""
 
 
 async def agent(client: AgentClient) -> float:
-    """Two turns of one conversation."""
+    """Make two turns of one conversation."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     for _ in range(2):
         completion = await client.chat.completions.create(messages=messages)
@@ -55,7 +54,7 @@ async def agent(client: AgentClient) -> float:
 
 
 async def bare_agent() -> None:
-    """The same agent suspended without evert, to know what it holds itself."""
+    """Wait like the agent, but without evert, to measure the agent's own memory."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     await asyncio.get_running_loop().create_future()
     messages.clear()
@@ -71,19 +70,19 @@ class Leftovers:
 
     @classmethod
     def now(cls) -> "Leftovers":
-        """What there is at present."""
+        """Return the present numbers."""
         return cls(len(asyncio.all_tasks()), threading.active_count(), psutil.Process().num_fds())
 
 
 async def start(count: int) -> list[ChatAgentEnv]:
-    """Envs that wait at their first call."""
+    """Return Envs that wait at their first call."""
     envs = [ChatAgentEnv(agent) for _ in range(count)]
     await asyncio.gather(*(env.initial_observation() for env in envs))
     return envs
 
 
 async def time_phases(count: int) -> tuple[float, float, float, Leftovers, Leftovers]:
-    """Seconds to start, to step once and to close; leftovers before and after."""
+    """Return the seconds to start, to step once and to close; leftovers before and after."""
     action = prompt_renderer(None).encode("997<|im_end|>")
     before = Leftovers.now()
     times = [time.perf_counter()]
@@ -100,7 +99,7 @@ async def time_phases(count: int) -> tuple[float, float, float, Leftovers, Lefto
 
 
 async def count_memory(count: int) -> tuple[float, float]:
-    """Bytes an agent: while suspended (beyond a bare one), and left after the close."""
+    """Return bytes per agent: while suspended (minus a bare one's), and left after the close."""
     await asyncio.gather(*(env.close() for env in await start(10)))  # fill caches first
     gc.collect()
     tracemalloc.start()
@@ -129,10 +128,10 @@ async def count_memory(count: int) -> tuple[float, float]:
 
 
 class Slow(TokenCompleter):
-    """Says the same after a while.
+    """A policy that samples the same reply after some seconds.
 
     Attributes:
-        most: Calls that it had at once, at most.
+        most: The most calls that it had at once.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -142,7 +141,7 @@ class Slow(TokenCompleter):
         self._present = self.most = 0
 
     async def __call__(self, *_: Any, **__: Any) -> TokensWithLogprobs:
-        """The one answer."""
+        """Return the reply."""
         self._present += 1
         self.most = max(self.most, self._present)
         if self._seconds:
@@ -152,14 +151,14 @@ class Slow(TokenCompleter):
 
 
 async def gathers(client: AgentClient, count: int) -> float:
-    """So many calls at the same time."""
+    """Make ``count`` calls at the same time."""
     prompts = [[{"role": "user", "content": f"{QUESTION} {number}"}] for number in range(count)]
     await asyncio.gather(*(client.chat.completions.create(messages=prompt) for prompt in prompts))
     return 1.0
 
 
 async def one_by_one(client: AgentClient, turns: int) -> float:
-    """So many turns of one conversation."""
+    """Make ``turns`` turns of one conversation."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     for _ in range(turns):
         completion = await client.chat.completions.create(messages=messages)
@@ -169,7 +168,7 @@ async def one_by_one(client: AgentClient, turns: int) -> float:
 
 
 async def play(strategy: RolloutStrategy, calls: int, episodes: int) -> tuple[float, int]:
-    """Seconds that a group takes with a policy of 50 ms, and the most calls it had at once."""
+    """Return a group's seconds with a policy of 50 ms, and the most calls it had at once."""
     policy = Slow(0.05)
     builder = ChatAgentGroupBuilder(gathers, calls, episodes)
     start = time.perf_counter()
@@ -178,7 +177,7 @@ async def play(strategy: RolloutStrategy, calls: int, episodes: int) -> tuple[fl
 
 
 async def at_the_same_time(repeats: int) -> tuple[Table, bool]:
-    """The second table, and whether all calls were sampled at once."""
+    """Measure; return the second table, and whether all calls were sampled at once."""
     table = Table(title="Calls at the same time, a policy of 50 ms")
     for column in ("calls", "FailFast", "ParallelRollouts", "best", "bar", "at once"):
         table.add_column(column, justify="right")
@@ -195,12 +194,12 @@ async def at_the_same_time(repeats: int) -> tuple[Table, bool]:
     plain, parallel = await one_after_the_other(repeats)
     ratio = statistics.median(b / a for a, b in zip(plain, parallel, strict=True))
     shown = [f"{statistics.median(each):,.0f} µs" for each in (plain, parallel)]
-    table.add_row("one by one, a turn", *shown, f"{ratio - 1:+.1%}", "+5%", "1")
+    table.add_row("one by one, per turn", *shown, f"{ratio - 1:+.1%}", "+5%", "1")
     return table, complete
 
 
 async def one_after_the_other(repeats: int) -> tuple[list[float], list[float]]:
-    """Microseconds a turn of an agent whose calls never meet, by each strategy in turn."""
+    """Return processor microseconds per turn, without simultaneous calls, for both strategies."""
     policy, times = Slow(0), ([0.0] * 0, [0.0] * 0)
     for _ in range(4 * repeats):
         for strategy, taken in zip((FailFast(), ParallelRollouts()), times, strict=True):
@@ -215,7 +214,7 @@ async def one_after_the_other(repeats: int) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    """Measure and print the tables; exit with 1 if anything is left behind, or made to wait."""
+    """Measure and print the tables; exit with 1 if anything is left, or a call had to wait."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--agents", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--repeats", type=int, default=7)

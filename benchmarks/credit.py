@@ -1,16 +1,16 @@
-"""Credit by turn against credit by episode: ten turns of which only the third decides.
+"""Credit by turn against credit by episode: ten turns, of which only the third is scored.
 
     python benchmarks/credit.py [--seeds 0 1 2] [--plot docs/credit.png] [--quick]
 
-In the third turn the agent asks evert-tiny who it is, as the game identity does, and rewards the
-answer there and then (``client.reward``); in the nine others it asks for a colour, which nobody
-scores. Both arms are the loop of ``docs/own-loop.md``, alike in loss and learning rate, and
-differ in one argument: ``batch.data()`` gives all ten turns the advantage of the episode,
-``batch.data(gamma=0.0)`` each turn that of its own reward.
+In the third turn the agent asks evert-tiny who it is, as in the game identity, and rewards the
+answer at once (``client.reward``). In the other nine turns it asks for a colour, which is not
+scored. Both arms are the loop of ``docs/own-loop.md`` with the same loss and learning rate. They
+differ in one argument: ``batch.data()`` gives all ten turns the advantage of the episode, and
+``batch.data(gamma=0.0)`` gives each turn the advantage of its own reward.
 
-Solved is a run whose mean reward over five steps is at least 0.9. Runs that are on file in the
-results' folder are not repeated. Exits with 1 if any arm is not solved, or if credit by turn takes
-more than half the steps of credit by episode over all seeds.
+A run is solved when its mean reward over five steps is at least 0.9. Runs in the results' folder
+are not repeated. Exits with 1 if a run is not solved, or if credit by turn takes more than half the
+steps of credit by episode over all seeds.
 """
 
 import argparse
@@ -42,7 +42,7 @@ MOST_STEPS, LAST, SOLVED = 100, 5, 0.9
 
 
 async def ten_turns(client: evert.AgentClient, task: Sequence[int]) -> float:
-    """Ten questions of which one is scored."""
+    """Ask ten questions, of which one is scored."""
     for turn, number in enumerate(task):
         asked = f"{turn + 1} of {TURNS}. Say a color, {number}."
         if turn == DECIDES:
@@ -56,7 +56,7 @@ async def ten_turns(client: evert.AgentClient, task: Sequence[int]) -> float:
 
 
 async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
-    """Mean reward of each step until it is solved, or ``most`` of them."""
+    """Train until solved, at most ``most`` steps; return the mean reward of each step."""
     service = tinker.ServiceClient()
     trainer = await service.create_lora_training_client_async("evert-tiny", rank=32)
     adam = tinker.AdamParams(learning_rate=LEARNING_RATE, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -83,12 +83,12 @@ async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
 
 
 def is_solved(rewards: Sequence[float]) -> bool:
-    """Whether the last steps are good enough."""
+    """Whether the mean reward of the last steps is high enough."""
     return len(rewards) >= LAST and fmean(rewards[-LAST:]) >= SOLVED
 
 
 def run(arm: str, seed: int, out: Path, most: int) -> dict[str, Any]:
-    """One run, or what is on file of it."""
+    """Return the record of a run; train only if it has no file yet."""
     path = out / f"{arm.replace(' ', '-')}-{seed}.json"
     if not path.exists():
         began = time.monotonic()
@@ -102,7 +102,7 @@ def run(arm: str, seed: int, out: Path, most: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 where credit by turn does not take half the steps."""
+    """Run the benchmark; return 1 if it fails."""
     options = parse(argv)
     console = Console(highlight=False)
     out = Path(options.out)
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """A line a run: the mean reward of the last steps."""
+    """Plot the running mean reward of each run."""
     lines = [
         (f"{arm}, seed {each['seed']}", curve(each["rewards"]))
         for arm, runs in found.items()
@@ -136,7 +136,7 @@ def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def curve(rewards: Sequence[float]) -> Curve:
-    """The running mean over the last steps."""
+    """Return the running mean over the last steps as a curve."""
     steps = range(1, len(rewards) + 1)
     means = [fmean(rewards[max(0, step - LAST) : step]) for step in steps]
     return Curve(steps=[*steps], seconds=[0.0] * len(means), scores=means)
@@ -148,8 +148,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="two steps a run: that it works")
-    parser.add_argument("--plot", default="", help="where to put the figure")
+    parser.add_argument("--quick", action="store_true", help="two steps per run, no bar")
+    parser.add_argument("--plot", default="", help="path of the figure")
     parser.add_argument("--out", default="runs/benchmark-credit", help="results' folder")
     return parser.parse_args(argv)
 

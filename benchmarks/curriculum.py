@@ -1,13 +1,13 @@
-"""How many groups teach, with a sampler and without, where most tasks are solved or hopeless.
+"""How many groups teach with and without a sampler, if most tasks are solved or hopeless.
 
     python benchmarks/curriculum.py [--quick] [--seeds 1] [--steps 16]
 
-Guess the number with tasks of three kinds: a quarter are the game's own, a quarter are hopeless (no
-guess is the number), half are solved (every guess is). From those nothing is learned. The same run
-(``evert train``, from the shipped base, by the embedded engine) takes its tasks in turn, and by
-``sampler=evert:Curriculum``. Printed: the share of groups that teach, that is whose episodes did
-not all earn the same (the Cookbook's ``env/all/by_group/frac_mixed``), over all steps. The
-benchmark fails if the sampler does not at least double it.
+The game is guess the number with three kinds of tasks: a quarter are the game's own, a quarter are
+hopeless (no guess is right), half are solved (every guess is right). The last two teach nothing.
+The same run (``evert train``, from the shipped base, with the embedded engine) takes its tasks in
+order, and by ``sampler=evert:Curriculum``. It prints the share of groups that teach, over all
+steps: groups whose episodes have different rewards (the Cookbook's
+``env/all/by_group/frac_mixed``). The benchmark fails if the sampler does not at least double it.
 """
 
 import argparse
@@ -39,7 +39,7 @@ TASKS = [(KINDS[place % 4], number) for place, number in enumerate(TRAIN_TASKS)]
 
 
 async def mixed_agent(client: Any, task: tuple[str, int]) -> float:
-    """The game; no guess is a hopeless number, and every guess is a solved one."""
+    """Play the game; in a hopeless task no guess is right, in a solved task every guess is."""
     kind, number = task
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for _ in range(MAX_TURNS):
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
     sampler: str, seed: int, options: argparse.Namespace, folder: Path, console: Console
 ) -> list[float]:
-    """The share of groups that teach, a number a step."""
+    """Train; return the share of groups that teach in each step."""
     done = train(
         mixed_agent,
         TASKS,
@@ -89,7 +89,7 @@ def run(
         steps=options.steps,
         batch_size=options.batch_size,
         group_size=8,
-        learning_rate=1e-4,  # low, so that the own tasks stay unsolved
+        learning_rate=1e-4,  # low, so that the game's own tasks stay unsolved
         max_tokens=16,
         eval_every=0,
         log_path=str(folder),
@@ -103,10 +103,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=1, help="runs a sampler (default: 1)")
-    parser.add_argument("--steps", type=int, default=16, help="of a run (default: 16)")
-    parser.add_argument("--batch-size", type=int, default=16, help="groups a step (default: 16)")
-    parser.add_argument("--quick", action="store_true", help="3 steps of 8: that it works")
+    parser.add_argument("--seeds", type=int, default=1, help="runs per sampler (default: 1)")
+    parser.add_argument("--steps", type=int, default=16, help="steps per run (default: 16)")
+    parser.add_argument("--batch-size", type=int, default=16, help="groups per step (default: 16)")
+    parser.add_argument("--quick", action="store_true", help="3 steps of 8 groups, no bar")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/benchmark-curriculum-{stamp}", help="folder")
     options = parser.parse_args(argv)
@@ -116,7 +116,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def table(shares: dict[str, list[list[float]]]) -> Table:
-    """The share of groups that teach: of all steps, of the first and the last quarter of them."""
+    """Return the table of shares: over all steps, the first quarter, and the last quarter."""
     shown = Table(title="share of groups that teach")
     for column in ("tasks", "seeds", "all steps", "first quarter", "last quarter"):
         shown.add_column(column, no_wrap=True)

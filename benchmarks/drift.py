@@ -1,24 +1,24 @@
-"""What is trained on of the real Claude Code, of Codex, and of an agent that compacts its history.
+"""How many tokens of Claude Code, Codex and an agent that compacts its history are trained on.
 
     python benchmarks/drift.py [--quick] [--tidy] [--only compacting codex] [--episodes 8]
 
-A script stands for the model and nothing else. It thinks, every other tool call has white space of
-its own, and of a hundred tokens two come in pieces, as sampling at temperature 1 has it; with
-``--tidy`` it writes as a template would. The same episodes are counted in four ways; the last three
-make each prompt anew from the messages that the agent sent, as a trainer does that keeps messages:
+Only the model is replaced, by a script. It writes thoughts; every other tool call has unusual white
+space; and two of a hundred tokens are split, as happens when sampling at temperature 1. With
+``--tidy`` it writes like a template. The same episodes are counted in four ways. The last three
+render each prompt again from the agent's messages, like a trainer that keeps only messages:
 
     evert       what evert trains on
     each call   each call is a datum
     merged      the Cookbook's ``trajectory_to_data`` joins calls that continue token for token
     last        the last conversation is one datum, made from its text
 
-``trained`` are the sampled tokens that have a weight in a datum, behind the very tokens that they
-were sampled after; ``lost`` are the others. ``not sampled`` are all other tokens with a weight.
-``rendered`` are tokens that came out of the renderer, ``in data`` those that training computes. An
-episode that fails, or other data of evert's than there are conversations, fails the benchmark. A
-program that is not there is left out; the table says how to get it. ``slime2288`` is Claude Code as
-in that issue of slime's (8 rollouts became 64 samples): with Qwen3.5's template, which takes
-thoughts out of the history, hence without a bar; ``slime2288-kept`` has the one that keeps them.
+``trained`` counts the sampled tokens that have a weight in a datum, after exactly the tokens that
+they were sampled after; ``lost`` counts the others. ``not sampled`` are all other tokens with a
+weight. ``rendered`` counts the renderer's tokens, ``in data`` the tokens of all data. The benchmark
+fails if an episode fails, or if evert does not make one datum per conversation. A missing program
+is skipped; the table says how to install it. ``slime2288`` is Claude Code as in that issue of slime
+(8 rollouts became 64 samples): with Qwen3.5's template, which removes thoughts from the history, so
+it has no bar. ``slime2288-kept`` has the template that keeps them.
 """
 
 import argparse
@@ -57,13 +57,13 @@ from evert.bridge.tokens.token_log import flatten
 from evert.trainers.system.provenance import origin
 
 PROGRAMS = Path(__file__).parent.parent / ".frameworks/programs/node_modules/.bin"
-"""Where ``frameworks/make_programs.py`` puts programs; else they are looked for on the PATH."""
-SPLIT = 0.02  # of the tokens come in pieces
+"""Where ``frameworks/make_programs.py`` puts programs; otherwise the PATH is searched."""
+SPLIT = 0.02  # share of tokens that are split
 
-# -- agents, and what their models say -----------------------------------------------------------
+# -- agents, and their models' scripts -----------------------------------------------------------
 
 Said = tuple[str, str, dict[str, Any]]
-"""A thought, and a tool that is called with arguments; without a tool the text is "Done."."""
+"""A thought, a tool, and its arguments; if the tool is empty, the text is "Done."."""
 
 DONE: Said = ("That was all.", "", {})
 WRONG, RIGHT, NOTE = "return a - b", "return a + b", "add() is repaired."
@@ -86,13 +86,13 @@ CODEX: list[Said] = [*(("A command.", "exec_command", {"cmd": line}) for line in
 PAGES = [f"Page {n}: " + f"the tower has {n + 3} windows and a door. " * 6 for n in range(7)]
 READING: list[Said] = [("The next page.", "page", {"number": n}) for n in range(len(PAGES))]
 READING = [*READING[:4], ("Four pages are about a tower.", "", {}), *READING[4:], DONE]
-LONGEST = 900  # characters; beyond them the agent below wants a summary
+LONGEST = 900  # characters of a history, after which ``compacting`` asks for a summary
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}}
 TOOLS: Any = [{"type": "function", "function": {"name": "page", "parameters": NUMBER}}]
 
 
 async def compacting(client: AgentClient, task: str) -> float:
-    """Reads pages with a tool; goes on from a summary where its history is long."""
+    """Read pages with a tool; replace a long history by a summary."""
     begin: list[Any] = [{"role": "user", "content": task}]
     messages, read = begin, 0
 
@@ -114,13 +114,13 @@ async def compacting(client: AgentClient, task: str) -> float:
 
 
 class Case(NamedTuple):
-    """An agent, and what its model says and how."""
+    """An agent, its model's script, and the template."""
 
-    make: Callable[..., Any]  # the agent, of a prompt, a program, files and a reward
+    make: Callable[..., Any]  # makes the agent of a prompt, a program, files and a reward
     says: list[Said]
-    conversations: int | None  # of an episode; None: the template breaks them
+    conversations: int | None  # per episode; None: the template splits them
     template: str = "qwen3"
-    program: str = ""  # "": none is needed
+    program: str = ""  # "": none
     install: str = ""
 
 
@@ -142,13 +142,13 @@ CASES = {
 
 
 def reply(is_json: bool, odd: bool, thought: str, tool: str, given: dict[str, Any]) -> str:
-    """What is said, as the renderer has it, or with odd white space in its call."""
+    """Return a reply as the renderer writes it, or with unusual white space in its call."""
     if is_json:
         opening, gap = "<think>\n", "\n"
         separators = (",", ":") if odd else None
         call = json.dumps({"name": tool, "arguments": given}, separators=separators)
     else:
-        opening, gap = "", ""  # the prompt has opened the thought
+        opening, gap = "", ""  # the prompt already begins the thought
         end = "\n\n" if odd else "\n"
         inside = "".join(f"<parameter={k}>\n{v}{end}</parameter>\n" for k, v in given.items())
         call = f"<function={tool}>\n{inside}</function>"
@@ -157,14 +157,14 @@ def reply(is_json: bool, odd: bool, thought: str, tool: str, given: dict[str, An
 
 
 class Sampled(ScriptedPolicy):
-    """Says a script in tokens that a tokenizer would not always choose."""
+    """A policy that replies by a script, and splits some of its tokens."""
 
     def __init__(self, said: Sequence[str], renderer: Renderer, split: float, seed: int) -> None:
         super().__init__(said, renderer=renderer)
         self.renderer, self._split, self._draw = renderer, split, random.Random(seed)
 
     async def __call__(self, *given: Any, **named: Any) -> TokensWithLogprobs:
-        """The next reply."""
+        """Return the next reply."""
         action = await super().__call__(*given, **named)
         tokens = [piece for token in action.tokens for piece in self._pieces(token)]
         return TokensWithLogprobs(tokens, [-1.0] * len(tokens), action.stop_reason)
@@ -178,7 +178,7 @@ class Sampled(ScriptedPolicy):
 
 
 def counting(template: str) -> Any:
-    """A renderer that counts what it renders (``type(it).rendered``); "qwen3" keeps thoughts."""
+    """Return a renderer whose class counts its tokens (``rendered``); "qwen3" keeps thoughts."""
     renderer: Any = Qwen3Renderer(base_tokenizer(), strip_thinking_from_history=False)
     renderer = renderer if template == "qwen3" else get_renderer(template, base_tokenizer())
 
@@ -199,25 +199,25 @@ class Played(NamedTuple):
     """An episode."""
 
     turns: list[Transition]  # in lineage order, as evert trains on them
-    calls: list[tuple[ChatRequest, TokensWithLogprobs]]  # what was asked, and what was sampled
-    last: dict[str, Any]  # the reply to the last one, as the agent got it
+    calls: list[tuple[ChatRequest, TokensWithLogprobs]]  # each request, and the sampled tokens
+    last: dict[str, Any]  # the reply to the last call, as a message
 
 
 class Requests(Transcript):
-    """Keeps each request whole, too."""
+    """A transcript that also keeps whole requests."""
 
     def __init__(self) -> None:
         super().__init__()
         self.whole: list[ChatRequest] = []
 
     def note(self, request: ChatRequest, *args: Any, **options: Any) -> None:
-        """Take note of a call."""
+        """Keep a request."""
         self.whole.append(request)
         super().note(request, *args, **options)
 
 
 async def play(agent: Any, policy: Sampled, recorder: Recorder) -> Played:
-    """Play an episode and record it; one that earns less than 1 is an error."""
+    """Play an episode and record it; a reward other than 1 is an error."""
     env = recorder.watch(ChatAgentEnv(agent, "Repair calc.py.", renderer=policy.renderer))
     env.transcript = asked = Requests()
     played = await do_single_rollout(policy, env)
@@ -238,21 +238,21 @@ Datum = tuple[list[int], list[float]]
 
 
 def messages_of(call: ChatRequest, prompts: PromptRenderer, *further: Any) -> list[Message]:
-    """What an agent sent, for a renderer that knows of no earlier call."""
+    """Return the messages of a call, for a renderer without any earlier calls."""
     messages = [one.message for one in hear([*call.messages, *further], 0, {})]
     system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
     return [*prompts.tool_prefix(read_tools(call.tools or []), system), *messages]
 
 
 def anew(played: Played, prompts: PromptRenderer) -> list[Transition]:
-    """The calls, each with its whole prompt made from the messages."""
+    """Return the calls as transitions whose prompts are rendered from the messages."""
     called = [(prompts.full(messages_of(call, prompts)), said) for call, said in played.calls]
     ints: Any = tinker.ModelInput.from_ints
     return [Transition(ints(prompt), said, 0.0, False) for prompt, said in called]
 
 
 def joined(turns: Sequence[Transition]) -> list[Datum]:
-    """What the Cookbook makes of turns."""
+    """Return the data that the Cookbook makes of turns."""
     found = []
     for datum in trajectory_to_data(Trajectory([*turns], tinker.ModelInput.empty()), 1.0):
         targets, mask = (datum.loss_fn_inputs[name].tolist() for name in ("target_tokens", "mask"))
@@ -261,21 +261,21 @@ def joined(turns: Sequence[Transition]) -> list[Datum]:
 
 
 def from_text(played: Played, prompts: PromptRenderer) -> Datum:
-    """The last conversation, made from its messages."""
+    """Return the last conversation as one datum, rendered from its messages."""
     messages = messages_of(played.calls[-1][0], prompts, played.last)
     found, weights = supervised_example(prompts, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     return found.to_ints(), weights.tolist()
 
 
 def kept(turn: Transition, datum: Datum) -> int:
-    """How many of a turn's tokens a datum trains, behind what they were sampled after."""
+    """Return how many of a turn's tokens a datum trains after the prompt they were sampled for."""
     (tokens, weights), prompt = datum, turn.ob.to_ints()
     start = len(prompt) if tokens[: len(prompt)] == prompt else len(tokens)
     return int(sum(weights[start : start + shared([*turn.ac.tokens], [*tokens[start:]])]))
 
 
 def count(pairs: Sequence[tuple[list[Transition], list[Datum]]], rendered: int) -> dict[str, int]:
-    """A row: of each episode, what was sampled after which prompt, and the data."""
+    """Return a row of the table from each episode's sampled turns and data."""
     sampled = sum(len(turn.ac.tokens) for turns, _ in pairs for turn in turns)
     trained = sum(max(kept(turn, one) for one in data) for turns, data in pairs for turn in turns)
     every = [datum for _, data in pairs for datum in data]
@@ -286,7 +286,7 @@ def count(pairs: Sequence[tuple[list[Transition], list[Datum]]], rendered: int) 
 
 
 def counted(episodes: Sequence[Played], renderer: Any) -> dict[str, dict[str, int]]:
-    """What each way makes of episodes that have just been played."""
+    """Return the rows of all ways for episodes that have just been played."""
     prompts, counter = prompt_renderer(renderer), type(renderer)
     rows = {"evert": count([(one.turns, joined(one.turns)) for one in episodes], counter.rendered)}
     ways: dict[str, Callable[[Played, list[Transition]], list[Datum]]] = {
@@ -305,7 +305,7 @@ def counted(episodes: Sequence[Played], renderer: Any) -> dict[str, dict[str, in
 
 
 def measure(name: str, options: argparse.Namespace, console: Console) -> dict[str, dict[str, int]]:
-    """The rows of a case; none where its program is not there."""
+    """Play a case and return its rows; none if its program is missing."""
     case, episodes, recorder = CASES[name], list[Played](), Recorder(options.out / name)
     program = shutil.which(case.program, path=str(PROGRAMS)) or shutil.which(case.program) or ""
     if case.program and not program:
@@ -321,21 +321,21 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> dict[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, save; 1 where evert's data are not the conversations."""
+    """Measure, print, save; return 1 if evert's data are not the conversations."""
     options, found, notes = parse(argv), dict[str, Any](), list[str]()
     console = Console(highlight=False, width=100)
-    logging.getLogger("tinker_cookbook.renderers.base").setLevel(logging.ERROR)  # of "last"
+    logging.getLogger("tinker_cookbook.renderers.base").setLevel(logging.ERROR)  # "last" warns
     numbers = (Column(name, justify="right") for name in COLUMNS)
     table = Table("case", "way", *numbers, box=None, pad_edge=False)
     for name in options.only:
         case, rows = CASES[name], measure(name, options, console)
         found[name], wanted = rows, (case.conversations or 0) * options.episodes
-        for way, row in (rows or {"not there": {}}).items():
+        for way, row in (rows or {"not installed": {}}).items():
             table.add_row(name, way, *(f"{number:,}" for number in row.values()))
         if not rows:
-            notes.append(f"{case.program} is not there: {case.install}")
+            notes.append(f"{case.program} is not installed: {case.install}")
         elif wanted and (rows["evert"]["data"], rows["evert"]["lost"]) != (wanted, 0):
-            notes.append(f"FAILED {name}: evert has other data than the {wanted} conversations")
+            notes.append(f"FAILED {name}: evert's data are not the {wanted} conversations")
     console.print(table, *notes, sep="\n")
     record = {"episodes": options.episodes, "tidy": options.tidy, "rows": found, **origin()}
     (options.out / "drift.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -350,7 +350,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--episodes", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="one episode each")
-    parser.add_argument("--tidy", action="store_true", help="a script that writes as a template")
+    parser.add_argument("--tidy", action="store_true", help="a script that writes like a template")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-drift"))
     options = parser.parse_args(argv)
     options.episodes = 1 if options.quick else options.episodes

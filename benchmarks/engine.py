@@ -1,15 +1,15 @@
-"""Tokens a second of the embedded engine, against plain transformers on the same model.
+"""Tokens per second of the embedded engine, against plain transformers on the same model.
 
     python benchmarks/engine.py [--quick] [--device cpu|cuda] [--threads N] [--model NAME]
         [--dtype float32|bfloat16] [--sizes 1 16 64] [--rounds 5]
 
 Sampling is timed three ways on the same prompts and reply lengths: ``transformers.generate`` one
-prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with every request
-made separately, as rollouts make them. ``generate`` must run the padded batch to its longest reply;
-only the tokens that were asked for count. Training is timed against a plain loop over padded
-batches with the same loss, and with PEFT's adapter where the engine trains one; sequences begin
-alike in groups of eight, or not at all. Each ratio is taken within one round; the table shows the
-median over rounds and the range. Exits with 1 if a run fails or gives a wrong number of tokens.
+prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with a separate
+request per prompt, as in rollouts. ``generate`` must run the padded batch to its longest reply;
+only the requested tokens count. Training is timed against a plain loop over padded batches with the
+same loss, and with PEFT's adapter if the engine trains one; sequences share a prefix in groups of
+eight, or not at all. Each ratio is taken within one round; the table shows the median over rounds
+and the range. Exits with 1 if a run fails or gives a wrong number of tokens.
 """
 
 import argparse
@@ -44,27 +44,27 @@ from evert.trainers.engine.models.base_models import (
 PROMPT = (16, 96)
 REPLY_EQUAL = 32
 RANK = 8
-"""Of an adapter, where one is trained."""
+"""The rank of the adapter, if one is trained."""
 REPLY_MIXED = (8, 56)
 GROUP, SHARED = 8, 64
-"""Sequences that begin alike, and tokens in which they do."""
+"""Sequences that share a prefix, and the prefix's tokens."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts, and how many tokens each is to be answered with."""
+    """Prompts, and the number of tokens in each one's reply."""
 
     prompts: list[list[int]]
     replies: list[int]
 
     @property
     def tokens(self) -> int:
-        """Tokens to sample in all."""
+        """Return the total number of tokens to sample."""
         return sum(self.replies)
 
 
 def make_work(size: int, vocabulary: int, *, mixed: bool) -> Work:
-    """Random prompts of mixed lengths; replies of 32 tokens, or of 8 to 56."""
+    """Return random prompts of mixed lengths, with replies of 32 tokens, or of 8 to 56."""
     generator = random.Random(size)
     return Work(
         [
@@ -76,10 +76,10 @@ def make_work(size: int, vocabulary: int, *, mixed: bool) -> Work:
 
 
 def seconds(call: Callable[[], int], expected: int) -> float:
-    """Time a call that returns how many tokens it made.
+    """Return the seconds of a call, which returns the number of tokens that it made.
 
     Raises:
-        SystemExit: It made another number.
+        SystemExit: The number is not ``expected``.
     """
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -89,12 +89,12 @@ def seconds(call: Callable[[], int], expected: int) -> float:
         torch.cuda.synchronize()
     give_back_threads()
     if made != expected:
-        raise SystemExit(f"{made} tokens were made, {expected} were asked for")
+        raise SystemExit(f"made {made} tokens; expected {expected}")
     return time.perf_counter() - start
 
 
 def generate_one_by_one(model: Any, work: Work) -> int:
-    """``transformers.generate``, a call a prompt."""
+    """Call ``transformers.generate`` once per prompt."""
     made = 0
     for prompt, length in zip(work.prompts, work.replies, strict=True):
         made += generate(model, [prompt], length)
@@ -102,7 +102,7 @@ def generate_one_by_one(model: Any, work: Work) -> int:
 
 
 def generate(model: Any, prompts: list[list[int]], length: int) -> int:
-    """One left-padded call; returns the tokens made for one row times the rows."""
+    """Generate in one left-padded call; return the new tokens of all rows, padding included."""
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -119,13 +119,13 @@ def generate(model: Any, prompts: list[list[int]], length: int) -> int:
 
 
 def generate_padded(model: Any, work: Work) -> int:
-    """``transformers.generate`` once; what goes past a row's own length does not count."""
+    """Call ``transformers.generate`` once; tokens beyond a row's own length do not count."""
     generate(model, work.prompts, max(work.replies))
     return work.tokens
 
 
 def sample(client: Any, work: Work) -> int:
-    """The engine: one request a prompt, all at once."""
+    """Sample by the engine: one request per prompt, all at once."""
     futures = [
         client.sample(
             types.ModelInput.from_ints(prompt),
@@ -138,7 +138,7 @@ def sample(client: Any, work: Work) -> int:
 
 
 def make_data(work: Work, *, shared: bool) -> list[types.Datum]:
-    """The prompts as training data: predict each next token; all or none of a group begin alike."""
+    """Return the prompts as data that train each next token; a group shares a prefix or not."""
     draw = random.Random(len(work.prompts))
     rows = [[draw.choice(prompt) for _ in range(SHARED)] + prompt for prompt in work.prompts]
     if shared:
@@ -156,14 +156,14 @@ def make_data(work: Work, *, shared: bool) -> list[types.Datum]:
 
 
 def train_engine(client: Any, data: list[types.Datum]) -> int:
-    """One pass and one optimizer step."""
+    """Make one forward-backward pass and one optimizer step by the engine."""
     client.forward_backward(data, "cross_entropy")
     client.optim_step(types.AdamParams(learning_rate=1e-5)).result()
     return sum(datum.model_input.length for datum in data)
 
 
 def train_plain(model: Any, optimizer: torch.optim.Optimizer, data: list[types.Datum]) -> int:
-    """One pass over the padded batch, through the model's own loss, and one optimizer step."""
+    """Make one pass over the padded batch with the plain loss, and one optimizer step."""
     rows = [datum.model_input.to_ints() for datum in data]
     longest = max(map(len, rows))
     device = model.device
@@ -182,7 +182,7 @@ def train_plain(model: Any, optimizer: torch.optim.Optimizer, data: list[types.D
 
 
 def product_seconds(model: Any, rows: int, *, head: bool) -> float:
-    """Seconds that the model's matrix products take for so many tokens, the best of three."""
+    """Return the seconds of the model's matrix products for ``rows`` tokens, the best of three."""
     last = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not last]
     given = {m.in_features: torch.ones(rows, m.in_features).to(m.weight) for m in linears}
@@ -200,17 +200,17 @@ def product_seconds(model: Any, rows: int, *, head: bool) -> float:
 
 
 def least_seconds(model: Any, work: Work) -> float:
-    """What sampling takes at the least: its matrix products, where all replies are as long."""
+    """Return the seconds of only the matrix products of sampling, for replies of equal length."""
     prompts = sum(map(len, work.prompts)) / 1024 * product_seconds(model, 1024, head=False)
     return prompts + work.replies[0] * product_seconds(model, len(work.prompts), head=True)
 
 
 def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> Table:
-    """Tokens a second sampled, over batch sizes."""
+    """Measure the sampled tokens per second for each batch size."""
     table = Table(
         "batch", "replies", "one by one", "padded batch", "engine", "x one by one", "x padded",
         "of the limit",
-        title="Sampled tokens a second",
+        title="Sampled tokens per second",
     )  # fmt: skip
     for size in args.sizes:
         for mixed in (False, True):
@@ -218,7 +218,7 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
             least = 0.0 if mixed else least_seconds(model, work)
             rounds = []
             for _ in range(args.rounds):
-                # Few prompts stand for all where one by one would take minutes.
+                # One by one takes minutes, so it is measured with few prompts.
                 few = Work(work.prompts[: args.few], work.replies[: args.few])
                 one = seconds(lambda few=few: generate_one_by_one(model, few), few.tokens)  # type: ignore[misc]
                 padded = seconds(lambda work=work: generate_padded(model, work), work.tokens)  # type: ignore[misc]
@@ -232,9 +232,9 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
 
 
 def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table:
-    """Tokens a second trained on, over batch sizes."""
-    columns = ("batch", "beginnings", "plain loop", "engine", "x plain")
-    table = Table(*columns, title="Trained tokens a second")
+    """Measure the trained tokens per second for each batch size."""
+    columns = ("batch", "prefixes", "plain loop", "engine", "x plain")
+    table = Table(*columns, title="Trained tokens per second")
     if model.num_parameters() >= SMALL_MODEL_PARAMETERS:
         model = attach_lora(model, RANK, seed=0)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
@@ -254,7 +254,7 @@ def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table
 def add_row(
     table: Table, size: int, label: str | None, rounds: Sequence[tuple[float, ...]], *more: str
 ) -> None:
-    """One line: the median rate of each way, our ratio to each of the others, and more."""
+    """Add a row: the median rate of each way, the engine's ratio to each other, and more."""
     rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
     ratios = []
     for other in range(len(rounds[0]) - 1):
@@ -265,7 +265,7 @@ def add_row(
 
 
 def random_model(folder: str) -> str:
-    """A random Qwen3 of 0.6 M parameters, for a checkout without the shipped base."""
+    """Write a random Qwen3 of 0.6 M parameters, for a checkout without the shipped base."""
     from tokenizers import Tokenizer, models  # type: ignore[import-untyped]
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -291,7 +291,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
     parser.add_argument("--model", help="folder or cached Hub name; default: the shipped base")
-    parser.add_argument("--dtype", default="float32", help="of the weights (default float32)")
+    parser.add_argument("--dtype", default="float32", help="dtype of the weights (default float32)")
     parser.add_argument("--sizes", type=int, nargs="+", help="prompts at a time")
     parser.add_argument("--rounds", type=int, help="default 5, or 1 with --quick")
     args = parser.parse_args()
@@ -317,7 +317,7 @@ def main() -> int:
             training = tinker.ServiceClient().create_lora_training_client(name, rank=RANK).result()
 
             def new_client() -> Any:
-                # A client of its own a round: nothing may be remembered from the one before.
+                # A new client per round, without anything cached from the round before.
                 return training.save_weights_and_get_sampling_client().result()
 
             console.print(

@@ -1,4 +1,4 @@
-"""What a model call costs on each way in, without any model.
+"""The cost of a model call for each kind of client, without a model.
 
 In process, one call of the real OpenAI SDK in a growing conversation (microseconds):
 
@@ -11,7 +11,7 @@ Over HTTP, whole conversations (milliseconds), one aiohttp client, the same rend
     evert      the loopback server, the Cookbook's runner included
     cookbook   the Cookbook's chat proxy
 
-And 1,000 rollouts at once over HTTP: none lost, none mixed up, nothing left.
+Then 1,000 rollouts at once over HTTP: a lost or mixed-up call is an error; leftovers are counted.
 
     python benchmarks/faces.py [--quick] [--sdk-turns 1 3 10] [--turns 10 100] [--repeats 5]
                                [--rollouts 1000]
@@ -71,14 +71,14 @@ BODY = json.dumps(WHOLE).encode()
 
 
 class Scripted(TokenCompleter):
-    """Says the same for ever, from tokens made beforehand."""
+    """A policy that always samples the same text, from tokens made before."""
 
     def __init__(self, text: str = REPLY) -> None:
         tokens = default_renderer().tokenizer.encode(f"{text}<|im_end|>")
         self._answer = TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens))
 
     async def __call__(self, *_: Any, **__: Any) -> TokensWithLogprobs:
-        """The one answer."""
+        """Return the reply."""
         return self._answer
 
 
@@ -86,12 +86,12 @@ class Nothing:
     """A transport that answers at once."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """The same answer to everything."""
+        """Return the same response to every request."""
         await request.aread()
         return response_for(request, Answer(200, BODY))
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     async def __aenter__(self) -> "Nothing":
         return self
@@ -101,7 +101,7 @@ class Nothing:
 
 
 async def converse(client: openai.AsyncOpenAI, turns: int) -> float:
-    """Seconds that the calls of a conversation took."""
+    """Make the calls of a conversation; return their seconds."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}]
     spent = 0.0
     for _ in range(turns):
@@ -117,7 +117,7 @@ async def converse(client: openai.AsyncOpenAI, turns: int) -> float:
 
 
 async def over_nothing(turns: int, url: str) -> float:
-    """The SDK's own cost."""
+    """Measure the SDK's own cost."""
     transport: Any = Nothing()
     http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False)
     async with openai.AsyncOpenAI(api_key="x", base_url="http://x/v1", http_client=http) as client:
@@ -125,7 +125,7 @@ async def over_nothing(turns: int, url: str) -> float:
 
 
 async def over_evert(turns: int, url: str) -> float:
-    """A whole episode; the time is the agent's, from call to reply."""
+    """Play an episode; return the agent's seconds from call to reply."""
     spent = 0.0
 
     async def agent(client: AgentClient) -> float:
@@ -138,14 +138,14 @@ async def over_evert(turns: int, url: str) -> float:
 
 
 async def over_echo(turns: int, url: str) -> float:
-    """The same SDK over loopback HTTP."""
+    """Measure the same SDK over loopback HTTP."""
     async with openai.AsyncOpenAI(api_key="x", base_url=url) as client:
         await converse(client, 1)  # connect
         return await converse(client, turns)
 
 
 def echo_server(port: Any) -> None:
-    """Serve the same answer for ever, in a process of its own."""
+    """Serve the same response to every request; runs in a separate process."""
 
     async def handle(request: web.Request) -> web.Response:
         await request.read()
@@ -167,7 +167,7 @@ def echo_server(port: Any) -> None:
 
 
 async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, text: str) -> None:
-    """A conversation with a bare HTTP client; checks that every reply is its own."""
+    """Make a conversation with a bare HTTP client; check that every reply is for it."""
     headers = {"authorization": f"Bearer {key}"}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
     for _ in range(turns):
@@ -184,7 +184,7 @@ async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, t
 
 
 async def http_evert(turns: int) -> float:
-    """One rollout over the loopback server."""
+    """Return the seconds of a conversation over evert's loopback server."""
     spent = 0.0
 
     async def agent(client: AgentClient) -> float:
@@ -200,19 +200,19 @@ async def http_evert(turns: int) -> float:
 
 
 class Sampling:
-    """The scripted policy as the sampling client that the Cookbook's proxy wants."""
+    """The scripted policy as a sampling client for the Cookbook's proxy."""
 
     def __init__(self) -> None:
         renderer = default_renderer()
         self._tokens = renderer.tokenizer.encode(f"{REPLY} one<|im_end|>")
 
     async def sample_async(self, **_: Any) -> Any:
-        """The same tokens."""
+        """Return the same tokens."""
         return SimpleNamespace(sequences=[SimpleNamespace(tokens=self._tokens, stop_reason="stop")])
 
 
 async def http_cookbook(turns: int) -> float:
-    """The same conversation over the Cookbook's chat proxy."""
+    """Return the seconds of the same conversation over the Cookbook's chat proxy."""
     deps = ProxyDeps(default_renderer(), Sampling(), "policy")  # type: ignore[arg-type]
     runner = web.AppRunner(make_app(deps), access_log=None)
     await runner.setup()
@@ -227,7 +227,7 @@ async def http_cookbook(turns: int) -> float:
 
 
 async def many(rollouts: int, turns: int = 3) -> dict[str, float]:
-    """Rollouts at once over HTTP: seconds, and what is left afterwards."""
+    """Play rollouts at once over HTTP; return the seconds, and what is left afterwards."""
     process = psutil.Process()
     connector = aiohttp.TCPConnector(limit=0)
 
@@ -268,9 +268,9 @@ Measure = Callable[[], Awaitable[float]]
 
 
 async def alternate(rows: dict[str, Measure], repeats: int) -> dict[str, list[float]]:
-    """Measure the rows in turn, so that whatever the machine does meanwhile is shared by all."""
+    """Measure the rows alternately, so that other load on the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in rows}
-    for number in range(repeats + 1):  # the first to warm up
+    for number in range(repeats + 1):  # the first is a warm-up
         for name, measure in rows.items():
             seconds = await measure()
             if number:
@@ -279,7 +279,7 @@ async def alternate(rows: dict[str, Measure], repeats: int) -> dict[str, list[fl
 
 
 def show(title: str, unit: float, columns: dict[str, dict[str, list[float]]]) -> Table:
-    """Medians, spreads, and times evert's, a column for each length."""
+    """Return a table of medians, spreads and ratios to evert's, one column per length."""
     table = Table(title=title)
     table.add_column("row")
     for column in columns:
@@ -337,14 +337,14 @@ def main() -> None:
     parser.add_argument("--sdk-turns", type=int, nargs="+", default=[1, 3, 10])
     parser.add_argument("--turns", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=500, help="calls a repeat")
+    parser.add_argument("--calls", type=int, default=500, help="calls per repeat")
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="two repeats, few calls and rollouts")
     options = parser.parse_args()
     if options.quick:
         options.repeats, options.calls, options.rollouts = 2, 100, 100
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 3 * options.rollouts + 500  # both ends of a connection are ours
+    wanted = 3 * options.rollouts + 500  # this process has both ends of a connection
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
     port: Any = multiprocessing.Queue()
     server = multiprocessing.Process(target=echo_server, args=(port,), daemon=True)

@@ -1,16 +1,18 @@
-"""What the engine does on a GPU: whether it is right, how fast it is, and in how much memory.
+"""The engine on a GPU: whether its numbers are right, its speed, and its memory.
 
     python benchmarks/gpu.py [--quick] [--out gpu.json]
 
-It needs PyTorch for CUDA and transformers 5, no network, and neither the Cookbook nor Tinker's SDK:
-only the row of a whole run does, and is left out where they are not installed. Models have the
-shapes of Qwen3-0.6B and 8B, and random weights. Figures stand beside ``generate`` and a plain loop
-over transformers' own passes, in the same run. It writes one JSON, and a page beside it.
+It needs PyTorch for CUDA and transformers 5, and no network. Only the row of a whole run needs the
+Cookbook and Tinker's SDK; it is left out if they are not installed. Models have the shapes of
+Qwen3-0.6B and 8B, and random weights. The engine is compared with ``generate`` and with a plain
+loop over transformers' own passes, in the same run. The results go to a JSON file and a Markdown
+page beside it.
 
-Without CUDA everything runs on the stand-in of ``tests/trainers/engine/standin.py``, which computes
-on the CPU, with small shapes: that shows that it runs and is right, and nothing of its speed.
+Without CUDA everything runs with small shapes on the stand-in of
+``tests/trainers/engine/standin.py``, which computes on the CPU: this tests that the benchmark runs
+and the numbers are right, but not the speed.
 
-Exits with 1 if a number of the engine's is further from transformers' than ``TOLERANCES`` allow.
+Exits with 1 if a number differs from transformers' by more than ``TOLERANCES`` allow.
 """
 
 import argparse
@@ -42,15 +44,15 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parent.parent
 
 SDKS = ("tinker", "tinker_cookbook")
-"""What the engine's files import, and nothing here calls but a whole run."""
+"""Packages that the engine's files import, but that only a whole run calls."""
 
 MISSING = [name for name in SDKS if importlib.util.find_spec(name) is None]
-"""Those that are not installed, looked for before others stand in their place."""
+"""Those that are not installed, found before ``_SomeSdk`` replaces them."""
 
 
 def _make_importable() -> None:
-    """Have the engine's files importable where evert's own requirements are not installed."""
-    sys.path.append(str(ROOT))  # of the stand-in
+    """Make the engine's files importable even if evert's requirements are not installed."""
+    sys.path.append(str(ROOT))  # for the stand-in
     if MISSING or importlib.util.find_spec("evert") is None:
         evert = types.ModuleType("evert")
         evert.__path__ = [str(ROOT / "src/evert")]
@@ -59,15 +61,15 @@ def _make_importable() -> None:
 
 
 class _SomeSdk(MetaPathFinder, Loader):
-    """Stands for SDKs that are not installed: each of their classes takes any fields."""
+    """Replaces SDKs that are not installed by modules whose classes take any fields."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Where there is no such module, one of these."""
+        """Return a spec for a module of a missing SDK."""
         is_sdk = fullname.partition(".")[0] in MISSING
         return ModuleSpec(fullname, self, is_package=True) if is_sdk else None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Let each name be a class."""
+        """Make every name of the module a class."""
         init = {"__init__": lambda self, *args, **fields: self.__dict__.update(fields)}
 
         @cache
@@ -110,10 +112,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     },
 }  # fmt: skip
-"""Qwen3's, and one that a CPU computes in float64."""
+"""Shapes of Qwen3, and a small one that a CPU computes in float64."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""Most by which a log-probability differs, and a gradient as a share of its norm."""
+"""The largest allowed difference of a log-probability, and of a gradient relative to its norm."""
 
 RANK = 32
 
@@ -124,19 +126,19 @@ class Row:
 
     what: str
     engine: str
-    beside: str = ""  # the same by transformers, in the same run
-    share: str = ""  # of what the device can do, or of what is allowed
+    beside: str = ""  # the same with transformers, in the same run
+    share: str = ""  # of the device's best, or the allowed value
     failed: bool = False
 
 
 @dataclass
 class Bench:
-    """A device, and what was found of it.
+    """A device, and the results for it.
 
     Attributes:
-        standin: What stands for the device; None on a real one.
-        bandwidth: Bytes a second that the device reads and writes.
-        peak: Operations a second of a matrix product in bfloat16.
+        standin: The stand-in for the device; None on a real one.
+        bandwidth: Bytes per second that the device reads and writes.
+        peak: Operations per second of a matrix product in bfloat16.
     """
 
     device: torch.device
@@ -148,16 +150,16 @@ class Bench:
 
     @property
     def large(self) -> list[str]:
-        """The shapes that are timed."""
+        """Return the names of the shapes that are timed."""
         return ["small"] if self.standin else ["0.6B"] if self.quick else ["0.6B", "8B"]
 
     def add(self, *row: Any, **options: Any) -> None:
-        """Note a row, and show it."""
+        """Add a row, and print it."""
         self.rows.append(Row(*row, **options))
         print(" | ".join(str(value) for value in row), flush=True)
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """How long a call takes, the device's work included; the second of two."""
+        """Return the seconds of a call, the device's work included; on a GPU, of a second call."""
         for _ in range(1 if self.standin else 2):
             self.wait()
             start = time.perf_counter()
@@ -166,13 +168,13 @@ class Bench:
         return time.perf_counter() - start
 
     def speed(self, tokens: int, seconds: float) -> str:
-        """Tokens a second; of a stand-in only that it ran; "" of what did not."""
+        """Return tokens per second as text; "ran" on a stand-in; "" if ``seconds`` is NaN."""
         if math.isnan(seconds):
             return ""
         return "ran" if self.standin else f"{tokens / seconds:,.0f} tokens/s"
 
     def share(self, of: float, what: str) -> str:
-        """A share of what the device can do; "" of a stand-in."""
+        """Return a share of the device's best as text; "" on a stand-in."""
         return "" if self.standin else f"{of:.0%} of the {what}"
 
     def wait(self) -> None:
@@ -182,7 +184,7 @@ class Bench:
 
     @contextmanager
     def waits(self) -> Iterator[list[Any]]:
-        """What the host waits for meanwhile; it is told at the end."""
+        """Yield a list that has, at the end, the times that the host waited for the device."""
         if self.standin:
             found: list[Any] = []
             before = len(self.standin.waits)
@@ -221,7 +223,7 @@ class Adapter(nn.Module):
         return nn.ModuleDict({"default": made})
 
     def forward(self, x: Tensor) -> Tensor:
-        """As peft computes it."""
+        """Compute the layer with its adapter like peft."""
         down, up = (factor["default"].weight for factor in (self.lora_A, self.lora_B))
         added = F.linear(F.linear(x.to(down.dtype), down), up)  # type: ignore[arg-type]
         result: Tensor = self.base_layer(x) + added
@@ -229,7 +231,7 @@ class Adapter(nn.Module):
 
 
 def make_base(shape: str, dtype: torch.dtype, device: torch.device, *, far: bool = False) -> Any:
-    """A model with random weights; ``far`` from uniform, so that differences show."""
+    """Return a model with random weights; ``far``: with larger ones, so that differences show."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"tie_word_embeddings": False, "max_position_embeddings": 4096}
@@ -245,7 +247,7 @@ def make_base(shape: str, dtype: torch.dtype, device: torch.device, *, far: bool
 
 
 def adapted(tree: Any, seed: int) -> Any:
-    """The model with an adapter in all of its layers."""
+    """Put an adapter into each linear layer of the model, and return the model."""
     generator = torch.Generator().manual_seed(seed)
     for layer in tree.model.layers:
         for owner in (layer.self_attn, layer.mlp):
@@ -256,7 +258,7 @@ def adapted(tree: Any, seed: int) -> Any:
 
 
 def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
-    """One of a model as it is now."""
+    """Return a sampler of a model's present weights."""
     return Sampler(
         FrozenLean(model), None, seed=0, context_length=4096, end_tokens=frozenset(),  # type: ignore[arg-type]
         vocabulary=2**31, scheduler=scheduler or Scheduler(),
@@ -264,22 +266,22 @@ def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
 
 
 def how(tokens: int) -> Any:
-    """Sampling parameters: so many tokens, at temperature 1."""
+    """Return sampling parameters for this many tokens at temperature 1."""
     fields = {"max_tokens": tokens, "temperature": 1.0, "top_k": -1, "top_p": 1.0}
     return types.SimpleNamespace(**fields, seed=None, stop=[])
 
 
 def random_rows(count: int, length: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
-    """Token ids."""
+    """Return rows of random token ids."""
     drawn = np.random.default_rng(seed).integers(0, vocabulary, (count, length))
     return [[int(token) for token in row] for row in drawn]
 
 
-# -- right -----------------------------------------------------------------------------------------
+# -- correctness -----------------------------------------------------------------------------------
 
 
 def check_small(bench: Bench, dtype: torch.dtype) -> None:
-    """Log-probabilities, losses and gradients against float64 on the CPU."""
+    """Compare log-probabilities, losses and gradients with float64 on the CPU."""
     exact = make_base("small", torch.float32, torch.device("cpu"), far=True).to(dtype)
     base = copy.deepcopy(exact).to(bench.device)
     bases = SharedBases()
@@ -311,7 +313,7 @@ def check_small(bench: Bench, dtype: torch.dtype) -> None:
 
 
 def far_from(found: Sequence[float] | np.ndarray, reference: Any, row: Sequence[int]) -> float:
-    """How far the log-probabilities of a row's last tokens are from a model's of transformers."""
+    """Return the largest difference of a row's last log-probabilities from transformers'."""
     tokens = torch.tensor([row], device=next(reference.parameters()).device)
     with torch.no_grad():
         logprobs = torch.log_softmax(reference(input_ids=tokens).logits[0, :-1].double(), -1)
@@ -320,7 +322,7 @@ def far_from(found: Sequence[float] | np.ndarray, reference: Any, row: Sequence[
 
 
 def _gradients_apart(tree: Any, reference: Any, rows: list[list[int]], name: str) -> float:
-    """How far two models' gradients of a loss are from each other, as a share of their norm."""
+    """Return the difference of two models' gradients of a loss, relative to the norm."""
     noise = np.random.default_rng(5)
     inputs = [
         {
@@ -364,11 +366,11 @@ def _judge(bench: Bench, what: str, wrong: float, dtype: torch.dtype) -> None:
     bench.add(what, f"{wrong:.1e} apart", "", f"allowed {allowed:g}", failed=not wrong <= allowed)
 
 
-# -- fast ------------------------------------------------------------------------------------------
+# -- speed -----------------------------------------------------------------------------------------
 
 
 def measure_device(bench: Bench) -> None:
-    """What the device does at best: the copies and the matrix products of PyTorch."""
+    """Measure the device's best with PyTorch's copies and matrix products."""
     size, width = (2**20, 256) if bench.standin else (2**31, 8192)
     source = torch.zeros(size // 4, device=bench.device)
     bench.bandwidth = 2 * size / bench.seconds(source.clone)
@@ -379,7 +381,7 @@ def measure_device(bench: Bench) -> None:
 
 
 def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
-    """Tokens a second, beside ``generate`` on the padded batch."""
+    """Measure sampled tokens per second, compared with ``generate`` on the padded batch."""
     one = sampler(base)
     length, reply = (24, 6) if bench.standin else (256, 128)
     config, vocabulary = base.config, base.config.vocab_size
@@ -391,7 +393,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
             futures = [one.sample(row, 1, how(reply)) for row in rows]
             for future in futures:
                 if np.asarray(future.result()[0].tokens_np).size != reply:
-                    raise RuntimeError("A reply has another length than was asked for.")
+                    raise RuntimeError(f"A reply does not have the requested {reply} tokens.")
 
         def generate(rows: list[list[int]] = rows) -> None:
             tokens = torch.tensor(rows, device=bench.device)
@@ -414,7 +416,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
             one.sample(rows[0], 4, how(tokens)).result()
         waits.append(len(found))
     often = (waits[1] - waits[0]) / reply
-    times = f"{often:.1f} times a token"
+    times = f"{often:.1f} times per token"
     bench.add(f"{shape}: the host waits", times, "", "at most 1", failed=often > 1)
     far = far_from(one.score(rows[0]).result()[1:], base, rows[0])
     _judge(bench, f"{shape}: scores, beside transformers' own", far, torch.bfloat16)
@@ -422,7 +424,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
 
 
 def measure_training(bench: Bench, shape: str, base: Any) -> None:
-    """A step of an adapter over distinct rows, beside a plain loop over transformers' passes."""
+    """Measure a step of an adapter over distinct rows, compared with transformers' passes."""
     count, length = (4, 24) if bench.standin else (64, 1024)
     tree = adapted(SharedBases().tree("base", lambda: base), 1)
     rows = [np.array(row) for row in random_rows(count, length, base.config.vocab_size)]
@@ -446,7 +448,7 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
         return -F.cross_entropy(logits.float(), wanted, reduction="none")
 
     if not bench.standin:
-        torch.cuda.reset_peak_memory_stats(bench.device)  # it was sampled before
+        torch.cuda.reset_peak_memory_stats(bench.device)  # forget the peak of sampling
     took = bench.seconds(lambda: step(passes.logprobs))
     slow = math.nan
     if not bench.standin:
@@ -468,7 +470,7 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
 
 
 def run_identity(bench: Bench, folder: Path) -> None:
-    """A whole run of the game identity, by the command."""
+    """Train the game identity by ``evert train``."""
     if bench.standin or MISSING:
         why = f"{' and '.join(MISSING)} not installed" if MISSING else "no GPU"
         bench.add("a run of the game identity", f"left out: {why}")
@@ -481,7 +483,7 @@ def run_identity(bench: Bench, folder: Path) -> None:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """``bfloat16``."""
+    """Return the dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -489,7 +491,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def page(bench: Bench, machine: dict[str, Any]) -> str:
-    """What was found, as Markdown."""
+    """Return the results as Markdown."""
     lines = [f"`python benchmarks/gpu.py`: {machine['device']}, PyTorch {machine['torch']}.", ""]
     lines += ["| what | engine | transformers | |", "|---|---|---|---|"]
     lines += [f"| {row.what} | {row.engine} | {row.beside} | {row.share} |" for row in bench.rows]
@@ -497,14 +499,14 @@ def page(bench: Bench, machine: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 if something is wrong."""
+    """Run the benchmark; return 1 if a row failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="only bfloat16, without the 8B shape")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args(arguments)
-    import_lazy_modules()  # what is imported on a stand-in would find a GPU
+    import_lazy_modules()  # if imported on a stand-in, they would find a GPU
     with ExitStack() as stack:
-        name = "no CUDA: a stand-in that computes on the CPU, whose times say nothing"
+        name = "no CUDA: a stand-in on the CPU, whose times mean nothing"
         standin = None
         if torch.cuda.is_available():
             name = torch.cuda.get_device_name()

@@ -1,11 +1,11 @@
-"""Trials of Harbor's at once, with a script for the model, and what they leave behind.
+"""Many trials of Harbor at once, with a script as the model: rewards, memory, and leftovers.
 
     .frameworks/harbor/bin/python benchmarks/harbor_trials.py [--quick] [--trials 64]
 
 terminus-2 types the solutions of the tasks of ``examples/harbor`` in sandboxes, two for each trial,
-since the verifier has its own. A trial that earns less than 1 fails the benchmark, and so does
-anything that is left: processes, folders, sockets. The peak of memory is of this process, and of
-all that it started: pages that several share are counted once each, by their share (PSS).
+since the verifier has its own. A reward other than 1 fails the benchmark, and so does anything that
+is left: processes, folders, sockets. The peak of memory is of this process and all processes that
+it started; memory that several share is counted once (PSS).
 """
 
 import argparse
@@ -33,11 +33,11 @@ from evert.harbor import HarborAgent
 TASKS = sorted((Path(__file__).parent.parent / "examples" / "harbor").iterdir())
 AGENT = HarborAgent("terminus-2", "bubblewrap", timeout_multiplier=10)
 PAUSE = 0.25
-"""Seconds between two looks at the memory."""
+"""Seconds between two measurements of memory."""
 
 
 def typing(task: Path) -> ScriptedPolicy:
-    """Types the task's solution, says that it is done, and says so again when asked."""
+    """Return a policy that types the task's solution, says that it is done, and confirms it."""
     lines = (task / "solution/solve.sh").read_text().splitlines()[1:]
     typed = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in lines]
     said = [
@@ -48,14 +48,14 @@ def typing(task: Path) -> ScriptedPolicy:
 
 
 async def earned(number: int) -> float:
-    """The reward of one trial."""
+    """Play one trial; return its reward."""
     task = TASKS[number % len(TASKS)]
     played = await do_single_rollout(typing(task), ChatAgentEnv(AGENT, str(task)))
     return sum(step.reward for step in played.transitions)
 
 
 def left() -> dict[str, int]:
-    """What this process has open, started and laid down."""
+    """Count this process's children, folders and sockets."""
     process = psutil.Process()
     return {
         "processes": len(process.children(recursive=True)),
@@ -65,7 +65,7 @@ def left() -> dict[str, int]:
 
 
 def held() -> int:
-    """Bytes that this process and all that it started hold, shared pages by their share."""
+    """Return the bytes of this process and its children, shared memory counted once (PSS)."""
     total = 0
     for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with suppress(psutil.Error, OSError):  # it has ended
@@ -75,7 +75,7 @@ def held() -> int:
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """The bytes held, and how many processes, at their peaks meanwhile."""
+    """Yield the peaks of the bytes and of the number of processes."""
     peaks, over = [0, 0], Event()
 
     def look() -> None:
@@ -92,8 +92,8 @@ def watched() -> Iterator[list[int]]:
 
 
 async def count(trials: int) -> bool:
-    """Play them all at once, and print the row; whether all went well."""
-    await earned(0)  # what is loaded once
+    """Play the trials at once, and print the results; return whether all went well."""
+    await earned(0)  # load everything once
     await asyncio.sleep(1)
     before, start = left(), time.perf_counter()
     with watched() as peaks:
@@ -110,13 +110,13 @@ async def count(trials: int) -> bool:
 
 
 def main() -> None:
-    """Play, count, and fail if anything went wrong."""
+    """Run the benchmark; exit with 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="8 trials")
     parser.add_argument("--trials", type=int, default=64)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
-        tempfile.tempdir = own  # other processes make folders too, where all make theirs
+        tempfile.tempdir = own  # other processes make folders in the usual one
         if not asyncio.run(count(8 if options.quick else options.trials)):
             sys.exit("a trial failed, or something was left")
 

@@ -2,13 +2,13 @@
 
     python benchmarks/hostile_http.py [--quick] [--requests 10000] [--idle 600] [--seed 1]
 
-Attackers open idle connections by the hundred and send random bytes, mutated requests, wrong keys,
-the keys of rollouts that are over and of others, half of a request, requests in one piece with
-others, bodies that are packed, cut or of the wrong length; some read nothing, some reset. Meanwhile
-rollouts of ten turns play through the same server, and count their turns in what they say. It fails
-if an attacker gets a 5xx or a reply of one of these, if a call of theirs fails or is answered with
-another's reply, or if anything is left at the end. The longest stall of the event loop is measured
-in processor time; the attackers are a process of their own.
+Attackers run in another process. They open hundreds of idle connections, and send random bytes,
+mutated requests, wrong keys, the key of another rollout, half of a request, several requests in one
+piece, and bodies that are compressed, cut or of the wrong length. Some do not read the response,
+some reset the connection. Meanwhile rollouts of ten turns play through the same server; their
+replies have the number of the turn. The benchmark fails if an attacker gets a 5xx or a reply of
+these rollouts, if one of their calls fails or gets a wrong reply, or if a socket is left at the
+end. The longest stall of the event loop is measured in processor time.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 TURNS = 10
 PLAYED_AT_ONCE = 4
 ATTACKERS = 16
-"""Connections at a time that say something."""
+"""Connections at a time that send requests."""
 PATHS = [
     "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/models", "/v1/models/policy",
     "/v1/messages/count_tokens", "/v1beta/models/policy:generateContent", "/", "*", "/v1/../x%00",
@@ -56,14 +56,14 @@ HEADERS = [
     "Connection: close", "x: \0", "x : y", f"x: {'y' * 9000}", "Origin: http://evil.example",
 ]  # fmt: skip
 SECRET = "private-"
-"""How every reply to the rollouts begins."""
+"""Prefix of every reply to the rollouts."""
 
 
 # -- the rollouts ----------------------------------------------------------------------------------
 
 
 async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> None:
-    """One rollout, whose every reply has to be its own."""
+    """Play one rollout, and check that each reply is for it and for its turn."""
 
     async def agent(client: AgentClient) -> float:
         keys.append(client.api_key)
@@ -90,7 +90,7 @@ async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> 
 
 
 async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Event) -> None:
-    """A rollout whose key the attackers have, and use; it is answered all the while."""
+    """Play a rollout whose key the attackers use; it makes good calls meanwhile."""
 
     async def agent(client: AgentClient) -> float:
         keys.append(client.api_key)
@@ -103,11 +103,11 @@ async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Ev
     await do_single_rollout(ScriptedPolicy(lambda _: "attacked"), ChatAgentEnv(agent))
 
 
-# -- the attackers, in a process of their own ------------------------------------------------------
+# -- the attackers, in another process -------------------------------------------------------------
 
 
 def attack_bytes(rng: random.Random, key: str) -> bytes:
-    """One attack."""
+    """Return the bytes of one attack."""
     if rng.random() < 0.15:
         return rng.randbytes(rng.randrange(1, 400))
     if rng.random() < 0.2:
@@ -132,7 +132,7 @@ def attack_bytes(rng: random.Random, key: str) -> bytes:
 
 
 def good_bytes(key: str) -> bytes:
-    """A request with which nothing is wrong but who sends it."""
+    """Return a correct request, with a key that the attacker should not have."""
     body = json.dumps(BODIES[0]).encode()
     head = f"Host: localhost\r\nx-api-key: {key}\r\nx-stainless-retry-count: 1\r\n"
     length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -140,7 +140,7 @@ def good_bytes(key: str) -> bytes:
 
 
 def attack_once(at: tuple[str, int], key: str, seed: int) -> bytes:
-    """One attack, and all that comes back within a moment."""
+    """Send one attack; return what is received until a pause of 0.1 seconds."""
     rng = random.Random(seed)
     received = b""
     with socket.create_connection(at, timeout=60) as one, suppress(OSError):
@@ -157,7 +157,7 @@ def attack_once(at: tuple[str, int], key: str, seed: int) -> bytes:
 
 
 def attack(port: int, key: str, requests: int, idle: int, seed: int) -> None:
-    """All attacks, many at a time, beside the idle connections; prints what came back."""
+    """Send all attacks, many at a time, beside idle connections; print the counts of responses."""
     at = ("127.0.0.1", port)
     with ThreadPoolExecutor(ATTACKERS) as threads, ExitStack() as idle_ones:
         for _ in range(idle):
@@ -177,7 +177,7 @@ def attack(port: int, key: str, requests: int, idle: int, seed: int) -> None:
 
 
 async def stalls(longest: list[float]) -> None:
-    """Measure how long the loop works before it comes round, whatever else the machine does."""
+    """Measure the processor seconds of the longest iteration of the event loop."""
     while True:
         start = time.thread_time()
         await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def stalls(longest: list[float]) -> None:
 
 
 async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]], int, float]:
-    """What the attackers got, how many rollouts were played meanwhile, and the longest stall."""
+    """Attack; return the attackers' counts, the number of rollouts meanwhile, and the stall."""
     keys: list[str] = []
     over = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -193,7 +193,7 @@ async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]]
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
         attacked = tasks.create_task(victim(keys, address, over))
         port = int((await address).rpartition(":")[2].partition("/")[0])
-        await play(session, 0, keys)  # what is imported on first use is no stall
+        await play(session, 0, keys)  # imports on first use would count as a stall
         arguments = [port, keys[0], options.requests, options.idle, options.seed]
         attacker = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--attack", *map(str, arguments), stdout=subprocess.PIPE
@@ -211,7 +211,7 @@ async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]]
 
 
 def main() -> int:
-    """Fight, count, and fail if anything went wrong."""
+    """Run the benchmark; return 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="1,000 requests")
     parser.add_argument("--requests", type=int, default=10_000)
@@ -230,8 +230,8 @@ def main() -> int:
     broken = sum(count for status, count in told["answers"].items() if status.startswith("5"))
     Console().print(
         f"{options.requests} hostile requests, {options.idle} idle connections: {broken} answers "
-        f"5xx, {told['leaked']} with another's reply; {played} rollouts of {TURNS} turns played "
-        f"meanwhile, all with their own replies; longest stall {1000 * longest:.0f} ms; {left} "
+        f"5xx, {told['leaked']} with a rollout's reply; {played} rollouts of {TURNS} turns played "
+        f"meanwhile, all with the right replies; longest stall {1000 * longest:.0f} ms; {left} "
         f"sockets left.\nAnswers by status: {dict(sorted(told['answers'].items()))}"
     )
     return int(bool(broken or told["leaked"] or left) or played == 0)

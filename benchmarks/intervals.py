@@ -1,14 +1,14 @@
-"""How often the 95 % intervals of ``evert evaluate`` hold the true share of successes.
+"""How often the 95 % intervals of ``evert evaluate`` contain the true share of successes.
 
-Tasks are drawn, episodes of them are played, and the interval of what was seen is asked for, many
-times over. Episodes of a task have nothing to do with each other ("free"), or in half of the tasks
-all end the same way ("half"), or in every task ("alike": greedy players).
+Each draw simulates tasks and their episodes, and computes the interval. The episodes of a task are
+independent ("free"), or all have the same result in half of the tasks ("half") or in every task
+("alike", as with greedy players).
 
     python benchmarks/intervals.py [--quick] [--method evert|bootstrap] [--draws 2000]
 
-A cell is the share of draws whose interval holds the truth, and the mean width of the interval.
-The benchmark fails where evert's intervals hold it in fewer than 93 % of the draws. ``bootstrap``
-resamples tasks, SciPy's percentiles, for comparison: it has no width where all tasks end alike.
+A cell is the share of draws whose interval contains the truth, and the mean width of the intervals.
+The benchmark fails if evert's intervals contain it in fewer than 93 % of the draws. For comparison,
+``bootstrap`` resamples tasks with SciPy's percentiles: it has no width if all tasks end alike.
 """
 
 import argparse
@@ -28,17 +28,17 @@ from evert.trainers.episodes.scores import interval
 SHARES = (0.02, 0.1, 0.5, 0.9, 0.98)
 TASKS = (5, 10, 40, 200)
 PLAYS = {"1": (1, 0.0), "4, free": (4, 0.0), "4, half": (4, 0.5), "4, alike": (4, 1.0)}
-"""What a row says -> episodes a task, and the share of tasks whose episodes all end alike."""
+"""Name of a row -> episodes per task, and the share of tasks whose episodes all end alike."""
 LEAST = 0.93
 
 Interval = Callable[[Sequence[Sequence[bool]]], tuple[float, float]]
 
 
 def bootstrap(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """SciPy's bootstrap over tasks, by percentiles."""
+    """Return SciPy's percentile bootstrap interval over tasks."""
     means = np.array([fmean(task) for task in by_task])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that all are alike
+        warnings.simplefilter("ignore")  # SciPy warns if all are equal
         found = stats.bootstrap((means,), np.mean, n_resamples=999, method="percentile", rng=0)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
@@ -47,7 +47,7 @@ METHODS: dict[str, Interval] = {"evert": interval, "bootstrap": bootstrap}
 
 
 def task(share: float, episodes: int, alike: float, rng: random.Random) -> list[bool]:
-    """How the episodes of a task end."""
+    """Simulate the successes of a task's episodes."""
     if rng.random() < alike:
         return [rng.random() < share] * episodes
     return [rng.random() < share for _ in range(episodes)]
@@ -56,7 +56,7 @@ def task(share: float, episodes: int, alike: float, rng: random.Random) -> list[
 def cover(
     method: Interval, share: float, tasks: int, play: tuple[int, float], draws: int
 ) -> tuple[float, float]:
-    """Share of draws whose interval holds the truth, and the mean width."""
+    """Return the share of draws whose interval contains the truth, and the mean width."""
     rng = random.Random(f"{share}/{tasks}/{play}")
     found = [method([task(share, *play, rng) for _ in range(tasks)]) for _ in range(draws)]
     held = fmean(low <= share <= high for low, high in found)
@@ -64,11 +64,11 @@ def cover(
 
 
 def main() -> int:
-    """Measure, print the table, and fail if an interval does not hold what it says."""
+    """Measure and print the table; return 1 if evert's intervals are too often wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few draws of few tasks")
+    parser.add_argument("--quick", action="store_true", help="fewer draws and tasks")
     parser.add_argument("--method", choices=METHODS, default="evert")
     parser.add_argument("--draws", type=int, default=2000)
     options = parser.parse_args()

@@ -1,15 +1,15 @@
-"""Does a killed run go on? Runs of ``evert train``, each stopped at a random moment.
+"""Does a killed run resume? Each run of ``evert train`` is stopped at a random moment.
 
     python benchmarks/kill9.py [--runs 30] [--seed 0] [--signal KILL|TERM|INT] [--quick]
 
-Half of the moments are drawn evenly between the start of the process and its end; the others come a
-few milliseconds after something appears in the run's folder (a draft, the first checkpoint, the
-result), so that short moments are met, too. Two in five runs are stopped a second time while they
-resume. Then the same command is given until it ends. The run must equal one that nobody stopped:
-the metrics of every step (times aside), each step once, the same held-out scores, the same
-checkpoints, no drafts. Numbers are equal up to rounding: what is computed together depends on the
-clock. Runs have a warm-up, rolling and kept checkpoints. A run that does not go on, or ends
-otherwise, fails the benchmark.
+Half of the moments are spread evenly between the start of the process and its end. The others are a
+few milliseconds after a file appears in the run's folder (a draft, the first checkpoint, the
+result), so that short phases are hit, too. Two in five runs are stopped a second time while they
+resume. Then the same command is given until it succeeds. The run must equal one that was not
+stopped: the metrics of every step (without times), each step once, the same held-out scores and
+checkpoints, no drafts. Numbers may differ by rounding, since batching depends on the clock. Runs
+have a warm-up, and rolling and kept checkpoints. A run that does not resume, or ends with other
+results, fails the benchmark.
 """
 
 import argparse
@@ -47,9 +47,9 @@ SETTINGS = (
     "demonstrations=evert.envs.twenty_questions.demonstrations:demonstrations",
 )  # fmt: skip
 TRIES, LONGEST = 6, 300
-"""Commands a run may take to end, and seconds of one."""
+"""The most commands that a run may need, and the most seconds of one."""
 AGAIN = 0.4
-"""Share of the runs that are stopped while they resume, too."""
+"""The share of runs that are stopped again while they resume."""
 STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 130}
 """Exit status of a command that a signal stopped."""
 
@@ -59,14 +59,14 @@ STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 
 
 @dataclass(frozen=True)
 class Moment:
-    """When to stop a command: some seconds after its start, or after something is there."""
+    """When to stop a command: some seconds after ``there`` is true, or after its start."""
 
     name: str
     seconds: float
     there: Callable[[Path], bool] = lambda folder: True
 
     def wait(self, folder: Path, process: "subprocess.Popen[str]") -> None:
-        """Until then, or until the command is over."""
+        """Wait until then, or until the command has ended."""
         while process.poll() is None and not self.there(folder):
             time.sleep(0.001)
         deadline = time.monotonic() + self.seconds
@@ -75,12 +75,12 @@ class Moment:
 
 
 def exists(pattern: str) -> Callable[[Path], bool]:
-    """Whether a folder has something of the kind."""
+    """Return a check whether a folder has a file that matches a pattern."""
     return lambda folder: any(folder.glob(pattern))
 
 
 def lines(name: str, count: int) -> Callable[[Path], bool]:
-    """Whether a file has so many lines."""
+    """Return a check whether a file has at least ``count`` lines."""
     return lambda folder: len(read_jsonl(folder / name)) >= count
 
 
@@ -104,12 +104,12 @@ APPEARS = {
 
 
 def text(path: Path) -> str:
-    """A file's text; none where there is no file."""
+    """Return a file's text; empty if there is no file."""
     return path.read_text() if path.is_file() else ""
 
 
 def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
-    """Moments of so many runs: by time, evenly, and by what appears, in turn."""
+    """Return the moments of ``count`` runs: half by time, evenly, half by the files that appear."""
     found, names = [], list(APPEARS)
     by_time = (count + 1) // 2
     for number in range(by_time):
@@ -117,7 +117,7 @@ def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
         found.append(Moment(f"{seconds:.2f} s", seconds))
     for number in range(count - by_time):
         name = names[number * len(names) // (count - by_time)]
-        found.append(Moment(f"{name} is there", draws.random() * 0.03, APPEARS[name]))
+        found.append(Moment(f"{name} exists", draws.random() * 0.03, APPEARS[name]))
     return found
 
 
@@ -125,12 +125,12 @@ def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
 
 
 def command(folder: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
-    """The command line of a run."""
+    """Return the command line of a run."""
     return [sys.executable, "-m", "evert.trainers.cli", "train", *settings, f"log_path={folder}"]
 
 
 def start(folder: Path, settings: Sequence[str] = SETTINGS) -> "subprocess.Popen[str]":
-    """Start a run, in a process of its own."""
+    """Start a run in a new session."""
     environment = {key: value for key, value in os.environ.items() if key != "TINKER_API_KEY"}
     return subprocess.Popen(
         command(folder, settings), text=True, env=environment, start_new_session=True,
@@ -140,11 +140,11 @@ def start(folder: Path, settings: Sequence[str] = SETTINGS) -> "subprocess.Popen
 
 @dataclass
 class Stopped:
-    """A run that was stopped, and what became of it."""
+    """A run that was stopped, and its problems."""
 
     folder: Path
     moments: list[str]
-    """When it was stopped, and what was there."""
+    """When it was stopped, and what it had reached."""
     commands: int = 0
     problems: tuple[str, ...] = ()
 
@@ -153,7 +153,7 @@ def stop_and_go_on(
     folder: Path, stops: Sequence[Moment], number: signal.Signals, whole: dict[str, Any],
     settings: Sequence[str] = SETTINGS,
 ) -> Stopped:  # fmt: skip
-    """Stop a run at each of the moments, then let it end; ``whole`` is the run nobody stopped."""
+    """Stop a run at each moment, then let it end; ``whole`` is the state of an unstopped run."""
     run, left = Stopped(folder, []), list(stops)
     while run.commands < TRIES:
         run.commands += 1
@@ -175,9 +175,9 @@ def stop_and_go_on(
 
 
 def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -> bool:
-    """Whether a command ended, or was stopped, as it should: with its status and no traceback.
+    """Whether a command ended with the right exit status and without a traceback.
 
-    Until evert is imported a signal does what it does to any Python.
+    Until evert is imported, a signal has its usual effect on Python.
     """
     if status in (0, STOPPED[number]) and "Traceback" not in errors:
         return True
@@ -185,7 +185,7 @@ def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -
 
 
 def furthest(folder: Path) -> str:
-    """What a run had come to."""
+    """Return the name of the last phase that a run has reached."""
     reached = [name for name, there in APPEARS.items() if name != "a draft" and there(folder)]
     return reached[-1] if reached else "nothing yet"
 
@@ -194,7 +194,7 @@ def furthest(folder: Path) -> str:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """What a run is to be known by: figures, steps, checkpoints, and what should not be there."""
+    """Return what is compared of a run: figures, steps, checkpoints, and leftover files."""
     run = RunFolder(folder)
     rows = {name: [timeless(row) for row in read_jsonl(folder / name)] for name in
             (METRICS, BATCHES, f"{WARM_UP}/{METRICS}")}  # fmt: skip
@@ -210,12 +210,12 @@ def state(folder: Path) -> dict[str, Any]:
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of metrics without what depends on the clock."""
+    """Return a row of metrics without its times."""
     return {key: value for key, value in row.items() if not key.startswith("time/")}
 
 
 def differences(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
-    """What is not equal, up to rounding, a line each."""
+    """Yield a line for each difference larger than rounding."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in {**wanted, **found}:
             yield from differences(found.get(key), wanted.get(key), f"{place}/{key}")
@@ -233,7 +233,7 @@ def differences(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if a run did not go on to the same end."""
+    """Run the benchmark; return 1 if a run did not resume to the same end."""
     options, console = parse(argv), Console(highlight=False)
     number, draws = signal.Signals[f"SIG{options.signal}"], random.Random(options.seed)
     out = Path(tempfile.mkdtemp(prefix="kill9-"))
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(errors, file=sys.stderr)
         return 1
     seconds, whole = time.monotonic() - began, state(out / "whole")
-    console.print(f"a run that nobody stops: {seconds:.1f} s")
+    console.print(f"a run that is not stopped: {seconds:.1f} s")
     runs = []
     for index, moment in enumerate(moments(options.runs, seconds, draws)):
         again = [Moment("again", draws.random() * seconds)] * (draws.random() < AGAIN)
@@ -266,7 +266,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=30, help="runs to stop (default: 30)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
     parser.add_argument("--quick", action="store_true", help="3 runs")
     options = parser.parse_args(argv)
@@ -275,8 +275,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def table(runs: Sequence[Stopped], name: str) -> Table:
-    """The figures."""
-    shown = Table("signal", "runs", "stops", "went on to the same end")
+    """Return the table of results."""
+    shown = Table("signal", "runs", "stops", "resumed to the same end")
     stops = sum(len(run.moments) for run in runs)
     equal = sum(not run.problems for run in runs)
     shown.add_row(f"SIG{name}", str(len(runs)), str(stops), f"{equal} of {len(runs)}")

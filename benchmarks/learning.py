@@ -2,10 +2,10 @@
 
     python benchmarks/learning.py [--quick] [--games identity guess_number] [--seeds 3]
 
-Each run is the training command's (``evert train env=GAME seed=N``) with its recipe. Printed and
-saved: the held-out score before and after, greedy and at temperature 1, as mean and standard
-deviation over the seeds, and the seconds a run takes, imports and evaluation included. A run that
-fails, or ends no better than it began, fails the benchmark.
+Each run is ``evert train env=GAME seed=N`` with the game's recipe. The held-out score before and
+after, greedy and at temperature 1, is printed and saved as mean and standard deviation over the
+seeds, with the seconds of a run, imports and evaluation included. A run that fails, or ends no
+better than it began, fails the benchmark.
 """
 
 import argparse
@@ -34,7 +34,7 @@ QUICK_STEPS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if any run failed."""
+    """Run the benchmark; return 1 if a run failed or did not learn."""
     options = parse(argv)
     quiet_progress_bars()
     console = Console(highlight=False)
@@ -74,11 +74,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(  # games of several seats: self_play.py
         "--games", nargs="+", choices=list(games()), default=alone
     )
-    parser.add_argument("--seeds", type=int, default=3, help="runs a game (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per game (default: 3)")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{QUICK_STEPS} steps a run: that it works, not how well",
+        help=f"{QUICK_STEPS} steps per run, no bar",
     )
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/benchmark-learning-{stamp}", help="results' folder")
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
-    """One training run, in a folder of its own."""
+    """Train once; return the run's result."""
     values: dict[str, Any] = {"steps": QUICK_STEPS, "batch_size": 4} if quick else {}
     if quick and "warm_up_steps" in games()[game].recipe:
         values["warm_up_steps"] = QUICK_STEPS
@@ -95,21 +95,21 @@ def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[
 
 
 def gain(result: dict[str, Any]) -> float:
-    """How much the held-out score at temperature 1 rose."""
+    """Return how much the held-out score at temperature 1 rose."""
     held_out = result["held_out"]
     after, before = (held_out[when]["temperature_1"]["reward"] for when in ("after", "before"))
     return float(after - before)
 
 
 def spread(runs: Sequence[dict[str, Any]], when: str, how: str) -> str:
-    """Mean and standard deviation over the seeds, as text."""
+    """Return mean and standard deviation over the seeds, as text."""
     means = [result["held_out"][when][how]["reward"] for result in runs]
     deviation = statistics.stdev(means) if len(means) > 1 else 0.0
     return f"{statistics.fmean(means):.2f} ± {deviation:.2f}"
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> Table:
-    """The figures, a row a game and way of playing."""
+    """Return the table of results: two rows per game, greedy and at temperature 1."""
     shown = Table(title="held-out mean reward: mean ± standard deviation over seeds")
     for column in ("game", "steps", "seeds", "played", "before", "after", "seconds"):
         shown.add_column(column, no_wrap=True)
@@ -136,11 +136,11 @@ def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str
     (out / "learning.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     drawn = {game: [curves_of(result) for result in runs] for game, runs in results.items() if runs}
     if drawn:
-        save_figure(draw_games("tiny bases; thin lines: a seed each", drawn), out / "learning.png")
+        save_figure(draw_games("tiny bases; one thin line per seed", drawn), out / "learning.png")
 
 
 def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:
-    """A run's curves, read from its folder."""
+    """Return a run's curves, read from its folder."""
     folder = RunFolder(Path(result["folder"]))
     return curves(folder.steps(), result["held_out"]["after"]["temperature_1"]["reward"])
 

@@ -1,16 +1,16 @@
-"""What the embedded engine holds in memory, beside what its bars allow.
+"""The embedded engine's memory, compared with its bars.
 
     python benchmarks/memory.py [--quick]
 
-Two questions, each asked in a process of its own that reports what it holds:
+Two questions, each answered by a separate process:
 
-- A base of 55 M parameters in float32, an adapter in training, and samplers of it: how many times
-  the bytes of the base, over what the process held before (after the same with the shipped base, so
-  that imports do not count)? At most 1.6 with one trainer and two samplers.
-- A training pass over one datum of 8,192 tokens at Qwen3's vocabulary of 151,936, of an adapter and
-  of all weights: what is the process's peak? At most 4 GB, imports and all.
+- How much memory do a base of 55 M parameters in float32, an adapter in training, and samplers of
+  it add, relative to the bytes of the base? The process does the same with the shipped base before,
+  so that imports do not count. Bar: 1.6 times with one trainer and two samplers.
+- What is the process's peak in a training pass over one datum of 8,192 tokens, with Qwen3's
+  vocabulary of 151,936, for an adapter and for all weights? Bar: 4 GB, imports included.
 
-Models are random; memory does not depend on their weights. Exits with 1 where a bar is missed.
+Models have random weights, which do not change the memory. Exits with 1 if a bar is missed.
 """
 
 import argparse
@@ -63,14 +63,14 @@ def make_model(folder: Path, sizes: dict[str, int]) -> str:
 
 
 def resident() -> int:
-    """Bytes that this process holds, after what is free was given back."""
+    """Return the resident bytes of this process, after it has returned free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
 
 
 def hold_base(folder: str) -> None:
-    """Report what a trainer holds, and then with each sampler more; in bytes over the start."""
+    """Print the bytes over the start that a trainer adds, and then each further sampler."""
     service = tinker.ServiceClient()
     tokens = types.ModelInput.from_ints([1, 2, 3])
     params = types.SamplingParams(max_tokens=2, stop=[])
@@ -89,7 +89,7 @@ def hold_base(folder: str) -> None:
 
 
 def train(training: Any, tokens: int) -> None:
-    """One pass over one datum, and one step."""
+    """Make one pass over one datum, and one optimizer step."""
     ids = torch.randint(0, 500, (tokens + 1,))
     datum = types.Datum(
         model_input=types.ModelInput.from_ints(ids[:-1].tolist()),
@@ -100,13 +100,13 @@ def train(training: Any, tokens: int) -> None:
 
 
 def hold_pass(folder: str, tokens: int) -> None:
-    """Report the process's peak after a training pass, in bytes."""
+    """Print the process's peak in bytes after a training pass."""
     train(tinker.ServiceClient().create_lora_training_client(folder, rank=8).result(), tokens)
     print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def asked(*arguments: str) -> Any:
-    """What this script reports in another process."""
+    """Run this script in another process; return what it prints."""
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -115,7 +115,7 @@ def asked(*arguments: str) -> Any:
 
 
 def measure(folder: Path, quick: bool) -> tuple[Table, bool]:
-    """The table, and whether every bar was kept."""
+    """Measure; return the table, and whether every bar is met."""
     table = Table("what", "held", "bar", title="Memory")
     base = make_model(folder / "base", BASE)
     size = (folder / "base" / "model.safetensors").stat().st_size
@@ -135,10 +135,10 @@ def measure(folder: Path, quick: bool) -> tuple[Table, bool]:
 
 
 def main() -> int:
-    """Measure, and print the table; or hold what ``--hold`` says, and report it."""
+    """Measure and print the table; with ``--hold``, measure one case in this process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="less of the same")
-    parser.add_argument("--hold", nargs=2, metavar=("WHAT", "MODEL"), help="for the processes")
+    parser.add_argument("--quick", action="store_true", help="without the pass over all weights")
+    parser.add_argument("--hold", nargs=2, metavar=("WHAT", "MODEL"), help="internal")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if args.hold is None:

@@ -1,20 +1,20 @@
-"""Which mistakes do the tests notice? Cosmic Ray makes them, one at a time, where they cost most.
+"""Which mistakes do the tests notice? Cosmic Ray makes mutants of the most critical sources.
 
     pip install --constraint constraints.txt --editable ".[test,mutants]"
     python benchmarks/mutants.py [--seed 0] [--count 400] [--out mutants.json] [--processes 2]
 
-Mutants are drawn by the seed from what handles tokens, conversations, rollouts, records,
-checkpoints and losses: the same ones wherever these sources are the same, whatever the tests. A
-place is mutated at most once, and not where no test should tell (``Meaning``).
+A mutant is a source file with one mistake. The seed draws mutants from the code of tokens,
+conversations, rollouts, records, checkpoints and losses. They depend on these sources, not on the
+tests. A place is mutated at most once, and not at all if no test should notice (``Meaning``).
 
-All tests run once without a mutant, and coverage says which of them reach a mutant's statement.
-Those run until one fails, the quick ones of each file first, as many as ``BUDGET`` has time for.
-Each mutant has a process of its own, forked from one that has collected all tests; where the
-statement runs when its module is imported, from one that has imported nothing of evert. At the end
-the tests that failed run without a mutant: what they killed is run again if they fail there, too.
+All tests run once without a mutant, and coverage finds those that reach a mutant's statement. These
+run on the mutant until one fails: the quickest of each file first, within ``BUDGET``. Each mutant
+runs in a process forked from one that has collected all tests. If its statement runs at import, the
+process is forked from one that has not imported evert. At the end the tests that failed run without
+a mutant. If a test fails there, too, its mutants run again without it.
 
-killed: a test failed. timed out: a test or all took too long, or the process died. survived: no
-test failed. Ctrl-C stops it, and the same command goes on; ``--out`` is of one state of the tests.
+killed: a test failed. timed out: a test, or all, took too long, or the process died. survived: no
+test failed. After Ctrl-C the same command continues. Use a new ``--out`` when the tests change.
 """
 
 import argparse
@@ -60,7 +60,7 @@ SHARES = {
     "bridge/records/*.py": 60, "trainers/engine/store/*.py": 40,
     "trainers/engine/training/losses.py": 30,
 }  # fmt: skip
-"""How many of 400 mutants are drawn from where."""
+"""Source files -> how many of 400 mutants are drawn from them."""
 TESTS = (
     "tests/bridge", "tests/trainers/engine/clients", "tests/trainers/engine/sampling",
     "tests/trainers/engine/store", "tests/trainers/engine/training", "tests/faults/test_records.py",
@@ -70,13 +70,13 @@ LEFT_OUT = (
     "*/injection/*", "*/test_process*", "*/test_supervisor*", "*/test_server_li*",
     "*/test_servers*", "*/test_imports*", "*/test_surface*",
 )  # fmt: skip
-"""Tests that take minutes, tests of processes, and those of the sources themselves."""
+"""Tests that take minutes, tests of processes, and tests of the source text."""
 OPERATORS = re.compile(
     r"AddNot|True|False|AndWith|OrWith|Break|Exception|Number|RemoveDeco|Zero|Delete_(Not|USub)"
     r"|Operator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Mul|Mod_Mul|Pow_Mul|BitOr_BitAnd"
     r"|BitAnd_BitOr|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|Lt_LtE|LtE_Lt|Lt_Gt|Gt_GtE|GtE_Gt|Gt_Lt)$"
 )
-"""Those in use: not ``+`` as ``<<``, which any test notices, nor ``==`` as ``is``, which none."""
+"""The operators in use. Not ``+`` to ``<<``: every test notices; or ``==`` to ``is``: none does."""
 HEAVY = (
     "torch", "transformers.models.qwen3.modeling_qwen3", "peft", "scipy.stats", "gymnasium",
     "tinker_cookbook.rl.train", "tinker_cookbook.renderers", "tinker_cookbook.recipes.math_rl",
@@ -84,11 +84,11 @@ HEAVY = (
     "nltk", "aiohttp.web", "jsonschema_rs", "PIL.Image", "pytest_asyncio.plugin",
     "pytest_timeout", "xdist.plugin", "setuptools",
 )  # fmt: skip
-"""Imported once, for all processes."""
+"""Modules that are imported once, before processes are forked."""
 PATIENCE, MEMORY = 40, 8 << 30
-"""Seconds that one test may take, and bytes of a process."""
+"""The most seconds of one test, and bytes of one process."""
 LONGEST, BUDGET = 4.0, 12.0
-"""Processor's seconds of one test without a mutant, and of all tests that a mutant is given."""
+"""The most processor seconds, without a mutant, of one test and of all tests of a mutant."""
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 Mutant = dict[str, Any]
@@ -99,17 +99,17 @@ console = Console(file=os.fdopen(os.dup(2), "w", buffering=1), soft_wrap=True, h
 
 
 class RemoveStatement(Operator):  # type: ignore[misc]
-    """Has ``pass`` in the place of a call, or of an assignment to an attribute or item."""
+    """Replaces a call, or an assignment to an attribute or item, by ``pass``."""
 
     def mutation_positions(self, node: Any) -> Iterator[Any]:
-        """Where such a statement begins and ends."""
+        """Yield where such a statement begins and ends."""
         first = node.children[0] if node.type == "simple_stmt" else node
         target = first.children[0] if first.type == "expr_stmt" else first
         if first is not node and target.type == "atom_expr":
             yield first.start_pos, first.end_pos
 
     def mutate(self, node: Any, index: int) -> Any:
-        """The statement without effect."""
+        """Replace the statement by ``pass``."""
         old = node.children[0]
         prefix = old.get_first_leaf().prefix
         node.children[0] = parso.python.tree.Keyword("pass", old.start_pos, prefix)
@@ -117,15 +117,15 @@ class RemoveStatement(Operator):  # type: ignore[misc]
 
     @classmethod
     def examples(cls) -> tuple[()]:
-        """None."""
+        """Return no examples."""
         return ()
 
 
 class Meaning(ast.NodeTransformer):
-    """Leaves out what no test should tell: annotations, texts, messages, logging, ``__all__``."""
+    """Removes what tests need not check: annotations, texts, messages, logging, ``__all__``."""
 
     def visit(self, node: ast.AST) -> Any:
-        """The node without it."""
+        """Return the node without such code."""
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 node.returns = None
@@ -151,7 +151,7 @@ class Meaning(ast.NodeTransformer):
 
 
 def meaning(code: str) -> str | None:
-    """What codes have in common that no test should tell apart; None of what Python refuses."""
+    """Return a dump of the code without what ``Meaning`` removes; None if it does not compile."""
     with suppress(SyntaxError):
         compile(code, "mutant", "exec")
         return ast.dump(Meaning().visit(ast.parse(code)))
@@ -159,12 +159,12 @@ def meaning(code: str) -> str | None:
 
 
 def operator(name: str) -> Any:
-    """A kind of mutation by its name."""
+    """Return the mutation operator of a name."""
     return RemoveStatement() if name == "RemoveStatement" else get_operator(f"core/{name}")()
 
 
 def places(path: Path) -> dict[Any, list[tuple[str, int]]]:
-    """By place in a file: the operators that mutate it there, each with its occurrence."""
+    """Return each place in a file with the operators that mutate it, and their occurrence."""
     nodes = list(ast_nodes(get_ast(path.read_text())))
     names = [name.split("/")[1] for name in operator_names() if OPERATORS.search(name)]
     found = defaultdict(list)
@@ -176,7 +176,7 @@ def places(path: Path) -> dict[Any, list[tuple[str, int]]]:
 
 
 def draw(pattern: str, count: int, seed: int) -> Iterator[Mutant]:
-    """So many mutants of the files of a pattern."""
+    """Yield ``count`` mutants of the files of a pattern."""
     draws = random.Random(f"{seed} {pattern}")
     files = [path for path in sorted(ROOT.glob(pattern)) if path.name != "__init__.py"]
     spots = [(path, spot, made) for path in files for spot, made in places(path).items()]
@@ -196,7 +196,7 @@ def draw(pattern: str, count: int, seed: int) -> Iterator[Mutant]:
 
 
 def code_of(mutant: Mutant) -> tuple[str, str]:
-    """A file's source without and with the mutation."""
+    """Return a file's source without and with the mutation."""
     source = (ROOT / mutant["file"]).read_text()
     return source, mutate_code(source, operator(mutant["operator"]), mutant["occurrence"])
 
@@ -205,17 +205,17 @@ def code_of(mutant: Mutant) -> tuple[str, str]:
 
 
 class Tests:
-    """A plugin of pytest: has ``work`` done in the place of running the tests, once collected."""
+    """A pytest plugin that calls ``work`` after collection, instead of running the tests."""
 
     def __init__(self, work: Callable[["Tests"], object]) -> None:
         self.work = work
         self.tracer: coverage.Coverage | None = None
         self.items: dict[str, pytest.Item] = {}
-        self.failed: dict[str, bool] = {}  # By test: whether it took too long
-        self.seconds: dict[str, float] = {}  # Of the processor, by test
+        self.failed: dict[str, bool] = {}  # Test -> whether it took too long
+        self.seconds: dict[str, float] = {}  # Test -> processor seconds
 
     def collect(self, paths: Iterable[str]) -> int:
-        """Collect tests and do the work; pytest's exit status."""
+        """Collect tests and do the work; return pytest's exit status."""
         hypothesis.settings.register_profile(
             "mutants", database=None, derandomize=True, deadline=None,
             suppress_health_check=list(hypothesis.HealthCheck),
@@ -229,13 +229,13 @@ class Tests:
         return int(pytest.main([*options, *there], plugins=[self]))
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Do the work."""
+        """Call ``work``."""
         self.items = {item.nodeid: item for item in session.items}
         self.work(self)
         return True
 
     def play(self, chosen: Iterable[str], to_the_end: bool = False) -> None:
-        """Run tests in this process, until one fails."""
+        """Run tests in this process until one fails, or all of them."""
         items = [self.items[name] for name in chosen if name in self.items]
         for item, following in zip(items, [*items, None][1:], strict=True):
             if self.tracer is not None:
@@ -249,19 +249,19 @@ class Tests:
                 return
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a failure."""
+        """Record a failure."""
         if report.failed:
             self.failed[report.nodeid] = "Timeout (>" in report.longreprtext
 
     def outcome(self, status: int = 0) -> Mutant:
-        """How a mutant fared."""
+        """Return a mutant's outcome, and the first test that failed."""
         late = any(self.failed.values())
         said = "timed out" if late else "killed" if self.failed or status else "survived"
         return {"outcome": said, "by": next(iter(self.failed), "")}
 
 
 def statement(tree: ast.Module, line: int) -> tuple[set[int], bool]:
-    """Lines of the statement that a line belongs to, and whether a function runs it."""
+    """Return the lines of the statement at a line, and whether it is inside a function."""
 
     def first(node: Any) -> int:
         return int(min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))]))
@@ -279,7 +279,7 @@ def statement(tree: ast.Module, line: int) -> tuple[set[int], bool]:
 def trace(
     tests: Tests, tracer: coverage.Coverage, names: list[str], mutants: list[Mutant]
 ) -> dict[str, Any]:
-    """Run tests on the code as it is; by mutant, those that reach its statement."""
+    """Run tests without a mutant; return which of them reach each mutant's statement."""
     tests.tracer = tracer
     tracer.start()
     tests.play(names, to_the_end=True)
@@ -290,7 +290,7 @@ def trace(
         by_line = data.contexts_by_lineno(str(path))
         lines, in_function = statement(ast.parse(path.read_text()), mutant["line"])
         found = {name for line in lines for name in by_line.get(line, ())}
-        cold = not in_function or "" in found  # Runs when it is imported: whoever uses the file
+        cold = not in_function or "" in found  # Runs at import: every test that uses the file
         found = {name for names in by_line.values() for name in names} if cold else found
         reach.append({"cold": cold, "tests": sorted(found - {"", *tests.failed})})
     return {"failed": list(tests.failed), "seconds": tests.seconds, "reach": reach}
@@ -299,7 +299,7 @@ def trace(
 def trace_all(
     tests: Tests, tracer: coverage.Coverage, mutants: list[Mutant], processes: int
 ) -> dict[str, Any]:
-    """The same of all tests, every other file in another process; each mutant's in turn."""
+    """Trace all tests, split over processes by file, and order the tests of each mutant."""
     files = list(dict.fromkeys(name.split("::")[0] for name in tests.items))
     shares = [set(files[number::processes]) for number in range(processes)]
     parts = [[name for name in tests.items if name.split("::")[0] in share] for share in shares]
@@ -317,7 +317,7 @@ def trace_all(
 
 
 def in_turn(names: set[str], seconds: dict[str, float]) -> list[str]:
-    """The quickest five of each file, the next five, ..., as many as ``BUDGET`` has time for."""
+    """Order tests within ``BUDGET``: the five quickest of each file, then the next five, ..."""
     files = defaultdict(list)
     for name in sorted(names, key=lambda name: (seconds[name], name)):
         files[name.split("::")[0]].append(name)
@@ -332,14 +332,14 @@ def in_turn(names: set[str], seconds: dict[str, float]) -> list[str]:
 
 
 def functions(code: CodeType) -> Iterator[CodeType]:
-    """Those of a module and its classes."""
+    """Yield the functions of a module and its classes."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from [inner] if inner.co_flags & inspect.CO_OPTIMIZED else functions(inner)
 
 
 def attempt_warm(tests: Tests, mutant: Mutant, chosen: list[str]) -> Mutant:
-    """Run tests on a mutant of a function, which is imported already."""
+    """Run tests on a mutant of a function that is already imported, by replacing its code."""
     old, new = (functions(compile(code, mutant["file"], "exec")) for code in code_of(mutant))
     changed = {
         (a.co_qualname, a.co_firstlineno): b for a, b in zip(old, new, strict=True) if a != b
@@ -357,7 +357,7 @@ def attempt_warm(tests: Tests, mutant: Mutant, chosen: list[str]) -> Mutant:
 
 
 def attempt_cold(mutant: Mutant, chosen: list[str]) -> Mutant:
-    """Run tests on a mutant that is imported anew."""
+    """Run tests on a mutant that is not yet imported."""
     name = "evert." + mutant["file"].removesuffix(".py").replace("/", ".")
     code, original = code_of(mutant)[1], SourceFileLoader.get_code
 
@@ -372,7 +372,7 @@ def attempt_cold(mutant: Mutant, chosen: list[str]) -> Mutant:
 
 
 def fail_as_it_is(names: list[str]) -> list[str]:
-    """Which of these tests fail without a mutant."""
+    """Return those of the tests that fail without a mutant."""
     tests = Tests(lambda tests: tests.play(names, to_the_end=True))
     tests.collect(name.split("::")[0] for name in names)
     return list(tests.failed)
@@ -382,7 +382,7 @@ def fail_as_it_is(names: list[str]) -> list[str]:
 
 
 def fork(seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a process of its own; None where it took too long or died."""
+    """Call a function in a forked process; return None if it took too long or died."""
     folder, latest = Path(tempfile.mkdtemp()), time.monotonic() + seconds
     child, result = os.fork(), folder / "result"
     if not child:
@@ -409,14 +409,14 @@ def fork(seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def write(path: Path, what: Any) -> None:
-    """Put a file in its place, whole."""
+    """Write JSON to a file, atomically."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(what, indent=1))
     draft.replace(path)
 
 
 def run(options: argparse.Namespace, tests: Tests | None = None) -> None:
-    """Run the mutants without an outcome: of functions where tests are given, else the others."""
+    """Run the mutants without an outcome: those of functions if ``tests`` is given, else others."""
     state, reach = json.loads(options.out.read_text()), json.loads(options.reach.read_text())
     pool, runs = ThreadPoolExecutor(options.processes), {}
     try:
@@ -438,7 +438,7 @@ def run(options: argparse.Namespace, tests: Tests | None = None) -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Collect all tests once; trace them if that is not done, and run mutants of functions."""
+    """Collect all tests once; trace them unless that is done, and run mutants of functions."""
 
     def work(tests: Tests) -> None:
         tracer.stop()
@@ -460,7 +460,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Draw, run, print."""
+    """Draw the mutants, run them, and print the outcomes."""
     options = parse()
     for name in HEAVY:
         with suppress(ImportError):
@@ -468,7 +468,7 @@ def main() -> None:
     if not options.out.exists():
         shares = {pattern: round(share * options.count / 400) for pattern, share in SHARES.items()}
         drawn = [one for share in shares.items() for one in draw(*share, options.seed)]
-        random.Random(options.seed).shuffle(drawn)  # A part of them is of all modules
+        random.Random(options.seed).shuffle(drawn)  # So that any part has all modules
         write(options.out, {"seed": options.seed, "unsteady": [], "mutants": drawn})
     while True:
         fork(math.inf, serve, options)
@@ -487,13 +487,13 @@ def main() -> None:
 
 
 def said(mutant: Mutant) -> str:
-    """A mutant in a line."""
+    """Return a mutant and its outcome as a line."""
     where = f"{mutant['outcome']} {mutant['file']}:{mutant['line']} {mutant['operator']}"
     return f"{where} ({mutant['tests']} of {mutant['of']} tests): {mutant['what']}"
 
 
 def show(mutants: list[Mutant]) -> None:
-    """The figures by module, and the survivors."""
+    """Print the counts by module, and the survivors."""
     outcomes = ("killed", "timed out", "survived")
     table = Table("module", "mutants", *outcomes)
     for module in [*dict.fromkeys(mutant["module"] for mutant in mutants), ""]:
@@ -511,10 +511,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the mutants (default: 0)")
-    parser.add_argument("--count", type=int, default=400, help="how many (default: 400)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutants (default: 0)")
+    parser.add_argument("--count", type=int, default=400, help="number of mutants (default: 400)")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"), help="the outcomes")
-    parser.add_argument("--processes", type=int, default=2, help="at a time (default: 2)")
+    parser.add_argument("--processes", type=int, default=2, help="processes at a time (default: 2)")
     options = parser.parse_args()
     options.out = options.out.resolve()
     options.reach = options.out.with_suffix(".reach.json")  # Which tests reach which mutant

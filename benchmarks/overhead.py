@@ -1,7 +1,7 @@
-"""What a turn costs, without any model: microseconds a turn under the Cookbook's own runner.
+"""The cost of a turn without a model: microseconds per turn with the Cookbook's own runner.
 
-The same game (guess-number, the target is never hit), the same renderer and the same scripted
-policy for every row, measured in one run:
+All rows have the same game (guess-number, the target is never hit), renderer and scripted policy,
+and are measured in one run:
 
     nothing       an Env whose methods return at once: the runner's own cost
     switch        an agent suspended and resumed, nothing rendered
@@ -9,12 +9,12 @@ policy for every row, measured in one run:
     message env   the Cookbook's EnvFromMessageEnv over a hand-written MessageEnv
     cookbook      the Cookbook's hand-written GuessNumberEnv
 
-A second table has an agent that holds many conversations in one episode: what a call costs among
-the first fifty and among the last fifty of them.
+In a second table an agent has many conversations in one episode. It shows the cost of a call among
+the first fifty and the last fifty calls.
 
     new           each call begins another conversation after the same system prompt
-    branches      each call goes on otherwise from the same reply
-    turns         the conversations are gone through again, each by a further turn
+    branches      each call continues the same reply with another message
+    turns         each conversation gets a second turn, in the same order
 
     python benchmarks/overhead.py [--quick] [--turns 10 100 1000] [--repeats 5]
         [--conversations 1000]
@@ -56,7 +56,7 @@ EMPTY = tinker.ModelInput.empty()
 
 
 class Scripted(TokenCompleter):
-    """Says the same guess for ever, from tokens made beforehand."""
+    """A policy that always samples the same guess, from tokens made before."""
 
     def __init__(self) -> None:
         tokens = default_renderer().tokenizer.encode(f"{GUESS}<|im_end|>")
@@ -65,28 +65,28 @@ class Scripted(TokenCompleter):
         )
 
     async def __call__(self, *_: Any, **__: Any) -> TokensWithLogprobs:
-        """The one answer."""
+        """Return the guess."""
         return self._answer
 
 
 class Nothing(Env):
-    """Counts its turns."""
+    """An Env that only counts its turns."""
 
     def __init__(self, turns: int) -> None:
         self._left = turns
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition]:
-        """An empty prompt."""
+        """Return an empty prompt."""
         return EMPTY, []
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """One turn less."""
+        """Count a turn."""
         self._left -= 1
         return StepResult(0.0, self._left == 0, EMPTY, [])
 
 
 class SwitchOnly(Env):
-    """Suspends and resumes an agent and answers it with the same reply; renders nothing."""
+    """An Env that suspends and resumes an agent with the same reply, and renders nothing."""
 
     def __init__(self, turns: int) -> None:
         self._agent = guesser(turns)
@@ -124,7 +124,7 @@ class GuessMessages(MessageEnv):
         self._history: list[Message] = [Message(role="system", content=SYSTEM_PROMPT)]
 
     async def initial_observation(self) -> list[Message]:
-        """The system prompt."""
+        """Return the system prompt."""
         return self._history
 
     async def step(self, message: Message) -> MessageStepResult:
@@ -169,10 +169,10 @@ ROWS: dict[str, Callable[[int], Env]] = {
 
 
 async def measure(make: Callable[[int], Env], turns: int, episodes: int) -> float:
-    """Microseconds a turn over some episodes.
+    """Return the microseconds per turn over some episodes.
 
     Raises:
-        RuntimeError: An episode had another number of turns than it should.
+        RuntimeError: An episode had the wrong number of turns.
     """
     policy = Scripted()
     start = time.perf_counter()
@@ -184,7 +184,7 @@ async def measure(make: Callable[[int], Env], turns: int, episodes: int) -> floa
 
 
 def holder_of_many(kind: str, count: int) -> Callable[[AgentClient], Any]:
-    """An agent that makes ``count`` calls, each in another conversation."""
+    """Return an agent that makes ``count`` calls, each in another conversation."""
     system = {"role": "system", "content": SYSTEM_PROMPT}
     answer = {"role": "assistant", "content": GUESS}
 
@@ -206,7 +206,7 @@ def holder_of_many(kind: str, count: int) -> Callable[[AgentClient], Any]:
 
 
 async def first_and_last(kind: str, count: int) -> tuple[float, float]:
-    """Microseconds of a call among the first and the last fifty of ``count`` (medians)."""
+    """Return the median microseconds of the first and the last fifty of ``count`` calls."""
     env = ChatAgentEnv(holder_of_many(kind, count))
     action = (await Scripted()()).tokens
     await env.initial_observation()
@@ -221,8 +221,8 @@ async def first_and_last(kind: str, count: int) -> tuple[float, float]:
 
 
 async def many_conversations(count: int, repeats: int) -> Table:
-    """The second table."""
-    table = Table(title=f"Microseconds a call among {count:,} conversations (median of repeats)")
+    """Measure, and return the second table."""
+    table = Table(title=f"Microseconds per call among {count:,} conversations (median of repeats)")
     for column in ("row", "first 50", "last 50", "last / first"):
         table.add_column(column, justify="left" if column == "row" else "right")
     for kind in ("new", "branches", "turns"):
@@ -234,7 +234,7 @@ async def many_conversations(count: int, repeats: int) -> Table:
 
 
 async def run(turn_counts: list[int], repeats: int, skip_slow: bool) -> dict[tuple[str, int], Any]:
-    """All rows at all lengths: (row, turns) -> microseconds of each repeat."""
+    """Measure all rows at all lengths: (row, turns) -> microseconds per turn of each repeat."""
     results: dict[tuple[str, int], list[float]] = {}
     for turns in turn_counts:
         for name, make in ROWS.items():
@@ -258,7 +258,7 @@ def main() -> None:
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
     results = asyncio.run(run(options.turns, repeats, options.quick))
-    table = Table(title="Microseconds a turn (median, spread), and times evert's")
+    table = Table(title="Microseconds per turn (median, spread), and relative to evert's")
     table.add_column("row")
     for turns in options.turns:
         table.add_column(f"{turns} turns", justify="right")

@@ -1,12 +1,12 @@
-"""What prompts begin with alike is computed once: tokens computed, time, with sharing and without.
+"""Shared prefixes of prompts are computed once: computed tokens and time, with sharing and without.
 
     python benchmarks/prefixes.py [--quick] [--device cpu|cuda] [--threads N]
 
-Each case runs on two samplers of the same weights, one of which remembers nothing and shares
-nothing but equal prompts. "distinct" are the tokens that must be computed once: those of the trie
-of all prompts. Times are medians over rounds, their ratio is taken within one round. Exits with 1
-if more than 1.1 times the distinct tokens are computed, if the two samplers' greedy replies differ,
-or if many prompts behind one are answered less than 8 times faster.
+Each case runs on two samplers of the same weights. One of them caches nothing and shares only equal
+prompts. "distinct" are the tokens that must be computed at least once: the nodes of the trie of all
+prompts. Times are medians over rounds; each ratio is taken within one round. Exits with 1 if more
+than 1.1 times the distinct tokens are computed, if the two samplers' greedy replies differ, or if
+many prompts with one long prefix are not answered 8 times faster.
 """
 
 import argparse
@@ -41,10 +41,10 @@ Prompt = list[int]
 
 @dataclass
 class Run:
-    """What a case did on one sampler."""
+    """The result of a case on one sampler."""
 
     computed: int
-    """Given tokens that went through the model."""
+    """Prompt tokens that went through the model."""
     seconds: float
     result: Any
     """Tokens or log-probabilities, to compare."""
@@ -52,18 +52,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """Something to ask of a sampler."""
+    """A case for both samplers."""
 
     name: str
     play: Callable[[Any], Any]
     distinct: int
     """Tokens that must be computed once."""
     faster: float | None = None
-    """The bar."""
+    """How many times faster it must be with sharing; None: no bar."""
 
 
 def measure(client: Any, play: Callable[[Any], Any]) -> Run:
-    """Run a case."""
+    """Run a case on one sampler."""
     stats = client.sampler.stats
     before, start = stats.prompt_tokens, time.perf_counter()
     result = play(client)
@@ -71,7 +71,7 @@ def measure(client: Any, play: Callable[[Any], Any]) -> Run:
 
 
 def sample(client: Any, prompts: Sequence[Prompt], samples: int) -> list[list[int]]:
-    """Greedy replies of four tokens, all asked for at once."""
+    """Return greedy replies of four tokens; all requests are made at once."""
     params = types.SamplingParams(max_tokens=4, temperature=0.0, stop=[])
     futures = [
         client.sample(types.ModelInput.from_ints(prompt), samples, params) for prompt in prompts
@@ -80,7 +80,7 @@ def sample(client: Any, prompts: Sequence[Prompt], samples: int) -> list[list[in
 
 
 def score(client: Any, prompts: Sequence[Prompt], last: int | None) -> list[list[float]]:
-    """Log-probabilities of given tokens, rounded; without the first, which has none."""
+    """Return rounded log-probabilities of prompt tokens; the first token has none."""
     futures = [
         client.compute_logprobs(types.ModelInput.from_ints(prompt), prompt_logprobs_last_n=last)
         for prompt in prompts
@@ -90,7 +90,7 @@ def score(client: Any, prompts: Sequence[Prompt], last: int | None) -> list[list
 
 
 def converse(client: Any, openings: Sequence[Prompt], tail: Prompt) -> list[list[int]]:
-    """Ten turns of several conversations side by side; returns the conversations."""
+    """Make ten turns of several conversations at once; return the conversations."""
     conversations = [list(opening) for opening in openings]
     for _ in range(TURNS):
         for conversation, reply in zip(
@@ -101,16 +101,16 @@ def converse(client: Any, openings: Sequence[Prompt], tail: Prompt) -> list[list
 
 
 def distinct(prompts: Sequence[Prompt]) -> int:
-    """Tokens of the trie of some prompts."""
+    """Return the number of tokens in the trie of some prompts."""
     return len({tuple(prompt[: i + 1]) for prompt in prompts for i in range(len(prompt))})
 
 
 def make_prompts(tokenizer: Any) -> list[Prompt]:
-    """64 different prompts of 40 tokens behind one of 1,145."""
+    """Return 64 different prompts of 40 tokens after a shared prefix of 1,145."""
     rules = "<|im_start|>system\n" + "rule 17: be brief and exact. " * 60 + "<|im_end|>\n"
     start, prompts = tokenizer.encode(rules), []
     for number in range(1000, 1000 + PROMPTS):
-        # The digits that differ come first, so that little but the start is shared.
+        # The digits that differ come first, so that little more than the prefix is shared.
         ask, tail = f"{str(number)[::-1]} is me. Repeat: I am {number}.", list[int]()
         while len(tail) < 40:
             text = f"<|im_start|>user\n{ask}<|im_end|>\n<|im_start|>assistant\n"
@@ -120,20 +120,20 @@ def make_prompts(tokenizer: Any) -> list[Prompt]:
 
 
 def make_cases(tokenizer: Any) -> list[Case]:
-    """What is measured; each goes on where the one before it left the sampler."""
+    """Return the cases, in order: each uses the cache that the cases before have filled."""
     prompts = make_prompts(tokenizer)
     tail = prompts[0][-40:]
     openings = [prompt[-40:] for prompt in prompts[:16]]
-    # A later turn adds a reply, of which only the last token was not computed yet, and a tail.
+    # A later turn adds a reply and a tail; of the reply, only the last token is not computed yet.
     talk = distinct(openings) + 16 * (TURNS - 1) * (1 + len(tail))
     return [
         Case(
-            f"{PROMPTS} prompts behind one, {SAMPLES} samples each",
+            f"{PROMPTS} prompts with one prefix, {SAMPLES} samples each",
             lambda client: sample(client, prompts, SAMPLES),
             distinct(prompts),
             LEAST_FASTER,
         ),
-        # Of each, the last token goes through the model again: its logits are not kept.
+        # The last token of each prompt is computed again, since its logits are not kept.
         Case("the same again", lambda client: sample(client, prompts, SAMPLES), PROMPTS),
         Case(f"16 conversations of {TURNS} turns", lambda c: converse(c, openings, tail), talk),
         Case("scored whole", lambda client: score(client, prompts, None), distinct(prompts)),
@@ -142,7 +142,7 @@ def make_cases(tokenizer: Any) -> list[Case]:
 
 
 def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list[str]:
-    """One line of the table; returns what missed its bar."""
+    """Add a row to the table; return the missed bars."""
     ours, theirs = rounds[0]
     ratios = [without.seconds / shared.seconds for shared, without in rounds]
     faster, computed = statistics.median(ratios), ours.computed / case.distinct
@@ -163,7 +163,7 @@ def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list
 
 
 def new_client(training: Any, share: int) -> Any:
-    """A sampler with a memory of its own, of one part in ``share`` of the cache's tokens."""
+    """Return a sampler with a new prefix cache: one part in ``share`` of the cache's tokens."""
     usual, frozen._PREFIX_SHARE = frozen._PREFIX_SHARE, share
     try:
         client = training.save_weights_and_get_sampling_client().result()

@@ -1,15 +1,15 @@
-"""Nothing that a command started outlives its episode, whatever it tries and whoever is killed.
+"""No process that a command started outlives its episode, even if the trainer is killed.
 
-Every row is a command that wants to survive. Each is ended in four ways, so many times:
+Every row is a command that tries to leave processes behind. Each is ended in four ways:
 
-    by itself     the command ends and leaves the rest of it running
+    by itself     the command ends, but processes that it started still run
     closed        its Env is closed
-    SIGTERM       the trainer is killed while all of them run
-    SIGKILL       the same, by a signal that nobody can handle
+    SIGTERM       the trainer gets SIGTERM while all commands run
+    SIGKILL       the same with SIGKILL, which cannot be handled
 
-What counts is what is left a second later: processes, and folders of episodes. What many harmless
-commands leave is counted by ``commands.py``. These run without a sandbox, which would see to it.
-At last, what a command costs that does nothing, with one and without.
+Processes and folders of episodes that are left a second later count as failures. The commands run
+without a sandbox, which would end them anyway. The last lines show the cost of a command that does
+nothing, without and with a sandbox. ``commands.py`` counts what many harmless commands leave.
 
     python benchmarks/processes.py [--quick] [--times 20]
 """
@@ -34,7 +34,7 @@ from evert import ChatAgentEnv, ProcessAgent
 from evert.agents.sandbox import sandbox_problem
 
 STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(120)\n"
-"""The end of a command: it stays until it is ended, or leaves what it started behind."""
+"""The end of a command: it waits to be killed, or ends before the processes that it started."""
 
 HOSTILE = {
     "new session": """
@@ -98,9 +98,9 @@ for _ in range(10):
         os._exit(0)
 """,
 }
-"""Commands that try to outlive their episode; their first argument marks what they start.
+"""Commands that try to outlive their episode. Their first argument marks their processes.
 
-Each gives up after two minutes: a machine on which nothing ends them must not stay busy for ever.
+Each gives up after two minutes, so that no machine stays busy if they are not killed.
 """
 
 TRAINER = """
@@ -118,13 +118,13 @@ asyncio.run(play())
 
 
 def hostile(name: str, mark: str, then: str, sandbox: bool = False) -> ProcessAgent:
-    """A command that tries to outlive its episode; ``then``: "stay" or "end"."""
+    """Return an agent that tries to outlive its episode; ``then``: "stay" or "end"."""
     code = HOSTILE[name] + STAY
     return ProcessAgent([sys.executable, "-S", "-c", code, f"{mark}-{name}", then], sandbox=sandbox)
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Live processes with an argument that begins with ``mark``."""
+    """Return the live processes with an argument that begins with ``mark``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -137,7 +137,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def wait_for(check: Callable[[], bool], seconds: float = 300.0) -> bool:
-    """Wait until something holds; whether it does."""
+    """Wait until a check is true; return whether it is."""
     deadline = time.monotonic() + seconds
     while not (held := check()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -145,7 +145,7 @@ def wait_for(check: Callable[[], bool], seconds: float = 300.0) -> bool:
 
 
 def clean(mark: str) -> bool:
-    """Whether nothing is left of a mark; what there is, is ended."""
+    """Return whether no process of a mark is left; kill those that are."""
     gone = wait_for(lambda: not marked(mark), 1.0)
     for process in marked(mark):
         process.kill()
@@ -153,7 +153,7 @@ def clean(mark: str) -> bool:
 
 
 def new_mark() -> str:
-    """An argument that no other process has."""
+    """Return an argument that no other process has."""
     return f"mark{time.time_ns()}"
 
 
@@ -165,7 +165,7 @@ async def ended_by_itself(name: str) -> bool:
 
 
 async def closed(name: str) -> bool:
-    """Whether nothing is left of a command whose Env was closed while all of it ran."""
+    """Whether nothing is left of a command whose Env was closed while its processes ran."""
     mark = new_mark()
     env = ChatAgentEnv(hostile(name, mark, "stay"))
     playing = asyncio.create_task(env.initial_observation())
@@ -177,7 +177,7 @@ async def closed(name: str) -> bool:
 
 
 def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> dict[str, bool]:
-    """Whether nothing is left of each command, nor a folder, when their trainer is killed."""
+    """Whether each command, and all folders, are gone after their trainer was killed."""
     mark = new_mark()
     with tempfile.TemporaryDirectory() as folder:
         trainer = subprocess.Popen(
@@ -195,11 +195,11 @@ def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> d
     return found
 
 
-# -- their cost ----------------------------------------------------------------------------------
+# -- the cost of a command -----------------------------------------------------------------------
 
 
 async def supervised(count: int, sandbox: bool | None = None) -> float:
-    """Seconds that a command takes which does nothing: the median; in a sandbox if there is one."""
+    """Return the median seconds of a command that does nothing; None: in a sandbox if possible."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -209,7 +209,7 @@ async def supervised(count: int, sandbox: bool | None = None) -> float:
 
 
 def plainly(count: int) -> float:
-    """Seconds that such a command takes without any of it: the median."""
+    """Return the median seconds of the same command without evert."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -235,7 +235,7 @@ def main() -> None:
             for name, gone in killed(names, number).items():
                 rows[name][column] += gone
     rows["their folders"][:2] = [times, times]
-    table = Table("nothing left, of so many times", "by itself", "closed", "SIGTERM", "SIGKILL")
+    table = Table("times that nothing was left", "by itself", "closed", "SIGTERM", "SIGKILL")
     for name, row in rows.items():
         table.add_row(name, *(f"{gone} of {times}" for gone in row))
     console.print(table)

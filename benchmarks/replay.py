@@ -1,16 +1,16 @@
-"""A thousand recorded rollouts, played again: the same transitions, and how much faster.
+"""A thousand recorded rollouts are replayed: are the transitions the same, and how much faster?
 
     python benchmarks/replay.py [--quick]
 
-Two agents are played by the shipped base in the engine, 64 episodes at a time, as training does,
-and every rollout is recorded. Then each is played again from its record, one after the other;
-reading the file counts. Both ways the agent runs, prompts are rendered and replies parsed: what a
-replay saves is the sampling, and the base is the cheapest model there is.
+The shipped base plays two agents in the engine, 64 episodes at a time, as in training, and every
+rollout is recorded. Then each is replayed from its record, one after the other; reading the file
+counts. In both cases the agent runs, prompts are rendered and replies are parsed. So a replay saves
+only the sampling, and the shipped base is the cheapest model to sample.
 
     chat            four replies of up to 64 tokens, the length of a sentence or two
-    guess-number    ten replies of six tokens: the least that there can be to save
+    guess-number    ten replies of six tokens, where there is the least to save
 
-Exits with 1 where a transition differs, or where the chat is not replayed 20 times faster.
+Exits with 1 if a transition differs, or if the chat is not replayed 20 times faster.
 """
 
 import argparse
@@ -43,7 +43,7 @@ LEAST_FASTER = 20.0
 
 
 async def chat(client: Any, task: int) -> float:
-    """A conversation of some turns."""
+    """Make a conversation of some turns."""
     messages: list[Any] = []
     for turn in range(TURNS):
         messages.append({"role": "user", "content": f"Tell me about {task}, part {turn}."})
@@ -57,8 +57,8 @@ class Case:
     """An agent to play.
 
     Attributes:
-        temperature: 10 has a tiny model say anything, to the most tokens of a reply.
-        faster: The bar; None: it has none.
+        temperature: With 10, a tiny model samples random text up to the limit of a reply.
+        faster: How many times faster the replay must be; None: no bar.
     """
 
     name: str
@@ -75,7 +75,7 @@ CASES = (
 
 
 def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    """What of each transition has to be the same."""
+    """Return what must be the same in each transition."""
     return [
         (turn.ob.to_ints(), turn.ac, turn.reward, turn.episode_done, turn.metrics)
         for turn in trajectory.transitions
@@ -85,7 +85,7 @@ def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
 async def sample(
     case: Case, client: Any, count: int, recorder: Recorder
 ) -> tuple[float, list[Trajectory]]:
-    """Play and record episodes; the seconds that playing them took, and the trajectories."""
+    """Play and record episodes; return the seconds of playing, and the trajectories."""
     places = asyncio.Semaphore(PARALLEL)
     tasks = [case.tasks[number % len(case.tasks)] for number in range(count)]
     envs = [recorder.watch(ChatAgentEnv(case.agent, task)) for task in tasks]
@@ -104,15 +104,15 @@ async def sample(
 
 
 async def play_again(case: Case, path: Path) -> tuple[float, list[Trajectory]]:
-    """Play all episodes on record; the seconds, and the trajectories."""
-    await replay(next(read_records(path)), case.agent)  # what is done once a process
+    """Replay all recorded episodes; return the seconds, and the trajectories."""
+    await replay(next(read_records(path)), case.agent)  # load everything once
     began = time.perf_counter()
     played = [await replay(record, case.agent) for record in read_records(path)]
     return time.perf_counter() - began, played
 
 
 def measure(case: Case, client: Any, count: int, folder: Path, table: Table) -> bool:
-    """Sample a case and play it again; whether that is as it should be."""
+    """Sample a case and replay it; return whether it is the same, and fast enough."""
     file = folder / f"{case.name}.jsonl"
     sampling, played = asyncio.run(sample(case, client, count, Recorder(file)))
     replaying, again = asyncio.run(play_again(case, file))
@@ -133,7 +133,7 @@ def measure(case: Case, client: Any, count: int, folder: Path, table: Table) -> 
 
 
 def main() -> int:
-    """Run the benchmark; the exit status says whether the bar was met."""
+    """Run the benchmark; return 1 if a case failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="100 rollouts each")
     count = 100 if parser.parse_args().quick else ROLLOUTS
@@ -144,7 +144,7 @@ def main() -> int:
         fine = [measure(case, client, count, Path(name), table) for case in CASES]
     console = Console()
     console.print(table)
-    console.print("tokens: of a turn; KB: of a line; sampled, replayed: ms a rollout")
+    console.print("tokens per turn; KB per line; sampled, replayed: ms per rollout")
     console.print(f"{platform.machine()}, Python {platform.python_version()}")
     return 0 if all(fine) else 1
 

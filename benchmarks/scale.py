@@ -1,16 +1,16 @@
-"""What limits rollouts on 1, 10, 100 and 1,000 machines: costs of one core, in a queueing model.
+"""What limits rollouts on 1, 10, 100 and 1,000 machines: measured costs in a queueing model.
 
-Measured here, each on one core (CPU seconds, so that a busy machine changes little):
+These costs are measured, each on one core (in CPU seconds, so that other load changes little):
 
     turn      an agent's turn in a worker: tokens in and out, Env and runner
-    client    one request to sample, in the worker
-    service   the same request, in the trainer's process (the engine's own work is not in it)
-    group     unpickling what a worker sends back, in the trainer's process; by turn
+    client    one sampling request, in the worker
+    service   the same request, in the trainer's process (without the engine's own work)
+    group     unpickling a worker's results in the trainer's process, per turn
 
-The model is the oldest there is: episodes circulate between a worker's core, the trainer's process
-(its service and its loop share one core, since they share Python's lock) and the sampler, where
-they wait for a reply. ``throughput`` solves it exactly (mean value analysis). What is not measured
-is assumed, and can be given: the agent's own work, how long a reply takes, how often machines die.
+In the model episodes circulate between a worker's core, the trainer's process (its service and its
+loop share one core, since they share Python's lock) and the sampler, where they wait for a reply.
+``throughput`` solves this closed queueing network exactly (mean value analysis). The rest is
+assumed, and can be set: the agent's own work, the time of a reply, how often machines fail.
 
     python benchmarks/scale.py [--quick] [--plot scale.png]
 """
@@ -44,9 +44,9 @@ from evert.trainers.serving.wire import Answered, Asked, Dialect, write_answer, 
 
 MACHINES = (1, 10, 100, 1000)
 PROMPT, REPLY = 500, 100
-"""Tokens of a request and of its answer."""
+"""Tokens of a request and of its reply."""
 HEADERS = 400
-"""Bytes of a request's and an answer's headers together, about."""
+"""About the bytes of a request's and a response's headers together."""
 
 CLIENT = f"""
 import asyncio, pickle, sys, time
@@ -68,44 +68,44 @@ asyncio.run(all_of_them())
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one turn. Seconds of one core, and bytes."""
+    """The measured costs, in seconds of one core per turn, and in bytes."""
 
     turn: float
     client: float
     service: float
     group: float
     request_bytes: int
-    """Of a request and its answer."""
+    """A request and its response."""
     group_bytes: float
-    """Of what a worker sends back, by turn."""
+    """A worker's results, per turn."""
     task_bytes: int
-    """Of what a worker is sent, by group."""
+    """A worker's task, per group."""
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What depends on the user."""
+    """The assumptions, which depend on the user."""
 
     cores: int = 16
-    """Of a machine."""
+    """Cores per machine."""
     episodes: int = 16
-    """At once, on each core."""
+    """Episodes at once on each core."""
     agent: float = 0.02
-    """Seconds of a core that the agent itself works in a turn."""
+    """Core seconds of the agent's own work per turn."""
     reply: float = 2.0
     """Seconds until a reply, from a sampler that has room."""
     turns: int = 10
-    """Of an episode."""
+    """Turns per episode."""
     group_size: int = 8
     deaths: float = 0.05
-    """Of a machine, a day."""
+    """Failures per machine and day."""
 
 
 # -- measuring -----------------------------------------------------------------------------------
 
 
 async def agent(client: Any, task: int) -> float:
-    """Ten turns of chat, as many tokens as ``PROMPT`` and ``REPLY`` at the end."""
+    """Make ten turns of chat; the last has about ``PROMPT`` and ``REPLY`` tokens."""
     messages: list[dict[str, str]] = []
     for _ in range(Assumed.turns):
         messages.append({"role": "user", "content": "and then? " * 8})
@@ -116,10 +116,10 @@ async def agent(client: Any, task: int) -> float:
 
 
 def measure_turn(times: int) -> tuple[float, TrajectoryGroup, int]:
-    """CPU seconds of a turn, a group of episodes, and the bytes of its builder."""
+    """Return the CPU seconds of a turn, a group of episodes, and the bytes of its builder."""
     builder = ChatAgentGroupBuilder(f"{__name__}:agent", 1, Assumed.group_size)
     policy = ScriptedPolicy(lambda prompt: "so it went on " * 7)
-    group = asyncio.run(do_group_rollout(builder, policy))  # what is loaded once
+    group = asyncio.run(do_group_rollout(builder, policy))  # loads everything once
     began = time.process_time()
     for _ in range(times):
         asyncio.run(do_group_rollout(builder, policy))
@@ -128,7 +128,7 @@ def measure_turn(times: int) -> tuple[float, TrajectoryGroup, int]:
 
 
 def measure_group(group: TrajectoryGroup, times: int) -> tuple[float, float]:
-    """CPU seconds to unpickle a turn of a group, and its bytes."""
+    """Return the CPU seconds to unpickle a turn of a group, and its bytes."""
     data = pickle.dumps(group)
     turns = sum(len(each.transitions) for each in group.trajectories_G)
     began = time.process_time()
@@ -143,21 +143,21 @@ SEQUENCE = tinker.SampledSequence(
 
 
 class Instant:
-    """A sampling client that answers at once: what is left is the service."""
+    """A sampling client that replies at once, so that only the service is measured."""
 
     def sample(self, prompt: Any, count: int, params: Any) -> Any:
-        """The same reply."""
+        """Return the same reply."""
         future: Future[tinker.SampleResponse] = Future()
         future.set_result(tinker.SampleResponse([SEQUENCE]))
         return SimpleNamespace(future=lambda: future)
 
     def get_base_model(self) -> str:
-        """The default base."""
+        """Return the default base."""
         return "evert-tiny"
 
 
 def measure_service(times: int) -> tuple[float, float]:
-    """CPU seconds of a request: in the process that serves, in the process that asks."""
+    """Return the CPU seconds of a request in the serving process and in the calling process."""
     with PolicyService() as service:
         sent = pickle.dumps((service.offer(Instant()), times))
         began = time.process_time()
@@ -168,7 +168,7 @@ def measure_service(times: int) -> tuple[float, float]:
 
 
 def measure(quick: bool) -> Costs:
-    """All of it."""
+    """Measure all costs."""
     turn, group, task_bytes = measure_turn(2 if quick else 20)
     seconds, size = measure_group(group, 20 if quick else 200)
     service, client = measure_service(320 if quick else 8000)
@@ -183,15 +183,15 @@ def measure(quick: bool) -> Costs:
 
 
 def throughput(episodes: int, delay: float, demands: Sequence[float]) -> tuple[float, list[float]]:
-    """Turns a second of a closed network, and how many wait at each station (or are served there).
+    """Return turns per second of a closed network, and the mean number of episodes at each station.
 
-    Exact mean value analysis: an episode that comes to a station finds it as it would be with one
-    episode less; Little's law does the rest.
+    Exact mean value analysis: an episode that arrives at a station sees the mean state of the
+    network with one episode less; the rest follows from Little's law.
 
     Args:
-        episodes: That circulate.
-        delay: Seconds of a turn in which nobody is in another's way.
-        demands: Seconds of a turn at each station, which serves one at a time.
+        episodes: How many circulate.
+        delay: Seconds of a turn without waiting for others.
+        demands: Seconds of a turn at each station, which serves one episode at a time.
     """
     rate, waiting = 0.0, [0.0] * len(demands)
     for count in range(1, episodes + 1):
@@ -203,36 +203,36 @@ def throughput(episodes: int, delay: float, demands: Sequence[float]) -> tuple[f
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of so many machines."""
+    """The results for a number of machines."""
 
     turns: float
-    """A second."""
+    """Turns per second."""
     busy: float
-    """Share of the trainer's core."""
+    """Busy share of the trainer's core."""
     megabytes: float
-    """A second, through the trainer's network."""
+    """Megabytes per second through the trainer's network."""
     connections: float
-    """To the service at once."""
+    """Connections to the service at once."""
     lost: float
-    """Groups a step that are played again, a step being all episodes at once, once."""
+    """Groups per step that are played again; in a step each slot for an episode plays one."""
 
 
 def simulate(machines: int, costs: Costs, assumed: Assumed, way: str = "service") -> Outcome:
-    """A cluster, a machine of it and all of the trainer's process.
+    """Compute the results for a cluster.
 
     Args:
-        machines: How many.
-        costs: Measured.
-        assumed: The rest.
-        way: "service": replies come through the trainer's process; "samplers": workers ask servers
-            of their own (vLLM), and the trainer sees whole groups alone.
+        machines: How many machines have workers.
+        costs: The measured costs.
+        assumed: The assumptions.
+        way: "service": replies come through the trainer's process; "samplers": workers call other
+            servers (vLLM), and the trainer gets only whole groups.
     """
     cores = machines * assumed.cores
     episodes = cores * assumed.episodes
     work = costs.turn + costs.client + assumed.agent
     through = costs.service if way == "service" else 0.0
     central = through + costs.group
-    # Many cores as one that is as much faster, and the rest of a core's time as delay (Seidmann).
+    # Seidmann's approximation: N cores are one core that is N times as fast, plus a delay.
     delay = assumed.reply + work * (cores - 1) / cores
     rate, (_, queue) = throughput(episodes, delay, [work / cores, central])
     step = episodes * assumed.turns / rate
@@ -254,7 +254,7 @@ WAYS = {"service": "by the trainer", "samplers": "by other samplers"}
 
 
 def plot(results: Mapping[str, Mapping[int, Outcome]], path: Path) -> None:
-    """Turns a second by machines."""
+    """Plot turns per second by machines."""
     figure, [axes] = new_figure(6.5, 4.0)
     for colour, (way, found) in zip(COLOURS, results.items(), strict=False):
         x, y = [*found], [each.turns for each in found.values()]
@@ -264,17 +264,17 @@ def plot(results: Mapping[str, Mapping[int, Outcome]], path: Path) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8.5)
-    head(axes, "Where rollouts stop growing", "turns a second, from costs of one core")
+    head(axes, "Where rollouts stop growing", "turns per second, from costs of one core")
     figure.savefig(path)
 
 
 def show(console: Console, costs: Costs, results: Mapping[str, Mapping[int, Outcome]]) -> None:
-    """The costs and a table."""
+    """Print the costs and the table."""
     micro = {name: getattr(costs, name) * 1e6 for name in ("turn", "client", "service", "group")}
     said = ", ".join(f"{name} {value:.0f} us" for name, value in micro.items())
     console.print(f"one turn on one core: {said}; {PROMPT} tokens in, {REPLY} out")
     console.print(
-        f"bytes a turn: {costs.request_bytes} to sample, {costs.group_bytes:.0f} of a group; "
+        f"bytes per turn: {costs.request_bytes} to sample, {costs.group_bytes:.0f} of a group; "
         f"{costs.task_bytes} of a task"
     )
     table = Table("replies", "machines", "turns/s", "trainer", "MB/s", "links", "lost")
@@ -288,10 +288,10 @@ def show(console: Console, costs: Costs, results: Mapping[str, Mapping[int, Outc
 
 
 def main() -> None:
-    """Measure, simulate, show; an impossible result is an error."""
+    """Measure, compute, print; an impossible result is an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="measure for seconds")
-    parser.add_argument("--plot", type=Path, help="where to draw the figure")
+    parser.add_argument("--quick", action="store_true", help="measure only for seconds")
+    parser.add_argument("--plot", type=Path, help="path of the figure")
     for field in fields(Assumed):
         kind = type(field.default)
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
@@ -304,7 +304,7 @@ def main() -> None:
         plot(results, given["plot"])
     found = [one for each in results.values() for one in each.values()]
     if not all(math.isfinite(one.turns) and 0 < one.busy < 1 + 1e-6 for one in found):
-        sys.exit("A core is busy for more than all of its time, or for none: the model is wrong.")
+        sys.exit("A core is busy for over 100 % of its time, or for none: the model is wrong.")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/self_play.py [--quick] [--seeds 0 1 2]
 
-Each run is ``evert train env=tic_tac_toe seed=N`` with its recipe: both seats learn, and past
-checkpoints of the run sit at some of them. Then its weights play 512 games against each player,
-from the empty board, at each seat in turn, at temperature 1. The bars, for each seed: at least 0.95
-not lost against the random player, at least 0.5 drawn against the perfect one, within 20 minutes.
+Each run is ``evert train env=tic_tac_toe seed=N`` with its recipe: both seats are trained, and in
+some games a past checkpoint of the run takes one seat. Then the weights play 512 games against each
+player, from the empty board, on alternating seats, at temperature 1. The bars for each seed: at
+least 0.95 not lost against the random player, at least 0.5 drawn against the perfect player, and at
+most 20 minutes.
 """
 
 import argparse
@@ -37,7 +38,7 @@ Shares = dict[str, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if a run failed, or is under a bar."""
+    """Run the benchmark; return 1 if a run failed, or missed a bar."""
     options = parse(argv)
     console, out, failures = Console(highlight=False), Path(options.out), list[str]()
     table = Table("seed", "against", "won", "drawn", "lost", "minutes", title="after training")
@@ -65,14 +66,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="that it works, not how well")
+    parser.add_argument("--quick", action="store_true", help="short runs without bars")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/self_play-{stamp}", help="folder of the runs")
     return parser.parse_args(argv)
 
 
 def run(seed: int, out: Path, quick: bool, console: Console) -> tuple[float, dict[str, Shares]]:
-    """Train and evaluate; minutes of the training, and the shares of games by opponent."""
+    """Train and evaluate; return the minutes of training, and the shares of games by opponent."""
     console.rule(f"seed {seed}")
     began = time.monotonic()
     log_path = out / f"seed{seed}"
@@ -84,7 +85,7 @@ def run(seed: int, out: Path, quick: bool, console: Console) -> tuple[float, dic
 
 
 def shares(log_path: Path, opponent: str, quick: bool) -> Shares:
-    """Games of a run's last weights won, drawn and lost.
+    """Return the shares of games that a run's last weights win, draw and lose.
 
     Raises:
         RuntimeError: The evaluation failed.
@@ -100,7 +101,7 @@ def shares(log_path: Path, opponent: str, quick: bool) -> Shares:
 
 
 def under(found: dict[str, Shares], minutes: float) -> list[str]:
-    """What is under a bar."""
+    """Return a message for each missed bar."""
     kept, drawn = 1 - found["random"]["lost"], found["perfect"]["drawn"]
     return [
         said

@@ -2,12 +2,11 @@
 
     python benchmarks/serving.py [--quick] [--episodes 256] [--workers 2] [--rounds 7]
 
-As many episodes at once are played by this process on its own sampling client, and, shared out to
-worker processes, on a client that the policy service offers of the same weights. A round plays
-both, in turn the one or the other first; the table has tokens sampled a second, the median over
-rounds, and the ratio within a round with its range. The model, the seeds of its draws and the
-prompts are the same, so that both sample as many tokens, up to what chance the order leaves. Exits
-with 1 if a run fails, or a median is below the bar.
+This process plays episodes at once on its own sampling client. Worker processes together play as
+many on a client of the policy service, with the same weights. A round plays both, in alternating
+order. The table has the sampled tokens per second (median over rounds), and the ratio within a
+round with its range. Model, seeds and prompts are the same, so both sample about as many tokens.
+Exits with 1 if a run fails, or a median ratio is below the bar.
 """
 
 import argparse
@@ -35,14 +34,14 @@ from evert.trainers.serving.service import PolicyService
 
 BAR = 0.85
 GAMES = {"identity": (identity_agent, 16), "guess-number": (guess_number_agent, 16)}
-"""Agent, and most tokens of a reply."""
+"""Name -> the agent, and the most tokens of a reply."""
 
 GIVE_UP = 600.0
-"""Seconds after which a worker that hears nothing ends."""
+"""Seconds without an order after which a worker ends."""
 
 
 async def play(game: str, client: Any, tasks: Sequence[int]) -> int:
-    """Play an episode of each task, all at once; returns the tokens that were sampled."""
+    """Play an episode of each task, all at once; return the number of sampled tokens."""
     agent, cap = GAMES[game]
     policy = TinkerTokenCompleter(client, max_tokens=cap)
     found = await asyncio.gather(
@@ -52,15 +51,15 @@ async def play(game: str, client: Any, tasks: Sequence[int]) -> int:
 
 
 def work(pipe: Connection) -> None:
-    """A worker: plays what it is sent, until it is sent None."""
+    """Run a worker: play each order from the pipe, until it is None."""
     torch.set_num_threads(1)
-    with asyncio.Runner() as runner:  # one loop, as workers have
+    with asyncio.Runner() as runner:  # one loop, as in evert's workers
         while pipe.poll(GIVE_UP) and (order := pipe.recv()) is not None:
             pipe.send(runner.run(play(*order)))
 
 
 class Workers:
-    """Worker processes, warm."""
+    """Worker processes that stay alive between rounds."""
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -71,27 +70,27 @@ class Workers:
             self._pipes.append(ours)
 
     def play(self, game: str, client: Any, tasks: Sequence[int]) -> int:
-        """See ``play``, shared out."""
+        """Split ``play`` over the workers; return the number of sampled tokens."""
         count = len(self._pipes)
         for index, pipe in enumerate(self._pipes):
             pipe.send((game, client, tasks[index::count]))
         return sum(pipe.recv() for pipe in self._pipes)
 
     def end(self) -> None:
-        """Let them go."""
+        """End the workers."""
         for pipe in self._pipes:
             pipe.send(None)
 
 
 def timed(play: Any, *args: Any) -> float:
-    """Tokens a second."""
+    """Call a function that returns a number of tokens; return tokens per second."""
     start = time.perf_counter()
     tokens = play(*args)
     return float(tokens / (time.perf_counter() - start))
 
 
 def measure(game: str, args: argparse.Namespace, workers: Workers) -> list[tuple[float, float]]:
-    """Tokens a second in process and through the service, round by round."""
+    """Return tokens per second in process and through the service, for each round."""
     with (
         tempfile.TemporaryDirectory() as root,
         embedded_engine(root, device="cpu", threads=1),
@@ -121,7 +120,7 @@ def measure(game: str, args: argparse.Namespace, workers: Workers) -> list[tuple
 
 
 def main() -> None:
-    """Print the table; fail below the bar."""
+    """Run the benchmark; exit with 1 below the bar."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="one round of few episodes; no bar")
     parser.add_argument("--episodes", type=int, default=256)
@@ -143,7 +142,7 @@ def main() -> None:
             game, f"{here:,.0f}", f"{there:,.0f}", f"{statistics.median(ratios):.2f}", spread
         )
     workers.end()
-    title = f"{args.episodes} episodes at once, {args.workers} workers; tokens sampled a second"
+    title = f"{args.episodes} episodes at once, {args.workers} workers; sampled tokens per second"
     Console(width=100).print(title, table, sep="\n")
     if worst < BAR and not args.quick:
         sys.exit(f"below the bar of {BAR}")

@@ -2,10 +2,11 @@
 
     python benchmarks/several_models.py [--quick] [--seeds 0 1 2] [--steps 40]
 
-One model writes a code for a text, and earns the nats that the code tells the other one, less what
-its tokens cost; the other learns to read. Printed, saved and drawn (``compression.png``): the
-compressor's reward and the reconstructor's gain, in the first steps and in the last. A run in which
-either does not rise fails the benchmark.
+One model, the compressor, writes a code for a text. Its reward is the information that the code
+gives the other model, in nats, minus a cost per token. The other model, the reconstructor, learns
+to decode. The compressor's reward and the reconstructor's gain are printed for the first and last
+steps, saved, and plotted (``compression.png``). If either does not rise in a run, the benchmark
+fails.
 """
 
 import argparse
@@ -33,15 +34,15 @@ MEASURES = {
     "compressor/reward": "compressor's reward",
     "reconstructor/gain": "reconstructor's gain",
 }
-"""In nats: what a code tells, less its cost; and without it."""
+"""In nats: the information of a code minus its cost; and without the cost."""
 MOST_TOLD = 9.1
-"""Nats in a number of four digits, ln 9000: no code can tell more of such a text."""
+"""Nats in a number of four digits, ln 9000: no code for such a text has more information."""
 FIRST, LAST = 2, 5
-"""Steps that are averaged, at the beginning and at the end."""
+"""How many of the first and the last steps are averaged."""
 
 
 def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:
-    """Run the example; the rows of its ``metrics.jsonl``, a step each."""
+    """Run the example; return the rows of its ``metrics.jsonl``, one per step."""
     main: Any = run_path(str(EXAMPLE))["main"]
     with (
         tempfile.TemporaryDirectory() as store,
@@ -52,16 +53,16 @@ def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def ends(rows: Sequence[dict[str, Any]], measure: str) -> tuple[float, float]:
-    """Means of the first steps and of the last."""
+    """Return the means of the first and the last steps."""
     values = [row[measure] for row in rows]
     return statistics.fmean(values[:FIRST]), statistics.fmean(values[-LAST:])
 
 
 def draw(runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
-    """A panel a measure, a line a seed."""
+    """Plot a panel per measure, with a line per seed."""
     figure, panels = style.new_figure(9, 3.6, len(MEASURES))
     for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
-        style.head(axes, title, "nats by step; a line a seed")
+        style.head(axes, title, "nats by step; one line per seed")
         for colour, rows in zip(COLOURS, runs.values(), strict=False):
             axes.plot([row["step"] for row in rows], [row[measure] for row in rows], color=colour)
         axes.axhline(MOST_TOLD, color=style.SOFT, linewidth=1, linestyle=":")
@@ -69,7 +70,7 @@ def draw(runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if a measure did not rise in a run."""
+    """Run the benchmark; return 1 if a measure did not rise in a run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failures.append(f"seed {seed}: the {title} did not rise")
     draw(runs, options.out / "compression.png")
     (options.out / "compression.json").write_text(json.dumps(runs), encoding="utf-8")
-    print(f"most that a code can tell: {MOST_TOLD} nats; drawn: {options.out / 'compression.png'}")
+    print(f"the most a code can tell: {MOST_TOLD} nats; plot: {options.out / 'compression.png'}")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -1,18 +1,18 @@
-"""Many mixed episodes in one process: memory, what is left, and the longest stall of the loop.
+"""Many mixed episodes in one process: memory, leftovers, and the longest stall of the event loop.
 
     python benchmarks/soak.py [--quick] [--episodes 100000] [--workers 8] [--plot soak.png]
 
-Async agents, threads, SDKs, loopback HTTP, tools, branches, seats, groups, frozen models, errors,
-cancellations, timeouts, commands, and texts of 2 MB in every kind of part, in one event loop. Each
-second the resident memory is looked at (without what the allocator keeps for later), and in the
-same loop a heartbeat says how long it was held.
+One event loop plays async agents, threads, SDKs, loopback HTTP, tools, branches, seats, groups,
+frozen models, errors, cancellations, timeouts, commands, and texts of 2 MB in every kind of part.
+The resident memory is measured each second (without memory that the allocator keeps for later). A
+heartbeat in the same loop measures how long the loop is blocked.
 
-First each kind is played alone, which shows how long one agent can hold the loop, and then all of
-them, several at a time (one of those that send long texts).
+First each kind is played alone, to measure how long one agent can block the loop. Then all kinds
+are played, several episodes at a time (of those with long texts, one).
 
 The benchmark fails if memory grows by 2 % after the first minute, if a task, thread, descriptor or
-child is left, or if one agent held the loop for 100 ms. A stall counts as long as this process had
-a processor meanwhile, any thread of it; where the clock says more, something else had the machine.
+child is left, or if one agent blocked the loop for 100 ms. Only processor time of this process, of
+any thread, counts as a stall; other time of the clock belongs to other processes.
 """
 
 import argparse
@@ -46,34 +46,34 @@ from evert import ChatAgentEnv, ChatAgentGroupBuilder, ProcessAgent, ScriptedPol
 from evert.bridge.tokens.renderer import prompt_renderer
 
 GROWTH = 0.02
-"""Share by which memory may grow after the warm-up."""
+"""The share by which memory may grow after the warm-up."""
 
 STALL = 0.1
-"""Seconds that the loop may stand still."""
+"""The seconds that one agent may block the loop."""
 
 BEAT = 0.005
 """Seconds between two heartbeats."""
 
 WINDOW = 15
-"""Samples of memory whose median is compared."""
+"""Measurements of memory whose median is compared."""
 
 ALONE = 3
-"""Episodes of each kind that are played by themselves."""
+"""Episodes of each kind that are played alone."""
 
 SHOWN = 4
-"""Stalls that are told of."""
+"""Stalls that are printed."""
 
 LONG = 2_000_000
 """Characters of a long text."""
 
 
 def user(content: Any) -> dict[str, Any]:
-    """A user's message."""
+    """Return a user's message."""
     return {"role": "user", "content": content}
 
 
 def saying(*texts: str) -> TokenCompleter:
-    """A policy that says these, and then "Fine."."""
+    """Return a policy that replies with these texts, and then with "Fine."."""
     rest = iter(texts)
     return ScriptedPolicy(lambda prompt: next(rest, "Fine."))
 
@@ -82,7 +82,7 @@ def saying(*texts: str) -> TokenCompleter:
 
 
 async def talks(client: Any) -> float:
-    """Three turns of one conversation."""
+    """Make three turns of one conversation."""
     messages: list[Any] = [user("Hi")]
     for turn in range(3):
         completion = await client.chat.completions.create(messages=messages)
@@ -91,7 +91,7 @@ async def talks(client: Any) -> float:
 
 
 def talks_in_a_thread(client: Any) -> float:
-    """The same, blocking."""
+    """Do the same with blocking calls."""
     messages: list[Any] = [user("Hi")]
     for turn in range(3):
         completion = client.chat.completions.create(messages=messages)
@@ -100,7 +100,7 @@ def talks_in_a_thread(client: Any) -> float:
 
 
 async def talks_by_sdk(client: Any) -> float:
-    """Through OpenAI's SDK, the second time as a stream."""
+    """Call by OpenAI's SDK, the second time as a stream."""
     await client.openai.chat.completions.create(model="policy", messages=[user("Hi")])
     stream = await client.openai.chat.completions.create(
         model="policy", messages=[user("Hi")], stream=True
@@ -111,7 +111,7 @@ async def talks_by_sdk(client: Any) -> float:
 
 
 async def talks_by_http(client: Any) -> float:
-    """Over the loopback server, as another process would."""
+    """Call over the loopback server, like another process."""
     url = urlsplit(client.base_url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     body = json.dumps({"model": "policy", "messages": [user("Hi")]}).encode()
@@ -136,7 +136,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
 
 
 async def uses_tools(client: Any) -> float:
-    """A tool call, its result, an answer."""
+    """Get a tool call, send its result, get an answer."""
     messages: list[Any] = [user("Add!")]
     completion = await client.chat.completions.create(messages=messages, tools=[TOOL])
     messages.append(completion.choices[0].message)
@@ -147,7 +147,7 @@ async def uses_tools(client: Any) -> float:
 
 
 async def branches(client: Any) -> float:
-    """Three sub-agents that go on from one reply, at the same time."""
+    """Continue one reply in three ways at the same time."""
     messages: list[Any] = [user("Hi")]
     completion = await client.chat.completions.create(messages=messages)
     messages.append(completion.choices[0].message)
@@ -157,20 +157,20 @@ async def branches(client: Any) -> float:
 
 
 async def raises(client: Any) -> float:
-    """Fails after a call."""
+    """Fail after some calls."""
     await talks(client)
     raise ValueError("boom")
 
 
 async def hangs(client: Any) -> float:
-    """Never goes on."""
+    """Wait for ever after a call."""
     await client.chat.completions.create(messages=[user("Hi")])
     await asyncio.Event().wait()
     return 1.0
 
 
 async def is_refused(client: Any) -> float:
-    """Sends what cannot be served, then something that can."""
+    """Send three bad requests, then good ones."""
     for messages in ([], [{"role": "oracle", "content": "Hi"}], [user(5)]):
         with contextlib.suppress(Exception):
             await client.chat.completions.create(messages=messages)
@@ -178,21 +178,21 @@ async def is_refused(client: Any) -> float:
 
 
 async def two_roles(client: Any) -> float:
-    """A player and a judge."""
+    """Play two seats, a player and a judge."""
     for role in ("player", "judge"):
         await talks(client.seat(role))
     return 1.0
 
 
 async def asks_a_judge(client: Any) -> float:
-    """A frozen model beside the policy."""
+    """Call the policy, and then a frozen model."""
     await talks(client)
     await client.chat.completions.create(model="judge", messages=[user("Right?")])
     return 1.0
 
 
 def long_requests(length: int) -> dict[str, dict[str, Any]]:
-    """Requests with a text of ``length`` characters, in every kind of part."""
+    """Return requests with a text of ``length`` characters, one for each kind of part."""
     text, many = "word " * (length // 5), length // 100
     properties = {f"field_{n}": {"type": "string"} for n in range(many)}
     schema = {"type": "object", "properties": properties}
@@ -213,32 +213,32 @@ def long_requests(length: int) -> dict[str, dict[str, Any]]:
 
 
 def tool(**function: Any) -> dict[str, Any]:
-    """A tool, with fields of its own."""
+    """Return the tool with further fields."""
     return {"type": "function", "function": {**TOOL["function"], **function}}
 
 
 def called(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A message with a tool call."""
+    """Return a message with a tool call."""
     function = {"name": "add", "arguments": json.dumps(arguments)}
     call = {"id": "1", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 class LongReplies(TokenCompleter):
-    """A policy that has much to say, in tokens that are made before."""
+    """A policy with a long reply, from tokens made before."""
 
     def __init__(self, text: str) -> None:
         renderer = prompt_renderer(None)
         self._tokens = renderer.encode(text) + renderer.end_tokens[:1]
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """The reply."""
+        """Return the reply."""
         await asyncio.sleep(0)
         return TokensWithLogprobs(list(self._tokens), [-1.0] * len(self._tokens))
 
 
 async def sends_much(client: Any, request: dict[str, Any]) -> float:
-    """A long request, and the same with one turn more."""
+    """Send a long request, and the same with another turn."""
     messages, rest = request["messages"], {k: v for k, v in request.items() if k != "messages"}
     completion = await client.chat.completions.create(messages=messages, **rest)
     again = [*messages, completion.choices[0].message, user("and?")]
@@ -247,7 +247,7 @@ async def sends_much(client: Any, request: dict[str, Any]) -> float:
 
 
 async def sends_much_by_sdk(client: Any, request: dict[str, Any]) -> float:
-    """The same through an SDK, whose body is one long JSON."""
+    """Send a long request by an SDK, whose body is one long JSON."""
     await client.openai.chat.completions.create(model="policy", **request)
     return 1.0
 
@@ -256,7 +256,7 @@ async def sends_much_by_sdk(client: Any, request: dict[str, Any]) -> float:
 
 
 async def rollout(agent: Callable[..., Any], *task: Any, policy: Any = None, **options: Any) -> int:
-    """An episode as the Cookbook plays it."""
+    """Play an episode by the Cookbook's runner; return 1."""
     env = ChatAgentEnv(agent, *task, **options)
     try:
         await do_single_rollout(policy or saying(), env)
@@ -266,7 +266,7 @@ async def rollout(agent: Callable[..., Any], *task: Any, policy: Any = None, **o
 
 
 async def cancelled(rng: random.Random) -> int:
-    """An episode that is given up in its middle."""
+    """Play an episode and cancel it at a random moment; return 1."""
     env = ChatAgentEnv(rng.choice([talks, talks_in_a_thread, talks_by_sdk]))
     task = asyncio.create_task(do_single_rollout(saying(), env))
     for _ in range(rng.randrange(30)):
@@ -278,7 +278,7 @@ async def cancelled(rng: random.Random) -> int:
 
 
 async def grouped(agent: Callable[..., Any], size: int, **options: Any) -> int:
-    """A group of episodes."""
+    """Play a group of episodes; return its size."""
     builder = ChatAgentGroupBuilder(agent, group_size=size, **options)
     await do_group_rollout(builder, saying(), RetryOnFailure(max_retries=1))
     return size
@@ -298,9 +298,9 @@ class Kind:
     """A kind of episode.
 
     Attributes:
-        share: How many of ten thousand are of it.
-        play: Plays one; the number of episodes that it was.
-        fails: Whether it ends in an exception.
+        share: Its share of all episodes, in parts of about ten thousand.
+        play: Plays it; returns the number of episodes.
+        fails: Whether it raises an exception.
     """
 
     share: float
@@ -309,7 +309,7 @@ class Kind:
 
 
 def kinds(length: int) -> dict[str, Kind]:
-    """All kinds of episodes, with long texts of so many characters."""
+    """Return all kinds of episodes by name, with long texts of ``length`` characters."""
     replies, alone = LongReplies("word " * 20_000), asyncio.Lock()
     command = ProcessAgent([sys.executable, "-S", "-c", COMMAND])
     return {
@@ -342,7 +342,7 @@ def kinds(length: int) -> dict[str, Kind]:
 async def long(
     agent: Any, request: Any, policy: Any, alone: asyncio.Lock, rng: random.Random
 ) -> int:
-    """An episode with a long request, one at a time; the policy does not look at it."""
+    """Play an episode with a long request, one at a time; the policy does not read it."""
     async with alone:
         return await rollout(agent, request, policy=policy)
 
@@ -359,7 +359,7 @@ def _trimmer() -> Callable[[int], int] | None:
 
 
 def trim() -> None:
-    """Have the allocator give back what it keeps for later, so that the rest can be compared."""
+    """Make the allocator return the memory that it keeps for later."""
     trimmer = _trimmer()
     if trimmer is not None:
         trimmer(0)
@@ -367,13 +367,13 @@ def trim() -> None:
 
 @dataclass
 class Watch:
-    """What is seen of the process while it works.
+    """Measurements of the process while it plays.
 
     Attributes:
         began: When it began.
         memory: Seconds since the beginning, resident MB.
-        stalls: Seconds that the loop stood still (as far as this process was at work), seconds by
-            the wall clock, when, and what was going on.
+        stalls: Processor seconds of a stall, its seconds by the clock, seconds since the beginning,
+            and the kinds of episodes that were played.
         going: How many episodes of each kind are being played.
     """
 
@@ -383,7 +383,7 @@ class Watch:
     going: Counter[str] = field(default_factory=Counter)
 
     async def beat(self) -> None:
-        """The heartbeat, and a look at the memory each second."""
+        """Measure stalls by a heartbeat, and the memory each second."""
         process, looked = psutil.Process(), 0.0
         while True:
             before, worked = time.perf_counter(), time.process_time()
@@ -401,11 +401,11 @@ class Watch:
                 self.memory.append((now - self.began, process.memory_info().rss / 2**20))
 
     def longest(self) -> float:
-        """Seconds of the longest stall."""
+        """Return the seconds of the longest stall."""
         return max((stall for stall, *_ in self.stalls), default=0.0)
 
     def growth(self, warm_up: float) -> float:
-        """By which share the memory grew since the warm-up."""
+        """Return the share by which memory grew since the warm-up."""
         sizes = [size for when, size in self.memory if when >= warm_up]
         if len(sizes) < 2:
             return 0.0
@@ -414,12 +414,12 @@ class Watch:
 
 
 POOLS = ("asyncio_", "evert off loop")
-"""Beginnings of the names of threads that serve everybody."""
+"""Prefixes of the names of shared threads, which do not belong to an episode."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Numbers of what an episode might leave behind."""
+    """Numbers of things that an episode might leave."""
 
     tasks: int
     threads: int
@@ -429,7 +429,7 @@ class Held:
 
     @classmethod
     def now(cls) -> "Held":
-        """What there is at present; threads of pools serve everybody."""
+        """Return the present numbers, without threads of pools."""
         process = psutil.Process()
         own = [one for one in threading.enumerate() if not one.name.startswith(POOLS)]
         return cls(
@@ -442,7 +442,7 @@ class Held:
 
 
 async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: random.Random) -> int:
-    """Play episodes until there are none left; how many there were."""
+    """Play episodes until none is left; return how many were played."""
     played = 0
     while todo:
         name = todo.pop()
@@ -463,7 +463,7 @@ async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: rando
 
 
 async def alone(table: dict[str, Kind], rng: random.Random) -> Watch:
-    """Play each kind by itself; what was seen."""
+    """Play each kind alone; return the measurements."""
     watch = Watch()
     beating = asyncio.create_task(watch.beat())
     for name in table:
@@ -476,7 +476,7 @@ async def alone(table: dict[str, Kind], rng: random.Random) -> Watch:
 
 @dataclass
 class Seen:
-    """What a soak saw: each kind alone, all of them, what there was before and after."""
+    """The results: of each kind alone, of all kinds mixed, and the numbers before and after."""
 
     alone: Watch
     mixed: Watch
@@ -486,10 +486,10 @@ class Seen:
 
 
 async def soak(episodes: int, workers: int, seed: int, only: str, length: int) -> Seen:
-    """Play them all."""
+    """Play all episodes; return the results."""
     rng = random.Random(seed)
     table = {name: kind for name, kind in kinds(length).items() if only in name}
-    for name, kind in table.items():  # what is made once
+    for name, kind in table.items():  # load everything once
         if not name.startswith("long"):
             with contextlib.suppress(Exception):
                 await kind.play(rng)
@@ -514,7 +514,7 @@ async def soak(episodes: int, workers: int, seed: int, only: str, length: int) -
 
 
 def plot(watch: Watch, path: Path) -> None:
-    """Memory over time, as a picture."""
+    """Plot memory over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -528,7 +528,7 @@ def plot(watch: Watch, path: Path) -> None:
 
 
 def report(seen: Seen, warm_up: float) -> bool:
-    """Print the table; whether all bars hold."""
+    """Print the table; return whether all bars are met."""
     watch = seen.mixed
     seconds, growth = watch.memory[-1][0], watch.growth(warm_up)
     stall, mixed = seen.alone.longest(), watch.longest()
@@ -544,7 +544,7 @@ def report(seen: Seen, warm_up: float) -> bool:
             f"< {STALL * 1e3:,.0f} ms",
             stall < STALL,
         ),
-        "the same with all of them": (f"{mixed * 1e3:,.0f} ms", "none", True),
+        "the same with all kinds mixed": (f"{mixed * 1e3:,.0f} ms", "none", True),
         **{
             name: (f"{before} to {after}", "flat", after <= before)
             for name, before, after in (
@@ -559,7 +559,7 @@ def report(seen: Seen, warm_up: float) -> bool:
     for column in ("what", "seen", "bar", ""):
         table.add_column(column)
     for name, (found, bar, holds) in bars.items():
-        table.add_row(name, found, bar, "holds" if holds else "FAILS")
+        table.add_row(name, found, bar, "met" if holds else "MISSED")
     console = Console(width=100)
     console.print(table)
     stalls = sorted(seen.alone.stalls, reverse=True)[:SHOWN]
@@ -571,13 +571,13 @@ def report(seen: Seen, warm_up: float) -> bool:
 
 
 def main() -> None:
-    """Play, print, plot; exit with 1 if a bar does not hold."""
+    """Play, print, plot; exit with 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=8, help="episodes at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
-    parser.add_argument("--plot", type=Path, help="a picture of memory over time")
+    parser.add_argument("--plot", type=Path, help="path of a plot of memory over time")
     parser.add_argument("--length", type=int, default=LONG, help="characters of a long text")
     parser.add_argument("--only", default="", help="kinds of episodes with this in their name")
     parser.add_argument("--quick", action="store_true", help="3000 episodes, shorter texts")
@@ -589,7 +589,7 @@ def main() -> None:
     if options.plot is not None:
         plot(seen.mixed, options.plot)
     if not report(seen, options.warm_up):
-        sys.exit("A bar does not hold (see the table).")
+        sys.exit("A bar is missed (see the table).")
 
 
 if __name__ == "__main__":

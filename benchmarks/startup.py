@@ -1,12 +1,11 @@
-"""How long the command takes to answer a mistyped name, beside Python's own start.
+"""How long ``evert`` takes to answer a mistyped name, compared with Python's own start.
 
     python benchmarks/startup.py [--quick] [--repeats 5]
 
-Each row is a process of its own, from its start to its end: the fastest of the repeats in seconds,
-in seconds of the processor, and times as much of the processor as ``python -c pass`` takes. The
-files are read once before, so that the disk does not count. The benchmark fails where an answer
-takes more than 2 seconds of the processor, which is what it takes on an idle machine, or gives
-another exit status than it should.
+Each row is a process from its start to its end: the fastest repeat in seconds, in processor
+seconds, and relative to the processor time of ``python -c pass``. A first run that does not count
+reads the files, so that the disk does not count. The benchmark fails if an answer takes more than 2
+processor seconds (about its seconds on an idle machine), or has the wrong exit status.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 MOST = 2.0
-"""Seconds of the processor that an answer may take."""
+"""The most processor seconds of an answer."""
 NOTHING = "python -c pass"
 LINES = {
     "--help": 0,
@@ -36,11 +35,11 @@ LINES = {
     "rescore run=runs/nothing reward=missing:x": 1,
     "export run=runs/nothing": 1,
 }
-"""What follows ``evert`` -> the exit status."""
+"""Arguments of ``evert`` -> the expected exit status."""
 
 
 def measure(command: list[str], folder: str, repeats: int, status: int) -> tuple[float, float]:
-    """The least time and processor time of a process in seconds, after one that does not count.
+    """Return a process's least time and processor time in seconds, after a run to warm up.
 
     Raises:
         RuntimeError: It ended with another status.
@@ -56,13 +55,13 @@ def measure(command: list[str], folder: str, repeats: int, status: int) -> tuple
 
 
 def processor() -> float:
-    """Seconds of the processor that this process's children took so far."""
+    """Return the processor seconds of this process's children so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
-    """Measure every command line and show the table; 1 if one takes too long."""
+    """Measure every command line and print the table; return 1 if one takes too long."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="once each")
     parser.add_argument("--repeats", type=int, default=5)

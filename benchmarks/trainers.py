@@ -1,17 +1,17 @@
-"""One agent, four trainers: identity under the Cookbook, in a loop of its own, under verl and TRL.
+"""One agent, four trainers: identity with the Cookbook, in a custom loop, with verl and with TRL.
 
     python frameworks/make_environment.py trainers
     python benchmarks/trainers.py [--quick] [--only trl] [--seeds 0 1 2] [--figure FILE]
         [--model FOLDER]
 
-The same agent and base, 30 steps of 8 tasks with 8 episodes each, the same learning rate, one run
-after the other, on the CPU: ``evert train``, the loop of ``docs/own-loop.md``, verl's unmodified
-``main_ppo`` (``examples/verl_on_cpu``) and TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``), the
-last two with ``.frameworks/trainers``. Printed and saved: the reward of each step as that trainer
-has it in its own log, and seconds a step. A run that fails, or whose last five steps have a mean
-below 0.95, fails the benchmark. With ``--model .models/smollm2`` an adapter of a real model is
-trained instead, in 12 steps of 12 tasks, on two threads. verl is then left out: its example is set
-up for the shipped base.
+All have the same agent, base and learning rate, and make 30 steps of 8 tasks with 8 episodes each,
+one run after the other, on the CPU: ``evert train``, the loop of ``docs/own-loop.md``, verl's
+unmodified ``main_ppo`` (``examples/verl_on_cpu``) and TRL's ``GRPOTrainer``
+(``examples/trl_on_cpu``); the last two in ``.frameworks/trainers``. Each step's reward, from the
+trainer's own log, and its seconds are printed and saved. A run that fails, or whose last five steps
+have a mean below 0.95, fails the benchmark. ``--model .models/smollm2`` trains an adapter of a real
+model instead, in 12 steps of 12 tasks, on two threads, and without verl, whose example is only for
+the shipped base.
 """
 
 import argparse
@@ -49,10 +49,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".frameworks" / "trainers" / "bin" / "python"
 QUICK_STEPS = 2
 LAST = 5
-"""Steps at the end whose mean counts."""
+"""How many last steps are averaged."""
 BAR = 0.95
 LONGEST = 3600.0
-"""Seconds after which a run is given up."""
+"""Seconds after which a run is killed."""
 
 
 class RunError(RuntimeError):
@@ -61,7 +61,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, and how: ``tasks`` of ``EPISODES`` each a step."""
+    """The model and the hyperparameters; a step has ``tasks`` with ``EPISODES`` each."""
 
     model: str = "evert-tiny"
     steps: int = 30
@@ -69,7 +69,7 @@ class Recipe:
     max_tokens: int = 16
     learning_rate: float = 1e-3
     threads: int = 1
-    passes: int = 1  # of TRL's a step, which has a batch's activations in memory at once
+    passes: int = 1  # TRL's passes per step; a pass has all its activations in memory
 
 
 EPISODES = 8
@@ -77,7 +77,7 @@ RANK = 32
 
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
-    """The recipe that the command line asks for."""
+    """Return the recipe for the command line."""
     recipe = Recipe()
     if options.model:
         recipe = Recipe(str(Path(options.model).resolve()), 12, 12, 12, 3e-4, threads=2, passes=4)
@@ -85,7 +85,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if any run failed or did not learn."""
+    """Run the benchmark; return 1 if a run failed or did not learn."""
     options = parse(argv)
     quiet_progress_bars()
     console = Console(highlight=False)
@@ -122,18 +122,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(TRAINERS))
     parser.add_argument("--model", help="folder of a model (default: the shipped base)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_STEPS} steps: that it works, not how well"
-    )
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no bar")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/benchmark-trainers-{stamp}", help="results' folder")
-    parser.add_argument("--figure", help="where the figure goes (default: into that folder)")
+    parser.add_argument("--figure", help="path of the figure (default: in that folder)")
     options = parser.parse_args(argv)
     options.only = options.only or [
         one for one in TRAINERS if not (options.model and one == "verl")
     ]
     if options.model and "verl" in options.only:
-        parser.error("verl's example trains the shipped base alone: leave out verl, or --model.")
+        parser.error("verl's example trains only the shipped base: leave out verl or --model.")
     return options
 
 
@@ -141,7 +139,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """``evert train``: the Cookbook's loop and the embedded engine, in this process."""
+    """Train by ``evert train``: the Cookbook's loop and the embedded engine, in this process."""
     train(
         env="identity",
         model_name=recipe.model,
@@ -160,7 +158,7 @@ def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
 
 
 def in_own_loop(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """The loop of ``docs/own-loop.md``, on the embedded engine in this process."""
+    """Train by the loop of ``docs/own-loop.md``, on the embedded engine in this process."""
     with evert.embedded_engine(folder, threads=recipe.threads):
         return asyncio.run(_own_loop(recipe, seed))
 
@@ -193,7 +191,7 @@ async def _own_loop(recipe: Recipe, seed: int) -> Curve:
 
 
 def under_verl(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """verl's ``main_ppo``."""
+    """Train by verl's ``main_ppo``."""
     run(
         folder,
         ROOT / "examples" / "verl_on_cpu" / "train.sh",
@@ -208,7 +206,7 @@ def under_verl(folder: Path, recipe: Recipe, seed: int) -> Curve:
 
 
 def under_trl(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """TRL's ``GRPOTrainer``."""
+    """Train by TRL's ``GRPOTrainer``."""
     options = {
         "steps": recipe.steps,
         "seed": seed,
@@ -233,18 +231,18 @@ TRAINERS: dict[str, Callable[[Path, Recipe, int], Curve]] = {
     "trl": under_trl,
 }
 VERL, TRL = ("critic/score/mean", "timing_s/step"), ("reward", "step_time")
-"""Names of a step's reward and seconds in each log."""
+"""The names of a step's reward and seconds in each log."""
 
 
 def curve_of(log: Sequence[dict[str, Any]], reward: str, seconds: str) -> Curve:
-    """The curve of a trainer's own log; entries without a reward are of no step."""
+    """Return the curve of a trainer's own log; entries without a reward are skipped."""
     steps = [entry for entry in log if reward in entry]
     times = list(accumulate(float(entry[seconds]) for entry in steps))
     return Curve([*range(1, len(steps) + 1)], times, [float(entry[reward]) for entry in steps])
 
 
 def run(folder: Path, *command: object) -> None:
-    """Run a trainer's process with its output in ``output.log``; nothing of it is left.
+    """Run a trainer's process with its output in ``output.log``, and end all its processes.
 
     Raises:
         RunError: It failed, or took too long.
@@ -268,16 +266,16 @@ def run(folder: Path, *command: object) -> None:
         try:
             code = process.wait(LONGEST)
         except subprocess.TimeoutExpired as error:
-            raise RunError(f"It took over {LONGEST:.0f} s. Its output is in {log}.") from error
+            raise RunError(f"The run took over {LONGEST:.0f} s; see {log}.") from error
         finally:
             end(process)
     if code:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise RunError(f"It ended with code {code}. Its output is in {log}:\n{last}")
+        raise RunError(f"The run ended with code {code}. Its output is in {log}:\n{last}")
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all that it started (Ray's are of its session)."""
+    """End a process and its whole session, which has Ray's processes as well."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -287,24 +285,24 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-# -- what comes out ------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
 
 def ends_at(curve: Curve) -> float:
-    """Mean reward of the last steps."""
+    """Return the mean reward of the last steps."""
     return statistics.fmean(curve.scores[-LAST:])
 
 
 def step_seconds(curve: Curve) -> list[float]:
-    """Seconds of each step."""
+    """Return the seconds of each step."""
     before = [0.0, *curve.seconds]
     return [after - start for start, after in zip(before, curve.seconds, strict=False)]
 
 
 def table(found: dict[str, list[Curve]]) -> Table:
-    """The figures, a row a trainer."""
+    """Return the table of results, one row per trainer."""
     shown = Table(title="identity: mean reward of an episode in training")
-    for column in ("trainer", "seeds", "steps", "first step", f"last {LAST} steps", "s a step"):
+    for column in ("trainer", "seeds", "steps", "first step", f"last {LAST} steps", "s per step"):
         shown.add_column(column, no_wrap=True)
     for name, several in found.items():
         if several:
@@ -325,7 +323,7 @@ NAMES = {
 
 
 def save(out: Path, figure: Path, found: dict[str, list[Curve]], failures: list[str]) -> None:
-    """Write ``trainers.json`` and the figure: a line a trainer, the mean over the seeds."""
+    """Write ``trainers.json``, and the figure with one line per trainer, the mean over seeds."""
     out.mkdir(parents=True, exist_ok=True)
     runs = {name: [vars(curve) for curve in several] for name, several in found.items()}
     record = {"command": sys.argv, **origin(), "failures": failures, "runs": runs}

@@ -1,16 +1,16 @@
-"""Many environments whose agents wait for a slow tool: one step of all, in three ways.
+"""Many environments whose agents wait for a slow tool: the time of one step, in three ways.
 
     python benchmarks/vector.py [--quick]
 
-64 environments (16 with ``--quick``) of an agent that waits 50 ms between two calls of the model,
-once in ``asyncio.sleep`` and once, a blocking agent, in ``time.sleep``:
+64 environments (16 with ``--quick``) of an agent that waits 50 ms between two model calls, either
+async, in ``asyncio.sleep``, or blocking, in ``time.sleep``:
 
 - sync: Gymnasium's ``SyncVectorEnv``, one after the other;
-- async: Gymnasium's ``AsyncVectorEnv``, a process each;
+- async: Gymnasium's ``AsyncVectorEnv``, one process per environment;
 - ours: ``AgentVectorEnv``, on one event loop in one process.
 
-The median of the steps after the first two. It fails where ours is not 40 times as fast as sync
-with 64 environments (10 times with 16): with a tool of 50 ms that is a step of 80 ms.
+The time is the median of the steps after the first two. The benchmark fails if ours is not 40 times
+as fast as sync with 64 environments (10 times with 16): a step of 80 ms with a tool of 50 ms.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import evert
 TOOL = 0.05
 """Seconds that the tool takes."""
 STEP = 0.08
-"""Seconds that a step of all may take."""
+"""Seconds that a step of all environments may take."""
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"vectorization_mode": "sync"},
     "async": {"vectorization_mode": "async", "vector_kwargs": {"shared_memory": False}},
@@ -36,7 +36,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 async def waiting_agent(client: Any) -> float:
-    """Waits for its tool after each reply."""
+    """Wait for a tool after each reply."""
     messages = [{"role": "user", "content": "Which tool?"}]
     while True:
         said = await client.chat.completions.create(messages=messages)
@@ -46,7 +46,7 @@ async def waiting_agent(client: Any) -> float:
 
 
 def blocking_agent(client: Any) -> float:
-    """The same, in a thread of its own."""
+    """Do the same as a blocking agent, which runs in a thread."""
     messages = [{"role": "user", "content": "Which tool?"}]
     while True:
         said = client.chat.completions.create(messages=messages)
@@ -56,7 +56,7 @@ def blocking_agent(client: Any) -> float:
 
 
 def seconds(id: str, mode: str, count: int, steps: int) -> float:
-    """A step of all environments, the median."""
+    """Return the median seconds of a step of all environments."""
     envs = gymnasium.make_vec(id, num_envs=count, **MODES[mode])
     envs.reset(seed=0)
     times = []
@@ -69,7 +69,7 @@ def seconds(id: str, mode: str, count: int, steps: int) -> float:
 
 
 def main() -> int:
-    """Run both rows; 1 where the bar is missed."""
+    """Measure both agents; return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="16 environments, few steps")

@@ -1,12 +1,12 @@
-"""``evert view`` with many episodes, and beside a run.
+"""``evert view`` with many episodes, and during a run.
 
     python benchmarks/viewer.py [--quick] [--episodes 100000] [--steps 120]
 
 The first part writes that many rollouts of guess-number, played by a script, as a run of 100 steps
-of groups of eight, and asks the viewer's process for each of its views, at first with an index that
-is being made, then with one that is there. The second trains identity with the defaults beside a
-viewer that is asked as the page asks: for its state every two seconds, and for the run's view again
-when there is something new, as late as the last answer says.
+of groups of eight. It requests each of the viewer's views, first while the index is being made,
+then with a complete index. The second part trains identity with the defaults, and sends a viewer
+the requests of its page: the state every two seconds, and the run's view when it has changed, but
+not before the time that the last response gave.
 """
 
 import argparse
@@ -36,20 +36,20 @@ BARS = {"opens": 2.0, "a view": 0.3, "memory": 300.0, "share": 0.01}
 
 
 class Page:
-    """What a browser asks of a viewer's process."""
+    """A browser's requests to a viewer's process."""
 
     def __init__(self, link: str, process: psutil.Process) -> None:
         self.address, _, token = link.partition("?token=")
         self.process, self._allowed = process, {"Authorization": f"Bearer {token}"}
 
     def get(self, what: str) -> tuple[Any, float]:
-        """An answer, and the seconds after which to ask again."""
+        """Return a response, and the seconds after which to request it again."""
         asked = urllib.request.Request(f"{self.address}api/{what}", headers=self._allowed)
         with urllib.request.urlopen(asked) as answer:
             return json.loads(answer.read()), float(answer.headers["Evert-Again"])
 
     def seconds(self, what: str, repeats: int = REPEATS) -> list[float]:
-        """How long each of some equal questions waited for its answer."""
+        """Return the seconds of each of ``repeats`` equal requests."""
         found = []
         for _ in range(repeats):
             before = time.perf_counter()
@@ -60,7 +60,7 @@ class Page:
 
 @contextmanager
 def viewer(folder: Path, cache: Path) -> Iterator[Page]:
-    """A viewer of a folder, in a process of its own."""
+    """Start a viewer of a folder in another process."""
     command = [sys.executable, "-m", "evert.trainers.cli", "view", str(folder)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -72,7 +72,7 @@ def viewer(folder: Path, cache: Path) -> Iterator[Page]:
 
 
 def write_run(folder: Path, episodes: int) -> None:
-    """A run of so many recorded episodes: some are played, and written again and again."""
+    """Write a run of ``episodes`` records: some episodes are played, and written repeatedly."""
     recorder = Recorder(folder / "played.jsonl")
     policy = ScriptedPolicy(lambda prompt: f"Guess: {len(prompt) * 7919 % 1024}")
     from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -99,7 +99,7 @@ def write_run(folder: Path, episodes: int) -> None:
 
 
 def many(episodes: int, home: Path) -> dict[str, float]:
-    """Seconds of each view, and the memory of the viewer's process."""
+    """Return the seconds of each view, and the memory of the viewer's process."""
     run = home / "runs" / "many"
     run.mkdir(parents=True)
     write_run(run, episodes)
@@ -135,7 +135,7 @@ def many(episodes: int, home: Path) -> dict[str, float]:
 
 
 def beside(steps: int, home: Path) -> dict[str, float]:
-    """Processor time of a run, and of a viewer that is looked at meanwhile."""
+    """Return the processor time of a run, and of a viewer that is used meanwhile."""
     folder = home / "beside"
     folder.mkdir()
     command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity"]
@@ -161,11 +161,11 @@ def beside(steps: int, home: Path) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table."""
+    """Measure, and print the table."""
     about = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     about.add_argument("--quick", action="store_true", help="1,000 episodes and a run of 4 steps")
-    about.add_argument("--episodes", type=int, default=100_000, help="that are recorded (100,000)")
-    about.add_argument("--steps", type=int, default=120, help="of the run beside the viewer (120)")
+    about.add_argument("--episodes", type=int, default=100_000, help="recorded episodes (100,000)")
+    about.add_argument("--steps", type=int, default=120, help="steps of the second part (120)")
     given = about.parse_args(argv)
     sizes = (1_000, 4) if given.quick else (given.episodes, given.steps)
     table = Table("what", "measured", "bar")
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
         bar = next((f"{BARS[kind]:g}" for kind, holds in kinds.items() if holds), "")
         table.add_row(name, f"{value:,.3f}", bar)
     Console().print(table)
-    print(f"seconds, where nothing else is said; of views the slowest of {REPEATS}")
+    print(f"seconds unless the row says otherwise; for views the slowest of {REPEATS}")
     return 0
 
 

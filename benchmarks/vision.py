@@ -1,12 +1,12 @@
-"""Does an agent that sees learn? A tiny vision model names the colour of a square.
+"""Does an agent with images learn? A tiny vision model names the colour of a square.
 
     python benchmarks/vision.py [--quick] [--seeds 3]
 
-The model is made on the spot (``evert.bases.making.seeing``): a Qwen3-VL of 0.2 M random weights.
-``examples/colours.py`` has the agent. A few supervised steps teach it the form of an answer, any
-colour for any square; which colour is right is left to RL, under ``evert train``. Printed and
-saved: the share of held-out squares named right, greedy and at temperature 1, where one colour in
-four is chance, and the seconds of a run. A run that ends below 0.9 (greedy) fails the benchmark.
+``evert.bases.making.seeing`` makes the model: a Qwen3-VL of 0.2 M random weights. The agent is in
+``examples/colours.py``. A few supervised steps teach the form of an answer, with a random colour;
+RL, by ``evert train``, teaches the right colour. The share of held-out squares named right, greedy
+and at temperature 1 (chance is 0.25), and the seconds of a run are printed and saved. A run that
+ends below 0.9 (greedy) fails the benchmark.
 """
 
 import argparse
@@ -54,7 +54,7 @@ QUICK = {"warm_up_steps": 3, "steps": 2, "batch_size": 4}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if any run did not learn."""
+    """Run the benchmark; return 1 if a run did not learn."""
     options = parse(argv)
     quiet_progress_bars()
     console, out = Console(highlight=False), Path(options.out)
@@ -74,14 +74,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs (default: 3)")
-    parser.add_argument("--quick", action="store_true", help="two steps: that it works")
+    parser.add_argument("--quick", action="store_true", help="two steps, no bar")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/benchmark-vision-{stamp}", help="results' folder")
     return parser.parse_args(argv)
 
 
 def run(seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
-    """Make a model and train it, in folders of their own."""
+    """Make a model and train it; return the record of the run."""
     console.rule(f"seed {seed}")
     began, burnt = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,12 +97,12 @@ def run(seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
 
 
 def after(result: dict[str, Any]) -> float:
-    """The share of held-out squares that is named right in the end, greedy."""
+    """Return the share of held-out squares named right after training, greedy."""
     return float(result["held_out"]["after"]["greedy"]["reward"])
 
 
 def table(runs: Sequence[dict[str, Any]]) -> Table:
-    """The figures, a row a way of playing."""
+    """Return the table of results: a row for greedy, and one for temperature 1."""
     shown = Table(title="held-out squares named right: mean over seeds (each)")
     for column in ("played", "before", "after", "seconds", "of CPU"):
         shown.add_column(column, no_wrap=True)

@@ -1,16 +1,16 @@
-"""Rollouts in workers: what more processes gain, what they cost, and what is left of killed ones.
+"""Rollouts in workers: how much faster more processes are, their cost, and what a killed one loses.
 
     python benchmarks/workers.py [--quick]                     # a pool of processes
     .frameworks/trainers/bin/python benchmarks/workers.py --ray
 
 Each part is ``rl.train.main``, unchanged, with the embedded engine on one thread:
 
-- heavy: an agent that computes for 50 ms an episode, on one worker and on two;
-- plain: identity, here and on two workers;
-- killed: ten steps, in each of which one worker is killed; every group has to come back.
+- heavy: an agent that computes for 50 ms per episode, on one worker and on two;
+- plain: identity, in this process and on two workers;
+- killed: ten steps, in each of which one worker is killed; every group must come back.
 
-Times are of a step's rollouts (``time/sampling``), the median of the steps after the first two,
-in which workers start. A bar that is missed fails the benchmark.
+Times are the seconds of a step's rollouts (``time/sampling``): the median of the steps after the
+first two, in which workers start. A missed bar fails the benchmark.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from evert.trainers.training.cookbook import cookbook_config
 
 GROUPS, SIZE = 16, 8
 BURN = 0.05
-"""Seconds of CPU time an episode."""
+"""Seconds of CPU time per episode."""
 BAR = 1.8
-"""How many times faster two workers have to be than one."""
+"""How many times faster two workers must be than one."""
 
 
 def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]:
-    """An agent that computes; its worker is killed at a task that ``dying`` has a file of."""
+    """Return an agent that computes; it kills its worker if ``dying`` has a file for the task."""
 
     def work(task: int) -> None:
         end = time.thread_time() + burn
@@ -63,7 +63,7 @@ def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]
 
 
 def executor_of(kind: str, workers: int) -> Any:
-    """Workers of a kind; none for 0."""
+    """Return workers of a kind; none for 0."""
     if not workers:
         return nullcontext()
     if kind == "ray":
@@ -74,7 +74,7 @@ def executor_of(kind: str, workers: int) -> Any:
 
 
 def run(agent: Any, kind: str, workers: int, steps: int) -> tuple[list[dict[str, Any]], int]:
-    """The metrics of a run, step by step, and how many groups were lost."""
+    """Train; return the metrics of each step, and how many groups were lost."""
     folder = Path(tempfile.mkdtemp(prefix="evert-workers-"))
     settings = TrainSettings(
         agent=agent, train_tasks=range(GROUPS * steps), steps=steps, batch_size=GROUPS,
@@ -93,31 +93,31 @@ def run(agent: Any, kind: str, workers: int, steps: int) -> tuple[list[dict[str,
 
 
 def seconds(rows: list[dict[str, Any]]) -> float:
-    """Of a step's rollouts, but for the first two."""
+    """Return the median seconds of a step's rollouts, without the first two steps."""
     return float(statistics.median(row["time/sampling"] for row in rows[2:]))
 
 
 def heavy(kind: str, steps: int, pairs: int) -> float:
-    """How many times faster two workers are than one; pairs of runs, in turn."""
+    """Return how many times faster two workers are than one: the median over pairs of runs."""
     found = [
         [seconds(run(identity(BURN), kind, n, steps)[0]) for n in (1, 2)] for _ in range(pairs)
     ]
     gains = [one / two for one, two in found]
     here = seconds(run(identity(BURN), kind, 0, steps)[0])
-    print(f"{BURN * 1e3:.0f} ms of CPU an episode, {GROUPS * SIZE} episodes: here {here:.2f} s")
+    print(f"{BURN * 1e3:.0f} ms of CPU per episode, {GROUPS * SIZE} episodes: here {here:.2f} s")
     for one, two in found:
         print(f"  one worker {one:.2f} s, two {two:.2f} s: {one / two:.2f} times")
     return statistics.median(gains)
 
 
 def plain(kind: str, steps: int) -> None:
-    """Identity here and on two workers."""
+    """Measure identity in this process and on two workers."""
     here, there = [seconds(run(identity(), kind, n, steps)[0]) for n in (0, 2)]
     print(f"plain identity, {GROUPS * SIZE} episodes: here {here:.2f} s, two workers {there:.2f} s")
 
 
 def killed(kind: str, steps: int) -> int:
-    """Steps that come back whole though a worker is killed in each."""
+    """Return how many steps are complete although a worker is killed in each."""
     dying = Path(tempfile.mkdtemp(prefix="evert-dying-"))
     for step in range(steps):
         (dying / str(step * GROUPS)).touch()
@@ -129,7 +129,7 @@ def killed(kind: str, steps: int) -> int:
 
 
 def main() -> int:
-    """Run the parts; 1 where a bar is missed."""
+    """Run the parts; return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--ray", action="store_true", help="Ray's actors instead of a pool")

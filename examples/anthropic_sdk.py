@@ -1,4 +1,4 @@
-"""Anthropic SDK: ``client.anthropic`` is a genuine ``anthropic.AsyncAnthropic``."""
+"""Anthropic SDK: ``client.anthropic`` is an ``anthropic.AsyncAnthropic``."""
 
 from game import TURNS, Game, play
 
@@ -16,7 +16,7 @@ TOOLS = [
 
 
 async def agent(client, task):
-    """The tool loop by hand: call, run the tools, send the results back."""
+    """Play with a hand-written tool loop: call, run the tools, send the results back."""
     game = Game(task)
     messages = [{"role": "user", "content": game.rules}]
     for _ in range(TURNS + 1):

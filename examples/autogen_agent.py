@@ -1,4 +1,4 @@
-"""AutoGen: its client is made over the transport."""
+"""AutoGen: its model client gets an HTTP client over ``client.transport``."""
 
 import openai
 from autogen_agentchat.agents import AssistantAgent
@@ -16,7 +16,7 @@ INFO = {
 
 
 async def agent(client, task):
-    """An ``AssistantAgent`` with one tool."""
+    """Play by an ``AssistantAgent`` with one tool."""
     game = Game(task)
 
     async def check_guess(number: int) -> str:

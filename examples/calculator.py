@@ -1,9 +1,9 @@
-"""A calculator agent on the OpenAI SDK, as one writes it for a hosted model: no line of evert.
+"""A calculator agent on the OpenAI SDK, written as for a hosted model: it does not import evert.
 
     make real
 
-A small model cannot multiply; it learns to have the tool do it. SmolLM2 has never called a tool, so
-that a short warm-up shows it how, on other questions: sums of one digit.
+A small model cannot multiply; it learns to call the tool. SmolLM2 has never called a tool, so a
+short warm-up shows it how, on other questions: sums of one digit.
 """
 
 import json
@@ -29,11 +29,11 @@ TOOLS = [
 ]
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 CALLS = 3
-"""Most model calls of an episode."""
+"""The most model calls in an episode."""
 
 
 def calculate(expression):
-    """The tool: "12 * 34" is "408"."""
+    """Compute an expression: "12 * 34" is "408"."""
     read = re.fullmatch(r"\s*(\d+)\s*([-+*])\s*(\d+)\s*", str(expression))
     if read is None:
         return "Error: expected two numbers with +, - or * between, like 12 * 34."
@@ -41,7 +41,7 @@ def calculate(expression):
 
 
 async def solve(question):
-    """The agent: what the model answers, and the results that its tool gave."""
+    """Answer a question; return the answer and the tool's results."""
     client, results = AsyncOpenAI(), []
     messages = [{"role": "user", "content": question}]
     for _ in range(CALLS):
@@ -60,7 +60,7 @@ async def solve(question):
 
 
 def questions(seed, count):
-    """Questions, each with its answer."""
+    """Yield questions with their answers."""
     draw = random.Random(seed)
     for _ in range(count):
         expression = f"{draw.randint(11, 99)} {draw.choice('+-*')} {draw.randint(11, 99)}"
@@ -68,7 +68,7 @@ def questions(seed, count):
 
 
 def demonstrations(seed):
-    """Conversations for a warm-up: how the tool is called, on sums of one digit alone."""
+    """Yield warm-up conversations that show how to call the tool, for sums of one digit."""
     draw = random.Random(seed)
     while True:
         expression = f"{draw.randint(1, 9)} + {draw.randint(1, 9)}"
@@ -89,7 +89,7 @@ TRAIN = [task for task in questions(1, 2000) if task not in TEST]
 
 
 async def agent(client, task):
-    """The reward: 1 for the right answer, half of it where only the tool's result was right."""
+    """Return 1 for the right answer, 0.5 if only a tool result is right, 0.1 for a tool call."""
     answer, results = await solve(task["question"])
     found = re.findall(r"-?\d+", answer.replace(",", ""))
     client.metric("called", float(bool(results)))

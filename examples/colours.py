@@ -1,10 +1,10 @@
-"""An agent that looks: it is shown a square and says its colour.
+"""An agent with images: it shows the model a square and asks for its colour.
 
     python -m evert.bases.making.seeing out=tiny-sight
     evert train agent=examples.colours:agent train_tasks=examples.colours:TRAIN ...
 
-The image is data in the message, as OpenAI's SDK has it. A task is a number: it decides the colour,
-the place and the size of the square, and the grey behind it.
+The image is a ``data:`` URL in the message, as in OpenAI's SDK. A task is a random seed: it decides
+the colour, place and size of the square, and the grey background.
 """
 
 import base64
@@ -28,7 +28,7 @@ TEST = range(10_000, 10_064)
 
 
 def square(task: int) -> tuple[str, str]:
-    """The colour of a task's square, and the image."""
+    """Return the colour of a task's square, and the image."""
     rng = random.Random(task)
     colour, side = rng.choice(list(COLOURS)), rng.randint(16, 24)
     image = empty(rng)
@@ -45,19 +45,19 @@ def square(task: int) -> tuple[str, str]:
 
 
 def empty(rng: random.Random) -> Image.Image:
-    """Grey, without a square."""
+    """Return a grey image without a square."""
     return Image.new("RGB", (32, 32), (rng.randrange(256),) * 3)
 
 
 def url(image: Image.Image) -> str:
-    """An image as a ``data:`` URL."""
+    """Return an image as a ``data:`` URL."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 async def agent(client: AgentClient, task: int) -> float:
-    """One look, one word."""
+    """Ask for the colour once; return 1.0 if the reply is right, else 0.0."""
     colour, image = square(task)
     parts: Any = [
         {"type": "image_url", "image_url": {"url": image}},
@@ -68,7 +68,7 @@ async def agent(client: AgentClient, task: int) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """The form of an answer, and nothing of what is right: any colour, where there is no square."""
+    """Yield conversations that show only the form of an answer: a random colour for no square."""
     rng = random.Random(seed)
     while True:
         parts = [

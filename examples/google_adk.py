@@ -8,7 +8,7 @@ from google.genai import types
 
 
 async def agent(client, task):
-    """An ``LlmAgent`` with one tool, in an ``InMemoryRunner``."""
+    """Play by an ``LlmAgent`` with one tool, in an ``InMemoryRunner``."""
     game = Game(task)
 
     def check_guess(number: int) -> str:

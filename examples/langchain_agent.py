@@ -1,4 +1,4 @@
-"""LangChain and LangGraph: both clients of ``ChatOpenAI`` get the transport."""
+"""LangChain and LangGraph: both HTTP clients of ``ChatOpenAI`` use ``client.transport``."""
 
 import openai
 from game import TURNS, Game, play
@@ -8,7 +8,7 @@ from langchain_openai import ChatOpenAI
 
 
 async def agent(client, task):
-    """A LangGraph agent with one tool."""
+    """Play by a LangGraph agent with one tool."""
     game = Game(task)
 
     @tool
@@ -27,7 +27,7 @@ async def agent(client, task):
     graph = create_agent(model, [check_guess])
     await graph.ainvoke(
         {"messages": [{"role": "user", "content": game.rules}]},
-        {"recursion_limit": 2 * TURNS + 2},  # a model call and a tool call are a step each
+        {"recursion_limit": 2 * TURNS + 2},  # each model call and each tool call is a step
     )
     return game.reward
 

@@ -1,9 +1,9 @@
-"""LiteLLM, with no client passed at all: calls to the policy's model name are taken over."""
+"""LiteLLM, without a client: evert takes over calls to the policy's model name."""
 
 import json
 import os
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices on import
 
 import litellm
 from game import TURNS, Game, play
@@ -25,7 +25,7 @@ TOOLS = [
 
 
 async def agent(client, task):
-    """The tool loop by hand: call, run the tools, send the results back."""
+    """Play with a hand-written tool loop: call, run the tools, send the results back."""
     game = Game(task)
     messages = [{"role": "user", "content": game.rules}]
     for _ in range(TURNS + 1):

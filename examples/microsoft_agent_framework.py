@@ -1,4 +1,4 @@
-"""Microsoft Agent Framework, by its default, the Responses API: it takes ``client.openai``."""
+"""Microsoft Agent Framework with its default API, Responses: it takes ``client.openai``."""
 
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatClient
@@ -6,7 +6,7 @@ from game import TURNS, Game, play
 
 
 async def agent(client, task):
-    """One agent, one tool. From the second call on it sends only what is new."""
+    """Play by one agent with one tool. From the second call on, it sends only new messages."""
     game = Game(task)
 
     def check_guess(number: int) -> str:

@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK, by its default, the Responses API: the model takes ``client.openai``."""
+"""OpenAI Agents SDK with its default API, Responses: the model takes ``client.openai``."""
 
 from agents import (
     Agent,
@@ -9,11 +9,11 @@ from agents import (
 )
 from game import TURNS, Game, play
 
-set_tracing_disabled(True)  # or it sends traces home as soon as it finds an OPENAI_API_KEY
+set_tracing_disabled(True)  # else it sends traces to OpenAI if there is an OPENAI_API_KEY
 
 
 async def agent(client, task):
-    """One agent, one tool, ``Runner.run``."""
+    """Play by one agent with one tool, in ``Runner.run``."""
     game = Game(task)
 
     @function_tool

@@ -1,4 +1,4 @@
-"""OpenAI SDK: ``client.openai`` is a genuine ``openai.AsyncOpenAI``."""
+"""OpenAI SDK: ``client.openai`` is an ``openai.AsyncOpenAI``."""
 
 from game import TURNS, Game, next_guess, play
 
@@ -23,7 +23,7 @@ async def agent(client, task):
 
 
 def model(prompt):
-    """Answer with the number alone."""
+    """Act as a model that answers with only the number."""
     return str(next_guess(prompt))
 
 

@@ -1,4 +1,4 @@
-"""smolagents, a blocking framework: the model's client is made over the transport."""
+"""smolagents, a blocking framework: its model gets an HTTP client over ``client.transport``."""
 
 import openai
 from game import TURNS, Game, next_guess, play, tool_call
@@ -6,7 +6,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 
 def agent(client, task):
-    """A ``ToolCallingAgent`` with one tool, in a thread of its own."""
+    """Play by a ``ToolCallingAgent`` with one tool; evert runs it in a thread."""
     game = Game(task)
 
     @tool
@@ -35,7 +35,7 @@ def agent(client, task):
 
 
 def model(prompt):
-    """The framework insists on a tool call, for the end too."""
+    """Act as a model; the framework also requires a tool call for the final answer."""
     number = next_guess(prompt)
     if number is None:
         return tool_call("final_answer", answer="Found it.")

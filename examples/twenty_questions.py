@@ -1,9 +1,9 @@
 """What the two Twenty Questions examples share, and a way to play them without a model.
 
 The game, its tasks, its search tool and its knowledge base come with evert
-(``evert.envs.twenty_questions``). Here is what a chat model that answers has to say (``Said``), and
-``play``, which runs an episode under the Cookbook's ``do_single_rollout``, with a player that knows
-every fact in the place of the model, and prints the game.
+(``evert.envs.twenty_questions``). This module has ``Said``, the format of a chat model's answer,
+and ``play``, which runs an episode with the Cookbook's ``do_single_rollout`` and prints it. There a
+player that knows every fact replaces the model.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ TASK = TRAIN_TASKS[11]
 
 
 class Said(BaseModel):
-    """What an answerer says; the reason comes first, so that a chat model thinks first."""
+    """An answerer's reply. The reason comes first, so a chat model thinks before it answers."""
 
     brief_reason: str
     yes_or_no: Literal["yes", "no", "n/a"]
     correct: bool
 
     def trusted(self) -> Answer:
-        """The answer of one that knows."""
+        """Return the answer of the knowledge base, unchanged."""
         return Answer(self.yes_or_no, self.correct, self.brief_reason)
 
     def checked(self, noun: Noun, question: str) -> Answer:
-        """The answer of a chat model; "correct" counts only if the question names the noun."""
+        """Return a chat model's answer; "correct" counts only if the question names the noun."""
         correct = self.correct and mentions(question, noun.answer)
         return Answer("yes" if correct else self.yes_or_no, correct, self.brief_reason)
 
@@ -45,12 +45,12 @@ class Said(BaseModel):
 # -- the script that stands in for the model -----------------------------------------------------
 
 REPLY = re.compile(r"<\|im_start\|>assistant\n(?!<tool_call>)(.*?)<\|im_end\|>", re.DOTALL)
-"""What was asked, in a prompt of the default renderer; not what was searched for."""
+"""The questions, but not the searches, in a prompt of the default renderer."""
 ORACLE = OraclePlayer()
 
 
 def ask(prompt: str) -> str:
-    """A model that knows every fact: the question that tells most, after those of the prompt."""
+    """Act as a model that knows every fact: ask the best next question after those of a prompt."""
     [category, *_] = re.findall(r"Category: (.+?)\.", prompt)
     game = Game(Noun("unknown", category, "train"))
     answers = re.findall(r"(yes|no|n/a)\. Category", prompt)

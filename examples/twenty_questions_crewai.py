@@ -3,8 +3,8 @@
     ask -> answer -> router -> ask       until the noun is found, or the questions are used up
                      router -> finish
 
-Player and answerer are crew agents. The player's model is the policy: calls to its name are taken
-over. The answerer's is the knowledge base, as a model of CrewAI's; or a chat model, by its name:
+Player and answerer are crew agents. The player's model is the policy: evert takes over calls to its
+name. The answerer's model is the knowledge base (a ``BaseLLM``), or a chat model, by its name:
 
     ChatAgentEnv(TwentyQuestionsFlow(answerer="judge"), task, models={"judge": ...})
 """
@@ -43,13 +43,12 @@ os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 
 @dataclass
 class TwentyQuestionsFlow:
-    """The game as an agent; the parts are chosen when it is made.
+    """The game as an agent.
 
     Attributes:
-        answerer: Who answers, or the name of a frozen chat model that does; None for the facts that
-            ship with evert.
-        search: What the player may look things up in; None: it has no tool.
-        rules: What the game allows.
+        answerer: The answerer, or the name of a frozen chat model; None: evert's knowledge base.
+        search: The player's search tool; None: it has no tool.
+        rules: The rules of the game.
     """
 
     answerer: Answerer | str | None = None
@@ -58,7 +57,7 @@ class TwentyQuestionsFlow:
 
     def __call__(self, client, task):
         """Play one game; 1.0 if the noun was found, else 0.0."""
-        set_suppress_console_output(True)  # in this game's thread, not elsewhere
+        set_suppress_console_output(True)  # only in this game's thread
         game = Game(Noun(**task), self.rules)
         flow = GameFlow(
             client=client,
@@ -72,14 +71,14 @@ class TwentyQuestionsFlow:
 
 
 agent = TwentyQuestionsFlow()
-"""The game as it comes, without search."""
+"""The game with the default options, without search."""
 
 
 # -- the flow ------------------------------------------------------------------------------------
 
 
 class State(BaseModel):
-    """What the steps share: the game, the player's conversation, and the question in play."""
+    """The state of the flow: the game, the player's conversation, and the current question."""
 
     game: Game
     messages: list[dict[str, Any]] = []
@@ -96,7 +95,7 @@ class GameFlow(Flow[State]):
 
     @start("next question")
     async def ask(self):
-        """The player's question: the first one, and every other."""
+        """Get the player's next question."""
         state = self.state
         state.question, state.searches = "", []
         state.messages.append({"role": "user", "content": said(state.game, "full")})
@@ -111,7 +110,7 @@ class GameFlow(Flow[State]):
 
     @listen(ask)
     async def answer(self):
-        """The answer; a player that has not asked anything is told n/a."""
+        """Answer the question; a reply without a question gets n/a."""
         game, question = self.state.game, self.state.question
         answer = NOTHING_ASKED
         if question:
@@ -123,24 +122,24 @@ class GameFlow(Flow[State]):
 
     @router(answer)
     def route(self):
-        """To the next question, or to the end."""
+        """Choose the next question, or the end."""
         return "over" if self.state.game.over else "next question"
 
     @listen("over")
     def finish(self):
-        """The score, and the game in the logs."""
+        """Log the game, and return the score."""
         return report(self.client, self.state.game)
 
 
 def asked_nothing(error):
-    """Whether CrewAI's error is only about an empty reply, or about one search made five times."""
+    """Whether CrewAI's error means an empty reply, or the same search five times."""
     return isinstance(error, ToolExecutionFailedError) or "None or empty" in str(error)
 
 
 def conversation(output):
-    """What the player has seen and said so far; the crew agent adds its system prompt itself."""
+    """Return the player's conversation without the system prompt, which the crew agent adds."""
     messages = output.messages[1:]
-    if messages[-1]["role"] == "assistant":  # the reply, where there are tools, but stripped
+    if messages[-1]["role"] == "assistant":  # with tools, the reply is there, but stripped
         messages.pop()
     return [*messages, {"role": "assistant", "content": output.raw}]
 
@@ -149,7 +148,7 @@ def conversation(output):
 
 
 def player_agent(model, tools, rules):
-    """The player; ``model`` is the policy's name."""
+    """Return the player; ``model`` is the policy's name."""
     return Agent(
         role="Player",
         goal="Find the secret answer in as few questions as you can.",
@@ -157,12 +156,12 @@ def player_agent(model, tools, rules):
         tools=tools,
         llm=LLM(model, provider="openai", api_key="unused"),
         max_iter=rules.max_searches + PATIENCE,
-        respect_context_window=False,  # with it, the policy would be asked for summaries as well
+        respect_context_window=False,  # else CrewAI also asks the policy for summaries
     )
 
 
 def search_tool(search, flow):
-    """The player's tool; CrewAI refuses more uses a kickoff, hence a question, than are allowed."""
+    """Return the player's tool. CrewAI limits its uses per kickoff, so per question."""
     rules = flow.state.game.rules
 
     @tool("search", max_usage_count=rules.max_searches)
@@ -174,7 +173,7 @@ def search_tool(search, flow):
 
 
 def answerer_agent(answerer, noun):
-    """The answerer, which alone knows the noun."""
+    """Return the answerer; only its prompt has the noun."""
     if isinstance(answerer, str):
         model = LLM(answerer, provider="openai", api_key="unused")
     else:
@@ -189,13 +188,13 @@ def answerer_agent(answerer, noun):
 
 
 class KnowingModel(BaseLLM):
-    """An ``Answerer`` as a model of CrewAI's."""
+    """An ``Answerer`` as a model of CrewAI."""
 
     answerer: Any
     noun: Any
 
     def call(self, messages, *args, **options):
-        """The answer to the question in the last message."""
+        """Answer the question in the last message."""
         question = re.search("Question: (.*)", messages[-1]["content"])[1]
         return Said(**asdict(asyncio.run(self.answerer.answer(self.noun, question))))
 

@@ -1,10 +1,10 @@
 """Twenty Questions as a LangGraph ``StateGraph``: ask, search, answer, finish.
 
-    ask -> search -> ask       where there is a search tool; it serves one search a question
+    ask -> search -> ask       with a search tool; the rules limit the searches per question
     ask -> answer -> ask       until the noun is found, or the questions are used up
            answer -> finish
 
-The player's model is the policy. Who answers is the knowledge base, or a chat model by its name:
+The player's model is the policy. The answerer is the knowledge base, or a chat model, by its name:
 
     ChatAgentEnv(TwentyQuestionsGraph(answerer="judge"), task, models={"judge": ...})
 """
@@ -35,10 +35,10 @@ from evert.envs.twenty_questions.search import SearchTool
 
 
 class State(TypedDict):
-    """What the nodes share.
+    """The state of the graph.
 
-    ``searches`` are those since the last answer, ``refused`` how many were one too many; ``score``
-    comes at the end.
+    ``searches`` are the searches since the last answer, ``refused`` counts those over the limit;
+    ``score`` is set at the end.
     """
 
     game: Game
@@ -50,13 +50,12 @@ class State(TypedDict):
 
 @dataclass
 class TwentyQuestionsGraph:
-    """The game as an agent; the parts are chosen when it is made.
+    """The game as an agent.
 
     Attributes:
-        answerer: Who answers, or the name of a frozen chat model that does; None for the facts that
-            ship with evert.
-        search: What the player may look things up in; None: it has no tool.
-        rules: What the game allows.
+        answerer: The answerer, or the name of a frozen chat model; None: evert's knowledge base.
+        search: The player's search tool; None: it has no tool.
+        rules: The rules of the game.
     """
 
     answerer: Answerer | str | None = None
@@ -67,7 +66,7 @@ class TwentyQuestionsGraph:
         """Play one game; 1.0 if the noun was found, else 0.0."""
         game = Game(Noun(**task), self.rules)
         messages = opening(game, "full", search=self.search is not None)
-        a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # nodes it may take
+        a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # the most nodes per question
         final = (
             await GameGraph(client, self.answerer, self.search)
             .compiled()
@@ -80,7 +79,7 @@ class TwentyQuestionsGraph:
 
 
 agent = TwentyQuestionsGraph()
-"""The game as it comes, without search."""
+"""The game with the default options, without search."""
 
 
 class GameGraph:
@@ -96,7 +95,7 @@ class GameGraph:
             self.answerer = ChatAnswerer(chat_model(client, answerer))
 
     def compiled(self):
-        """Nodes and edges."""
+        """Return the compiled graph."""
         graph = StateGraph(State)
         for node in (self.ask, self.search, self.answer, self.finish):
             graph.add_node(node.__name__, node)
@@ -110,11 +109,11 @@ class GameGraph:
     # -- nodes -----------------------------------------------------------------------------------
 
     async def ask(self, state):
-        """The player's reply: a question, or a search."""
+        """Get the player's reply: a question, or a search."""
         return {"messages": [await self.player.ainvoke(state["messages"])]}
 
     async def search(self, state):
-        """Look up what the player wants to know, once a question."""
+        """Run the player's searches, as far as the rules allow."""
         searches, refused, results = list(state["searches"]), state["refused"], []
         for call in state["messages"][-1].tool_calls:
             query = str(call["args"].get("query", ""))
@@ -124,7 +123,7 @@ class GameGraph:
         return {"messages": results, "searches": searches, "refused": refused}
 
     async def answer(self, state):
-        """The answer to the question; a player that only searches has asked nothing."""
+        """Answer the question; a reply without a question gets n/a."""
         game, last = state["game"], state["messages"][-1]
         question = question_of(last.content) if isinstance(last, AIMessage) else ""
         answer = NOTHING_ASKED
@@ -136,27 +135,27 @@ class GameGraph:
         return {"messages": told, "searches": [], "refused": 0}
 
     def finish(self, state):
-        """The score, and the game in the logs."""
+        """Log the game, and set the score."""
         return {"score": report(self.client, state["game"])}
 
-    # -- where to go from them -------------------------------------------------------------------
+    # -- edges -----------------------------------------------------------------------------------
 
     def after_ask(self, state):
-        """To the search tool, if there is one and the player calls it."""
+        """Go to the search tool if there is one and the player calls it."""
         calls = state["messages"][-1].tool_calls
         return "search" if calls and self.search_tool is not None else "answer"
 
     def after_search(self, state):
-        """Back to the player, as long as there is patience."""
+        """Go back to the player, unless too many searches were refused."""
         return "ask" if state["refused"] < PATIENCE else "answer"
 
     def router(self, state):
-        """To the next question, or to the end."""
+        """Go to the next question, or to the end."""
         return "finish" if state["game"].over else "ask"
 
 
 class ChatAnswerer:
-    """Answers by asking a chat model of LangChain's."""
+    """An answerer that asks a chat model of LangChain."""
 
     def __init__(self, model):
         self.model = model.with_structured_output(Said, method="json_schema")
@@ -169,7 +168,7 @@ class ChatAnswerer:
 
 
 def chat_model(client, name):
-    """A model of the rollout: the policy, or a frozen one."""
+    """Return a model of the rollout: the policy, or a frozen model."""
     return ChatOpenAI(
         model=name,
         api_key="unused",

@@ -2,10 +2,10 @@
 
     python frameworks/add_agents.py openai3
 
-They are installed by version from ``frameworks/agents/<name>.txt``, each without what it asks for:
-their pins conflict, and what they import is in the environment or in the same file. Examples that
-are in a package's sources alone (``IN_SOURCES``) are taken from the sources of the version that the
-environment has. Whatever fails ends this with an error.
+They are installed from ``frameworks/agents/<name>.txt`` without their requirements, whose pins
+conflict; the packages that they import are in the environment or in the same file. Examples that
+are only in a package's sources (``IN_SOURCES``) are taken from the sources of the installed
+version. Any failure ends this with an error.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from run_uv import ROOT, run, uv
 
 AGENTS = ROOT / "frameworks" / "agents"
 IN_SOURCES = {"openai3": ("openai-agents", "examples")}
-"""Environment -> a package, and the folder of its sources that becomes a package beside it."""
+"""Environment -> a package, and the folder of its sources that is installed beside it."""
 
 
 def main() -> None:
-    """Add the agents to the environment named on the command line, unless they are there."""
+    """Add the agents to the environment that the command line names, unless they are there."""
     names = sorted(path.stem for path in AGENTS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=names)

@@ -2,11 +2,11 @@
 
     python frameworks/make_environment.py openai3
 
-A virtual environment with evert (editable, with what tests of agents need), the agent frameworks of
-``frameworks/<name>.txt``, and the versions of ``constraints.txt``, but for packages that the
-requirement file pins itself; some do without evert and its versions. It is made with the Python
-that runs this, unless its frameworks need another, and made anew only when one of these files has
-changed. Ends with ``uv pip check``; whatever fails ends it with an error.
+The virtual environment has evert (editable, with the extra ``test-core``), the packages of
+``frameworks/<name>.txt``, and the versions of ``constraints.txt``, except for packages that the
+requirement file pins itself. The environments of ``ALONE`` have neither evert nor its versions. An
+environment has the Python that runs this script, unless ``PYTHONS`` names another, and is remade
+only when one of these files has changed. It ends with ``uv pip check``; any failure is an error.
 """
 
 import argparse
@@ -25,20 +25,20 @@ from run_uv import ROOT, uv
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PYTHONS = {"harbor": "3.12", "tau2": "3.12"}
-"""Environment -> the Python that its frameworks need, where not any will do."""
+"""Environment -> the version of Python that it needs, if only one works."""
 
 ALONE = {"aider", "vllm"}
-"""Environments without evert: of programs that run as commands, whose pins conflict with its."""
+"""Environments without evert, for programs that run as commands and whose pins conflict."""
 
 LAID = {"tasksets": ["bfcl-eval==2026.3.23"]}
-"""What is laid into an environment without its requirements, which conflict and are not needed."""
+"""Packages to install without their requirements, which conflict and are not needed."""
 
 WITHOUT = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}
-"""What frameworks ask for and do not need; beside a build of torch for CPUs these do not import."""
+"""Requirements to uninstall: they are not needed, and fail to import with torch for CPUs."""
 
 
 def main() -> None:
-    """Make the environment named on the command line, unless it is there."""
+    """Make the environment that the command line names, unless it is there."""
     names = sorted(path.stem for path in (ROOT / "frameworks").glob("*.txt"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=names)
@@ -65,24 +65,24 @@ def main() -> None:
 
 
 def python_for(name: str) -> str:
-    """The Python to make an environment with; ends with an error where there is none."""
+    """Return the path of the Python for an environment; exit with an error if there is none."""
     version = PYTHONS.get(name)
     if version is None or sys.version.startswith(f"{version}."):
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     by_name = shutil.which(f"python{version}")
     for found in filter(None, [by_name, *pyenv.glob(f"versions/{version}.*/bin/python")]):
-        # pyenv puts a stand-in on the PATH for every version that it has, chosen or not.
+        # pyenv has a stand-in on the PATH for every version, and it fails if not selected.
         if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             return str(found)
     sys.exit(
-        f"The environment {name} needs Python {version}, and there is no python{version} on the "
-        f"PATH, nor under {pyenv}. Install it (pyenv install {version}), and run this again."
+        f"The environment {name} needs Python {version}, but there is no python{version} on the "
+        f"PATH or under {pyenv}. Install it (pyenv install {version}), and run this again."
     )
 
 
 def install(python: Path, requirements: Path, *, with_evert: bool) -> None:
-    """Install the frameworks, beside evert or alone, and check that they fit together."""
+    """Install the requirements, with evert or alone, and check that they are compatible."""
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"
         beside = constraints_beside(requirements.read_text()) if with_evert else ""
@@ -96,20 +96,20 @@ def install(python: Path, requirements: Path, *, with_evert: bool) -> None:
 
 
 def constraints_beside(requirements: str) -> str:
-    """The lines of constraints.txt on packages that the requirements do not pin themselves."""
+    """Return the lines of constraints.txt whose packages the requirements do not name."""
     pinned = {package(line) for line in requirements.splitlines()}
     lines = CONSTRAINTS.read_text().splitlines()
     return "\n".join(line for line in lines if package(line) not in pinned)
 
 
 def package(line: str) -> str:
-    """Normalised name of the package that a line is about; the line itself if about none."""
+    """Return the normalised name of a line's package; the line itself if it names none."""
     found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
 
 
 def fingerprint_of(*files: Path) -> str:
-    """Changes whenever one of the files, or Python, does."""
+    """Return a hash that changes with the files and with the version of Python."""
     contents = b"\0".join(file.read_bytes() for file in files)
     return hashlib.sha256(contents + sys.version.encode()).hexdigest()
 

@@ -2,8 +2,8 @@
 
     python frameworks/make_programs.py
 
-Node.js 20 or newer and its npm are taken from the machine. The folder is made anew only when
-``package.json`` has changed; whatever fails ends this with an error.
+Node.js 20 or newer and its npm must be installed. The folder is remade only when ``package.json``
+has changed. Any failure ends this with an error.
 """
 
 import shutil
@@ -26,8 +26,8 @@ def main() -> None:
     npm = shutil.which("npm")
     if npm is None:
         sys.exit(
-            "npm was not found: agents in other languages are tested with Node.js. Install Node.js "
-            "20 or newer, and run this again."
+            "npm was not found, but agents in other languages are tested with Node.js. Install "
+            "Node.js 20 or newer, and run this again."
         )
     print(f"making {FOLDER.relative_to(ROOT)}: some seconds", flush=True)
     shutil.rmtree(FOLDER, ignore_errors=True)

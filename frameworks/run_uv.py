@@ -1,8 +1,8 @@
-"""Runs uv, which installs in a fifth of pip's time, from where pip is configured to.
+"""Runs uv with pip's configuration; uv takes a fifth of pip's time.
 
     python frameworks/run_uv.py pip install --editable .
 
-As pip does it, uv takes the best match of all indexes, and not the first index that has any.
+Like pip, it takes the best match of all indexes; uv's default is the first index with a match.
 """
 
 import os
@@ -20,11 +20,11 @@ PIP_TO_UV = {
     "find-links": "UV_FIND_LINKS",
     "cert": "SSL_CERT_FILE",
 }
-"""What pip is configured with -> the variable from which uv takes the same."""
+"""Setting of pip -> the same setting as an environment variable of uv."""
 
 
 def uv(*arguments: str) -> None:
-    """Run uv, told what pip is told of indexes, local wheels and certificates."""
+    """Run uv with pip's indexes, local wheels and certificates."""
     beside = Path(sys.executable).parent / "uv"
     program = str(beside) if beside.exists() else shutil.which("uv")
     if program is None:
@@ -35,7 +35,7 @@ def uv(*arguments: str) -> None:
 
 
 def from_pip() -> dict[str, str]:
-    """Variables for uv from pip's configuration; a variable of pip's overrides its file."""
+    """Return variables for uv from pip's configuration. Pip's variables override its files."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.findall(
@@ -45,8 +45,8 @@ def from_pip() -> dict[str, str]:
 
 
 def run(*command: str, **variables: str) -> None:
-    """Run a command, with these variables too; if it fails, end with its error code."""
-    # Whoever calls may sit in another virtual environment or have set a PYTHONPATH.
+    """Run a command with further variables; if it fails, exit with its code."""
+    # The caller may have set a PYTHONPATH.
     own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     code = subprocess.run(command, cwd=ROOT, env={**variables, **own}, check=False).returncode
     if code != 0:

@@ -41,8 +41,8 @@ def test_it_is_the_one_that_runs_this_or_the_paths_or_pyenvs_behind_its_stand_in
     with pytest.raises(SystemExit) as ended:
         python_for("other")
     assert ended.value.code == (
-        f"The environment other needs Python {OTHER}, and there is no python{OTHER} on the PATH, "
-        f"nor under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}), and run this again."
+        f"The environment other needs Python {OTHER}, but there is no python{OTHER} on the PATH "
+        f"or under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}), and run this again."
     )
     assert write_python(tmp_path / f"python{OTHER}", works=True) == python_for("other")
     write_python(tmp_path / f"python{OTHER}", works=False)

@@ -1,4 +1,4 @@
-"""Bank support, of Pydantic-AI: advice, risk and whether to block the card, with a balance tool.
+"""Pydantic-AI's bank support: advice, a risk, and whether to block the card, with a balance tool.
 
 Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/bank_support.py (MIT); unchanged, from
 the package pydantic-ai-examples.
@@ -24,17 +24,17 @@ TASKS = [
 
 
 class Database:
-    """The one customer's row; the example's own class reads a global of its script."""
+    """The data of the one customer. The example's own class reads a global of its script."""
 
     def __init__(self, balance):
         self.balance = balance
 
     async def customer_name(self, *, id):
-        """Their name."""
+        """Return the customer's name."""
         return "John"
 
     async def customer_balance(self, *, id):
-        """What is in the account."""
+        """Return the account's balance."""
         return self.balance
 
 
@@ -42,12 +42,12 @@ class Database:
 
 
 async def agent(client, task):
-    """One question; half for the right decision on the card, half for the balance if it matters."""
+    """Play a question; 0.5 for the right decision on the card, 0.5 for the balance if needed."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     dependencies = SupportDependencies(customer_id=123, db=Database(task["balance"]))
     try:
         result = await support_agent.run(task["says"], deps=dependencies, model=model)
-    except UnexpectedModelBehavior:  # no answer in the format
+    except UnexpectedModelBehavior:  # the answer does not have the format
         return 0.0
     told = task["block"] or str(task["balance"]) in result.output.support_advice
     return 0.5 * (result.output.block_card == task["block"]) + 0.5 * told

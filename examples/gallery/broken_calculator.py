@@ -1,6 +1,7 @@
-"""What the coding agents are to fix: a folder with a bug. The check is the judge's alone.
+"""The task of the coding agents: a folder with a bug. Only the reward command sees the check.
 
-It runs their code in a process of its own: within it, ``os._exit(0)`` would be a success.
+The check runs their code in a separate process, since ``os._exit(0)`` in the check's own process
+would be a success.
 """
 
 import sys

@@ -1,7 +1,7 @@
 r"""The flow that ``crewai create flow`` writes: planner, writer and editor make a blog post.
 
 Source: crewAIInc/crewAI, crewai_cli/templates/flow (MIT); unchanged, from the package crewai-cli.
-Nothing is passed: CrewAI's default model is taken over by its name.
+It gets no client: evert takes over the calls to CrewAI's default model.
 
     evert train agent=content_flow:agent train_tasks=content_flow:TASKS \
         policy_names=gpt-4.1-mini on_agent_error=0
@@ -21,7 +21,7 @@ from scoring import closeness
 
 TASKS = [{"topic": topic} for topic in ("Tides", "Sourdough bread", "Prime numbers", "Owls")]
 
-# The template has a placeholder where the project's name goes.
+# The template has a placeholder for the project's name.
 SOURCE = Path(template.__file__).with_name("main.py").read_text()
 project = ModuleType("content_project")
 exec(SOURCE.replace("{{folder_name}}", template.__name__), vars(project))
@@ -32,7 +32,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 def agent(task):
-    """One post; how close its first line is to the topic as a title."""
+    """Write a post; return how close its first line is to the topic as a title."""
     set_suppress_console_output(True)
     flow = project.ContentFlow()
     flow.kickoff({"crewai_trigger_payload": task})

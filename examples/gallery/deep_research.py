@@ -1,7 +1,7 @@
-r"""Open Deep Research, of LangChain: a supervisor sends researchers out and writes a report.
+r"""LangChain's Open Deep Research: a supervisor sends researchers out and writes a report.
 
 Source: langchain-ai/open_deep_research (MIT); unchanged, from the package open_deep_research. Its
-models are gpt-4.1 and gpt-4.1-mini: their calls are taken over. A dictionary stands for Tavily.
+models are gpt-4.1 and gpt-4.1-mini; evert takes over their calls. A dictionary replaces Tavily.
 
     evert train agent=deep_research:agent train_tasks=deep_research:TASKS \
         policy_names=gpt-4.1,gpt-4.1-mini on_agent_error=0
@@ -25,7 +25,7 @@ TASKS = [{"topic": topic, "answer": page} for topic, page in PAGES.items()]
 
 
 async def look_up(queries, **options):
-    """What Tavily would find."""
+    """Return search results like Tavily's."""
     results = [
         {"url": f"https://{topic}.example", "title": topic, "content": page, "raw_content": None}
         for topic, page in PAGES.items()
@@ -42,11 +42,11 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """One question; how close the report is to the page that answers it."""
+    """Play a question; return how close the report is to the page that answers it."""
     asked = {"messages": [("user", f"Explain in a sentence: {task['topic']}")]}
     settings = {"configurable": {"allow_clarification": False}}
     try:
         state = await deep_researcher.ainvoke(asked, settings)
-    except (LengthFinishReasonError, ValidationError):  # no brief in the format
+    except (LengthFinishReasonError, ValidationError):  # the brief does not have the format
         return 0.0
     return closeness(state["final_report"], task["answer"])

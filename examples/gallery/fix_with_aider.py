@@ -1,7 +1,7 @@
-"""Aider fixes a file, in a folder of its own, scored by a check.
+"""Aider fixes a file in a new folder; a check scores it.
 
 Source: Aider-AI/aider (Apache-2.0); unchanged, the program from PyPI, found on the PATH. Its pins
-conflict with evert's: it has an environment of its own.
+conflict with evert's, so it has a separate environment.
 
     evert train agent=fix_with_aider:agent train_tasks=broken_calculator:TASKS
 """

@@ -1,8 +1,8 @@
-r"""Medical triage, of Pydantic-AI: one agent delegates to specialists and to a senior doctor.
+r"""Pydantic-AI's medical triage: an agent delegates to specialists and to a senior doctor.
 
 Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/medical_agent_delegation.py (MIT);
 unchanged, from the package pydantic-ai-examples. All its agents name gpt-5.2 and make their own
-clients: their calls are taken over.
+clients; evert takes over their calls.
 
     evert train agent=medical_triage:agent train_tasks=medical_triage:TASKS \
         policy_names=gpt-5.2 on_agent_error=0
@@ -26,10 +26,10 @@ TASKS = [
 
 
 async def agent(task):
-    """One patient; 1.0 for the right path."""
+    """Play a patient; 1.0 for the right path."""
     patient = PatientInfo(patient_id="P001", age=64, known_conditions=[])
     try:
         outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)
-    except UnexpectedModelBehavior:  # no answer in the format
+    except UnexpectedModelBehavior:  # the answer does not have the format
         return 0.0
     return float(outcome["final_status"] == task["path"])

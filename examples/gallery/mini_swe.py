@@ -1,7 +1,7 @@
-"""mini-swe-agent: solves issues in a repository with nothing but a shell.
+"""mini-swe-agent: solves issues in a repository with only a shell.
 
 Source: SWE-agent/mini-swe-agent (MIT); unchanged, from the package mini-swe-agent. It calls its
-model through LiteLLM: nothing is passed, the calls are taken over.
+model through LiteLLM; evert takes over the calls, so it gets no client.
 
     evert train agent=mini_swe:agent train_tasks=mini_swe:TASKS on_agent_error=0
 """
@@ -10,11 +10,11 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
-os.environ.setdefault("LITELLM_LOG", "ERROR")  # or it reports every call
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices on import
+os.environ.setdefault("LITELLM_LOG", "ERROR")  # else it logs every call
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
-os.environ.setdefault("MSWEA_COST_TRACKING", "ignore_errors")  # it knows no price of the policy
-os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")  # or refusals take minutes
+os.environ.setdefault("MSWEA_COST_TRACKING", "ignore_errors")  # the policy has no price
+os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")  # else refusals take minutes
 
 import yaml
 from minisweagent import package_dir
@@ -33,7 +33,7 @@ CONFIG["step_limit"] = 8
 
 
 def agent(client, task):
-    """One issue in an empty folder; half for the file, half for what is in it."""
+    """Solve an issue in an empty folder; 0.5 for the file, 0.5 for its content."""
     name, key = f"openai/{client.model}", {"api_key": "unused"}
     with tempfile.TemporaryDirectory() as folder:
         model, shell = LitellmModel(model_name=name, model_kwargs=key), LocalEnvironment(cwd=folder)

@@ -1,7 +1,7 @@
 r"""LangChain's react-agent template: a graph of two nodes, the model and its search tool.
 
 Source: langchain-ai/react-agent, src/react_agent/graph.py (MIT), rebuilt: the template is in no
-package. The same graph, state and context; a dictionary in the place of Tavily.
+package. The graph, state and context are the same; a dictionary replaces Tavily.
 
     evert train agent=react_search:agent train_tasks=react_search:TASKS \
         policy_names=gpt-4o-mini on_agent_error=0
@@ -29,7 +29,7 @@ TASKS = [{"about": name, "founded": when} for name, when in FOUNDED.items()]
 
 @dataclass(kw_only=True)
 class Context:
-    """What a run is configured with."""
+    """The configuration of a run."""
 
     model: str = "gpt-4o-mini"
     system_prompt: str = "You are a helpful AI assistant. Search before you answer."
@@ -49,7 +49,7 @@ async def call_model(state: MessagesState, runtime: Runtime[Context]):
 
 
 def route(state: MessagesState):
-    """To the tools if they were called, else to the end."""
+    """Go to the tools if they were called, else to the end."""
     return "tools" if state["messages"][-1].tool_calls else END
 
 
@@ -67,7 +67,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """One question; 1.0 if the answer is in the reply, else up to 0.2 for how close it is."""
+    """Play a question; 1.0 if the answer is in the reply, else up to 0.2 for how close it is."""
     asked = {"messages": [("user", f"When was {task['about']} founded?")]}
     said = (await graph.ainvoke(asked, context=Context()))["messages"][-1].text
     return 1.0 if task["founded"] in said else 0.2 * closeness(said, task["founded"])

@@ -1,8 +1,8 @@
-"""Reflection, of Microsoft's Agent Framework: a worker answers until a reviewer approves.
+"""Reflection in Microsoft's Agent Framework: a worker answers until a reviewer approves.
 
 Source: microsoft/agent-framework, python/samples/03-workflows/agents/
-workflow_as_agent_reflection_pattern.py (MIT), rebuilt: samples are in no package. The same two
-executors and the same loop, ended after three rounds.
+workflow_as_agent_reflection_pattern.py (MIT), rebuilt: samples are in no package. The two executors
+and the loop are the same, but the loop ends after three rounds.
 
     evert train agent=reflection:agent train_tasks=reflection:TASKS on_agent_error=0
 """
@@ -33,7 +33,7 @@ TASKS = [
 
 
 class Review(BaseModel):
-    """What the reviewer is asked for."""
+    """The reviewer's reply."""
 
     feedback: str
     approved: bool
@@ -41,7 +41,7 @@ class Review(BaseModel):
 
 @dataclass
 class Draft:
-    """From the worker to the reviewer: the conversation so far, its last message the answer."""
+    """A message to the reviewer: the conversation so far, which ends with the answer."""
 
     messages: list[Message]
     round: int
@@ -49,7 +49,7 @@ class Draft:
 
 @dataclass
 class Verdict:
-    """From the reviewer back to the worker."""
+    """A message back to the worker."""
 
     draft: Draft
     review: Review
@@ -76,7 +76,7 @@ class Reviewer(Executor):
 
 
 class Worker(Executor):
-    """Answers, and answers again."""
+    """Answers, again after each review that does not approve."""
 
     def __init__(self, chat) -> None:
         super().__init__(id="worker")
@@ -84,12 +84,12 @@ class Worker(Executor):
 
     @handler
     async def start(self, asked: list[Message], context: WorkflowContext[Draft]) -> None:
-        """The first answer."""
+        """Answer for the first time."""
         await self.answer([Message("system", ["You are a helpful assistant."]), *asked], 1, context)
 
     @handler
     async def hear(self, verdict: Verdict, context: WorkflowContext[Draft, AgentResponse]) -> None:
-        """The end, or another answer."""
+        """End after an approval or three rounds, else answer again."""
         draft, review = verdict.draft, verdict.review
         if review.approved or draft.round == 3:
             await context.yield_output(AgentResponse(messages=draft.messages[-1:]))
@@ -104,7 +104,7 @@ class Worker(Executor):
 
 
 def reflecting(chat):
-    """The workflow as an agent."""
+    """Return the workflow as an agent."""
     worker, reviewer = Worker(chat), Reviewer(chat)
     builder = WorkflowBuilder(start_executor=worker)
     return builder.add_edge(worker, reviewer).add_edge(reviewer, worker).build().as_agent()
@@ -114,10 +114,10 @@ def reflecting(chat):
 
 
 async def agent(client, task):
-    """One question; how close the approved answer is."""
+    """Play a question; return how close the last answer is."""
     chat = OpenAIChatClient(model=client.model, async_client=client.openai)
     try:
         response = await reflecting(chat).run(task["asked"])
-    except ChatClientException:  # no review in the format
+    except ChatClientException:  # the review does not have the format
         return 0.0
     return closeness(response.text, task["answer"])

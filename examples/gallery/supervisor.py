@@ -41,7 +41,7 @@ def web_search(query: str) -> str:
 
 
 def team(model):
-    """The supervisor and its two experts."""
+    """Return the supervisor with its two experts."""
     math = create_agent(
         model, [add, multiply], name="math_expert", system_prompt="You are good at arithmetic."
     )
@@ -58,7 +58,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """One question; 1.0 for the right sum, else up to 0.2 for how close the answer is."""
+    """Play a question; 1.0 for the right sum, else up to 0.2 for how close the answer is."""
     asked = f"How many people work for {' and '.join(task['firms'])} together?"
     state = await team(ChatOpenAI(model="gpt-4o")).ainvoke({"messages": [("user", asked)]})
     said = state["messages"][-1].text.replace(",", "")

@@ -1,7 +1,7 @@
-r"""Text-to-SQL, of smolagents: a code agent that answers questions about a table.
+r"""smolagents' text-to-SQL: a code agent that answers questions about a table.
 
 Source: huggingface/smolagents, examples/text_to_sql.py (Apache-2.0), rebuilt on sqlite3: the script
-is in no package, and connects to a model where it is imported. The same table, tool and agent.
+is in no package, and connects to a model on import. The table, tool and agent are the same.
 
     evert train agent=text_to_sql:agent train_tasks=text_to_sql:TASKS \
         policy_names=gpt-4o on_agent_error=0
@@ -45,7 +45,7 @@ def sql_engine(query: str) -> str:
 
 
 def coder(model):
-    """The example's agent."""
+    """Return the example's agent."""
     return CodeAgent(tools=[sql_engine], model=model, max_steps=3, verbosity_level=LogLevel.OFF)
 
 
@@ -53,6 +53,6 @@ def coder(model):
 
 
 def agent(task):
-    """One question; how close the answer is."""
+    """Play a question; return how close the answer is."""
     model = OpenAIModel("gpt-4o", api_key="unused")
     return closeness(coder(model).run(task["question"]), task["answer"])

@@ -1,4 +1,4 @@
-"""Time ranges, of Pydantic-AI's evals: turns words into a range of time, or says why not.
+"""Time ranges of Pydantic-AI's evals: turns words into a range of time, or says why not.
 
 Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/evals/agent.py (MIT); unchanged, from
 the package pydantic-ai-examples, with the cases of its datasets/time_range_v2.yaml as tasks.
@@ -26,13 +26,13 @@ TASKS = yaml.safe_load(CASES.read_text())["cases"]
 
 
 async def agent(client, task):
-    """One request; how close the answer is to the expected one, field by field."""
+    """Play a request; return how close the answer's fields are to the expected ones."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     inputs = {**task["inputs"], "now": datetime.fromisoformat(task["inputs"]["now"])}
     try:
         with example.time_range_agent.override(model=model):
             answer = (await example.infer_time_range(inputs)).model_dump(mode="json")
-    except UnexpectedModelBehavior:  # no answer in the format
+    except UnexpectedModelBehavior:  # the answer does not have the format
         return 0.0
     expected = task["expected_output"]
     return sum(closeness(answer.get(key), expected[key]) for key in expected) / len(expected)

@@ -1,7 +1,7 @@
-r"""Agents as tools, of the OpenAI Agents SDK: an orchestrator calls translators, one sums up.
+r"""Agents as tools in the OpenAI Agents SDK: an orchestrator calls translators, another sums up.
 
 Source: openai/openai-agents-python, examples/agent_patterns/agents_as_tools.py (MIT); unchanged,
-from the sources of openai-agents. The agents make their own clients: their calls are taken over.
+from the sources of openai-agents. The agents make their own clients; evert takes over their calls.
 
     evert train agent=translations:agent train_tasks=translations:TASKS \
         policy_names=gpt-5.6-luna on_agent_error=0
@@ -27,11 +27,11 @@ set_tracing_disabled(True)
 
 
 async def agent(task):
-    """One request; how close the last word is to both translations."""
+    """Play a request; return how close the final output is to both translations."""
     asked = f"Translate '{task['text']}' to Spanish and French."
     try:
         translated = await Runner.run(orchestrator_agent, asked)
         summed_up = await Runner.run(synthesizer_agent, translated.to_input_list())
-    except ModelBehaviorError:  # a reply that was cut
+    except ModelBehaviorError:  # the reply was cut
         return 0.0
     return closeness(summed_up.final_output, f"{task['Spanish']}\n{task['French']}")

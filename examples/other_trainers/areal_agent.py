@@ -1,14 +1,14 @@
-"""AReaL: any class with ``async run``; AReaL gives it an endpoint and keeps the tokens itself."""
+"""AReaL: any class with ``async run``; AReaL gives it an endpoint and records the tokens."""
 
 from chat_agent import agent
 from openai import AsyncOpenAI
 
 
 class AgentWorkflow:
-    """An agent of evert's. AReaL makes one: ``workflow="areal_agent.AgentWorkflow"``."""
+    """An agent of evert's as a workflow: ``workflow="areal_agent.AgentWorkflow"``."""
 
     async def run(self, data, *, base_url, api_key, http_client=None, **_):
-        """Play the task of one row; the reward of its last reply, or of each by its id."""
+        """Play the task of one row; return the reward."""
         client = AsyncOpenAI(
             base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0
         )

@@ -1,4 +1,4 @@
-"""An agent for any trainer: it takes what OpenAI's SDK has, evert's handle or a genuine client."""
+"""An agent for any trainer: its client is evert's handle or OpenAI's ``AsyncOpenAI``."""
 
 from game import TURNS, Game, next_guess, play
 
@@ -21,7 +21,7 @@ async def agent(client, task):
 
 
 def model(prompt):
-    """Answer with the number alone."""
+    """Act as a model that answers with only the number."""
     return str(next_guess(prompt))
 
 

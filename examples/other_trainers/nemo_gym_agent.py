@@ -14,24 +14,24 @@ TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 class AgentConfig(BaseResponsesAPIAgentConfig):
-    """Which model server answers the agent."""
+    """The configuration: which model server answers the agent."""
 
     model_server: ModelServerRef
 
 
 class TaskRequest(BaseRunRequest):
-    """A row of the dataset: what the agent takes is its ``task``."""
+    """A row of the dataset, with the agent's ``task``."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class EvertAgent(SimpleResponsesAPIAgent):
-    """One episode a row. The agent scores itself: no resources server is asked."""
+    """Plays one episode per row. The agent scores itself, so no resources server is needed."""
 
     config: AgentConfig
 
     async def run(self, body: TaskRequest = Body()) -> BaseVerifyResponse:  # noqa: B008
-        """Play, and hand back each reply with the token ids that the model server put on it."""
+        """Play, and return each reply with the token ids from the model server."""
         replies = []
 
         async def keep(response):
@@ -60,7 +60,7 @@ class EvertAgent(SimpleResponsesAPIAgent):
         )
 
     async def responses(self, body=Body()):  # noqa: B008
-        """Not asked: an agent brings its own conversation."""
+        """Not supported: an agent makes its own conversation."""
         raise NotImplementedError
 
 

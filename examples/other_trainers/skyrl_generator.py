@@ -12,7 +12,7 @@ from evert import ChatAgentEnv, sequences
 
 
 class Engines(TokenCompleter):
-    """SkyRL's inference engines; one session an episode, so that its prefix stays where it is."""
+    """SkyRL's inference engines; one session per episode, so that its prefix stays cached."""
 
     def __init__(self, engines, sampling_params, session):
         self.engines = engines
@@ -20,7 +20,7 @@ class Engines(TokenCompleter):
         self.session = session
 
     async def __call__(self, model_input, stop, *, max_tokens=None):
-        """One reply."""
+        """Sample one reply."""
         params = {**self.sampling_params, "logprobs": self.sampling_params.get("logprobs") or 1}
         params["stop_token_ids" if stop and isinstance(stop[0], int) else "stop"] = list(stop)
         if max_tokens is not None:
@@ -32,14 +32,14 @@ class Engines(TokenCompleter):
 
 
 class AgentGenerator(GeneratorInterface):
-    """What ``BasePPOExp.get_generator`` returns; the tasks are in ``env_extras``."""
+    """The return value of ``BasePPOExp.get_generator``; the tasks are in ``env_extras``."""
 
     def __init__(self, engines, tokenizer, renderer_name, model_name):
         self.engines = engines
         self.renderer = get_renderer(renderer_name, tokenizer, model_name=model_name)
 
     async def generate(self, input_batch, disable_tqdm=False):
-        """One trajectory for each prompt, of the lineage that ends last."""
+        """Play each prompt's task; return the last lineage of each episode."""
         params = input_batch.get("sampling_params") or {}
         tasks = [extras["task"] for extras in input_batch["env_extras"]]
         ids = [one.to_string() for one in input_batch["trajectory_ids"]]
@@ -58,7 +58,7 @@ class AgentGenerator(GeneratorInterface):
         }
 
     async def play(self, task, params, session):
-        """An episode: its lineages, and its reward."""
+        """Play an episode; return its lineages and its reward."""
         env = ChatAgentEnv(agent, task, renderer=self.renderer)
         try:
             trajectory = await do_single_rollout(Engines(self.engines, params, session), env)

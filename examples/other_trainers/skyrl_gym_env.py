@@ -1,4 +1,4 @@
-"""SkyRL-gym: an agent as a ``BaseTextEnv``; its actions are texts, its tokens SkyRL's."""
+"""SkyRL-gym: an agent as a ``BaseTextEnv``. Actions are texts; SkyRL makes the tokens."""
 
 import skyrl_gym
 from chat_agent import agent
@@ -17,15 +17,15 @@ class AgentTextEnv(BaseTextEnv):
         self.seen = []
 
     def init(self, prompt):
-        """The agent's first messages, in the place of the dataset's prompt."""
+        """Return the agent's first messages, which replace the dataset's prompt."""
         observation, about = self.env.reset()
         self.seen = list(observation)
         return list(observation), about
 
     def step(self, action):
-        """What the agent says to a reply: its messages after it."""
+        """Give the agent a reply; return its new messages."""
         observation, reward, terminated, truncated, about = self.env.step(action)
-        known = len(self.seen) + 1  # and the reply
+        known = len(self.seen) + 1  # the messages before, and the reply
         done = terminated or truncated
         if not done and list(observation[: known - 1]) != self.seen:
             raise NotImplementedError("The agent changed its conversation: train by a generator.")

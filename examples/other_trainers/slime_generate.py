@@ -13,11 +13,11 @@ from evert.bridge.tokens.bases import model_renderer
 
 
 class AbortedError(Exception):
-    """slime has enough samples and stops the others."""
+    """slime has enough samples, and stopped this one."""
 
 
 class Router(TokenCompleter):
-    """slime's SGLang router, asked with token ids."""
+    """slime's SGLang router as a completer."""
 
     def __init__(self, args, session, sampling_params):
         self.url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -25,7 +25,7 @@ class Router(TokenCompleter):
         self.sampling_params = sampling_params
 
     async def __call__(self, model_input, stop, *, max_tokens=None):
-        """One reply."""
+        """Sample one reply."""
         params = {**self.sampling_params, "no_stop_trim": True, "skip_special_tokens": False}
         params["stop_token_ids" if stop and isinstance(stop[0], int) else "stop"] = list(stop)
         if max_tokens is not None:
@@ -43,12 +43,12 @@ class Router(TokenCompleter):
 
 @cache
 def renderer_of(checkpoint):
-    """The model's chat format, by the name or folder that slime was given."""
+    """Return the model's renderer, by slime's name or folder of the checkpoint."""
     return model_renderer(checkpoint, None)
 
 
 async def generate(args, sample, sampling_params):
-    """Play the task of one sample; a sample for each lineage."""
+    """Play the task of one sample; return a sample for each lineage."""
     env = ChatAgentEnv(agent, sample.metadata["task"], renderer=renderer_of(args.hf_checkpoint))
     async with aiohttp.ClientSession() as session:
         try:

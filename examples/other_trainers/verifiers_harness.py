@@ -1,4 +1,4 @@
-"""The module in which verifiers finds an agent and its tasks, by this name."""
+"""The module by whose name verifiers finds ``AgentHarness`` and ``AgentTaskset``."""
 
 from evert.verifiers import AgentHarness, AgentTaskset
 

@@ -1,4 +1,4 @@
-"""An environment of verifiers', and the agent that evert makes of it."""
+"""An environment of verifiers, and the same environment as an agent of evert."""
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
@@ -18,12 +18,12 @@ class SumTask(vf.Task[Sum, vf.State, vf.TaskConfig]):
 
     @vf.reward(weight=2.0)
     async def right(self, trace):
-        """Whether the sum is in it."""
+        """Whether the last answer has the sum."""
         return float(str(self.data.a + self.data.b) in trace.last_reply)
 
     @vf.metric
     async def length(self, trace):
-        """How long it is."""
+        """Return the length of the last answer."""
         return float(len(trace.last_reply))
 
 
@@ -31,19 +31,19 @@ class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
     """Three sums."""
 
     def load(self):
-        """One task of verifiers for each."""
+        """Yield the tasks."""
         for a in range(3):
             yield SumTask(Sum(prompt=f"What is {a} + 4?", a=a, b=4), self.config.task)
 
 
 class Twice(vf.Harness[vf.HarnessConfig]):
-    """Asks again before it believes an answer."""
+    """A harness that asks a second time."""
 
     NEEDS_CONTAINER = False
     EXECUTES_CODE = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
-        """Two turns, at verifiers' own endpoint."""
+        """Play two turns at verifiers' endpoint."""
         messages = [{"role": "user", "content": data.prompt}]
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
             for more in ("Are you sure?", ""):
@@ -56,5 +56,5 @@ class Twice(vf.Harness[vf.HarnessConfig]):
 __all__ = ["Sums", "Twice"]
 
 ENVIRONMENT = {"taskset": {"id": "verifiers-sums"}, "agent": {"runtime": {"type": "subprocess"}}}
-agent = VerifiersAgent(ENVIRONMENT)  # the env block of verifiers' own configuration
-TASKS = range(3)  # or agent.tasks(), the numbers of all tasks of the taskset
+agent = VerifiersAgent(ENVIRONMENT)  # the env block of a configuration of verifiers
+TASKS = range(3)  # or agent.tasks(), the numbers of all tasks in the taskset

@@ -1,24 +1,24 @@
-"""tau2-bench as it is: its orchestrator, environments, user simulator and evaluator, unchanged.
+"""tau2-bench with its own orchestrator, environments, user simulator and evaluator, unchanged.
 
-Three agents, by who is trained; each plays a task with the benchmark's own function and returns the
-benchmark's own reward. Both of its roles ask a model by name through LiteLLM, and evert takes over
-the calls to names it knows:
+Three agents differ in the role that is trained. Each plays a task with the benchmark's own function
+and returns the benchmark's reward. Both roles call a model by name through LiteLLM, and evert takes
+over the calls to names that it knows:
 
     agent           the service agent is the policy, the customer is the model called "user"
     user            the customer is the policy, the service agent is the model called "agent"
     agent_and_user  both are trained: seats=("agent", "user")
 
-``tasks=tau2_bench:retail`` trains the first, ``tasks.plays=user`` the second and
-``tasks.plays=both`` the third: a taskset (``evert.envs.tasksets``). What is held out, the benchmark
-says.
+As a taskset (``evert.envs.tasksets``), ``tasks=tau2_bench:retail`` trains the first,
+``tasks.plays=user`` the second and ``tasks.plays=both`` the third. The benchmark chooses the
+held-out tasks.
 """
 
 import functools
 import os
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
-os.environ.setdefault("LOGURU_LEVEL", "CRITICAL")  # or each call reports that it has no price
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices on import
+os.environ.setdefault("LOGURU_LEVEL", "CRITICAL")  # else each call logs that it has no price
 
 import litellm
 from tau2.data_model.simulation import TerminationReason, TextRunConfig
@@ -32,27 +32,27 @@ litellm.suppress_debug_info = True
 
 
 def agent(client: Any, task: dict[str, str]) -> Outcome:
-    """An episode in which the policy serves the customer."""
+    """Play an episode in which the policy serves the customer."""
     return play(task, agent=client.model, user="user")
 
 
 def user(client: Any, task: dict[str, str]) -> Outcome:
-    """An episode in which the policy is the customer."""
+    """Play an episode in which the policy is the customer."""
     return play(task, agent="agent", user=client.model)
 
 
 def agent_and_user(client: Any, task: dict[str, str]) -> Outcome:
-    """An episode of two trained roles; both earn the benchmark's reward."""
+    """Play an episode of two trained roles; both get the benchmark's reward."""
     return play(task, agent=client.seat("agent").model, user=client.seat("user").model)
 
 
 def play(task: dict[str, str], *, agent: str, user: str) -> Outcome:
-    """One task, played and scored by the benchmark, between two models.
+    """Let the benchmark play and score a task.
 
     Args:
         task: ``domain`` and ``id``.
         agent: Name of the service agent's model.
-        user: Name of the customer's.
+        user: Name of the customer's model.
     """
     once = {"num_retries": 0}
     config = TextRunConfig(
@@ -74,7 +74,7 @@ def play(task: dict[str, str], *, agent: str, user: str) -> Outcome:
 
 @functools.cache
 def tasks_by_id(domain: str) -> dict[str, Task]:
-    """All tasks of a domain, as the benchmark has them."""
+    """Return the benchmark's tasks of a domain by their ids."""
     return {task.id: task for task in get_tasks(domain)}
 
 
@@ -91,14 +91,14 @@ PLAYS = {"agent": agent, "user": user, "both": agent_and_user}
 
 
 def taskset(domain: str, plays: str = "agent") -> Game:
-    """A domain as a game: "retail", "telecom", "airline", or "mock", which has no held-out tasks.
+    """Return a domain as a game.
 
     Args:
-        domain: Its name.
+        domain: "retail", "telecom", "airline", or "mock", which has no held-out tasks.
         plays: Who is trained: "agent", "user" or "both".
     """
     train, *test = ("train", "test") if domain != "mock" else ("base",)
-    Tasks(domain, train)  # the benchmark says what domains there are
+    Tasks(domain, train)  # raises if there is no such domain
     own = f"{__name__}:Tasks({domain!r}, "
     return Game(
         f"tau2/{domain.capitalize()}-v0",

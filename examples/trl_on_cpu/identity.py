@@ -18,9 +18,9 @@ parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--learning-rate", type=float, default=1e-3)
 parser.add_argument("--model", default="evert-tiny", help="a shipped base, or a model's folder")
-parser.add_argument("--episodes", type=int, default=64, help="a step")
-parser.add_argument("--passes", type=int, default=1, help="in which they are trained")
-parser.add_argument("--max-tokens", type=int, default=16, help="after the prompt")
+parser.add_argument("--episodes", type=int, default=64, help="episodes per step")
+parser.add_argument("--passes", type=int, default=1, help="batches that a step is split into")
+parser.add_argument("--max-tokens", type=int, default=16, help="tokens after the prompt")
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--out", default="runs/trl-identity")
 options = parser.parse_args()
@@ -34,7 +34,7 @@ config = GRPOConfig(
     seed=options.seed,
     per_device_train_batch_size=options.episodes // options.passes,
     gradient_accumulation_steps=options.passes,
-    num_generations=8,  # episodes a task
+    num_generations=8,  # episodes per task
     max_completion_length=options.max_tokens,
     learning_rate=options.learning_rate,
     lr_scheduler_type="constant",
@@ -55,4 +55,4 @@ trainer = GRPOTrainer(
     peft_config=None if is_tiny else LoraConfig(r=32, lora_alpha=32, target_modules="all-linear"),
 )
 trainer.train()
-trainer.save_state()  # trainer_state.json: the log, with the reward of each step
+trainer.save_state()  # trainer_state.json has the log, with the reward of each step

@@ -1,4 +1,4 @@
-"""Writes ``identity.parquet`` and ``guess_number.parquet`` into the folder it is given."""
+"""Writes ``identity.parquet`` and ``guess_number.parquet`` into the folder of its argument."""
 
 import sys
 from pathlib import Path

@@ -3,7 +3,7 @@
 #
 #     examples/verl_on_cpu/train.sh FOLDER identity [verl settings...]
 #
-# FOLDER takes the data, and metrics.jsonl with every step. PYTHON names the Python that has verl.
+# The data and metrics.jsonl go to FOLDER. The variable PYTHON names the Python that has verl.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 folder="$1" game="$2"

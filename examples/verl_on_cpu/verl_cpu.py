@@ -1,10 +1,10 @@
-"""Lets verl train where there is no GPU: a platform, and a rollout that evert's engine samples.
+"""Lets verl train without a GPU: a CPU platform, and a rollout that evert's engine samples.
 
 verl imports this in each of its processes (``VERL_USE_EXTERNAL_MODULES=verl_cpu``). Ray is told of
-a GPU that is none (``ray_kwargs.ray_init.num_gpus=1``), since verl asks it for one a worker. It
-uses seams that verl 0.9.1 has for other hardware, and patches two functions: ``init_process_group``
-is given the backend's name twice on a CPU, and where TRL is installed verl changes a class of it
-that TRL 1.16 has not got any more.
+a GPU that does not exist (``ray_kwargs.ray_init.num_gpus=1``), since verl asks for one per worker.
+This module registers the platform and the rollout at verl 0.9.1's extension points for other
+hardware, and patches two functions: on a CPU verl gives ``init_process_group`` the backend's name
+twice; and if TRL is installed, verl patches a class that TRL 1.16 no longer has.
 """
 
 # ruff: noqa: D102 (the methods are verl's)
@@ -18,7 +18,7 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.utils import import_utils
 
-import_utils.is_trl_available = lambda: False  # before anything of verl's asks
+import_utils.is_trl_available = lambda: False  # before verl calls it
 
 from verl.workers.rollout import base  # noqa: E402
 from verl.workers.rollout.replica import RolloutReplicaRegistry  # noqa: E402
@@ -32,7 +32,7 @@ _ANSWERS = {
 
 
 class _Device(types.ModuleType):
-    """What ``torch.cuda`` is on a GPU: ``torch.cpu``, and nothing for what that lacks."""
+    """Replaces ``torch.cuda`` by ``torch.cpu``; functions that it lacks do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

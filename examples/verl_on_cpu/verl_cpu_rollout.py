@@ -1,4 +1,4 @@
-"""A rollout replica of verl's whose server is evert's engine (``rollout.name=evert``)."""
+"""A rollout replica for verl whose server is evert's engine (``rollout.name=evert``)."""
 
 # ruff: noqa: D102 (the methods are verl's)
 
@@ -19,7 +19,7 @@ SERVER = "evert_server"
 
 
 class Server:
-    """A Ray actor: the weights of a Hugging Face model, and what samples from them."""
+    """A Ray actor with the weights of a Hugging Face model, and a sampling client for them."""
 
     def __init__(self, path: str) -> None:
         torch.set_num_threads(1)
@@ -34,7 +34,7 @@ class Server:
         return model_client(self._engine, self._path, self._model, self._tokenizer, self._step)
 
     async def load(self, state: dict[str, torch.Tensor], step: int | None) -> None:
-        """Sample from these weights from now on."""
+        """Load new weights to sample from."""
         found = self._model.load_state_dict(state, strict=False)
         if found.unexpected_keys:
             raise ValueError(f"The model has no {found.unexpected_keys}.")
@@ -45,7 +45,7 @@ class Server:
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """One reply, as verl's servers give it."""
+        """Sample one reply, like verl's servers."""
         stop = sampling_params.get("stop_token_ids")
         if texts := sampling_params.get("stop"):
             stop = [*texts, *(self._tokenizer.decode([token]) for token in stop or ())]
@@ -64,7 +64,7 @@ class Server:
         )
 
     async def nothing(self, *_: Any, **__: Any) -> None:
-        """What a server with a GPU would do here has no place on a CPU."""
+        """Do nothing: only servers with a GPU need these methods."""
 
     wake_up = sleep = abort_all_requests = resume_generation = nothing
     clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
@@ -81,7 +81,7 @@ class Replica(RolloutReplica):
 
 
 class Adapter(BaseRollout):
-    """In the trainer's process: hands the server the weights after each step."""
+    """Sends the server the weights after each step; runs in the trainer's process."""
 
     async def resume(self, tags: list[str]) -> None:
         pass

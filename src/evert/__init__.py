@@ -2,9 +2,9 @@
 
     env = ChatAgentEnv(my_agent_fn)          # a tinker_cookbook.rl.types.Env
 
-This is the public face; its names are listed in ``__init__.pyi``, where type checkers look, and
-loaded on first use. Importing evert registers the games with Gymnasium, as Gymnasium's libraries
-do, and loads neither torch nor tinker nor transformers. Where things live:
+The public names are listed in ``__init__.pyi``, which type checkers also read. Each name is loaded
+on first use. Importing evert registers the games with Gymnasium, as other Gymnasium packages do; it
+does not load torch, tinker or transformers. Where things live:
 
     evert.bridge     agent function -> Env, groups, datasets
     evert.agents     ready agents for well-known programs

@@ -1,4 +1,4 @@
-# The public names, each from the module it lives in. Python reads them here as well.
+# The public names, each imported from its module. ``__init__.py`` reads this file, too.
 from evert import agents as agents
 from evert.agents.cookbook import CookbookAgent as CookbookAgent
 from evert.agents.process import ProcessAgent as ProcessAgent

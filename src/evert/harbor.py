@@ -1,4 +1,4 @@
-"""Harbor's trials as agents: ``HarborAgent``, its tasks, and ``Bubblewrap``, an environment.
+"""Harbor's trials as agents: ``HarborAgent``, ``TaskFolders``, and ``Bubblewrap``, a sandbox.
 
 See ``docs/harbor.md``.
 """
@@ -9,8 +9,8 @@ from evert.bridge.errors import MissingPackageError
 
 if find_spec("harbor") is None or find_spec("harbor.trial") is None:
     raise MissingPackageError(
-        "evert.harbor needs the package harbor, 0.25, which is not installed here. It needs Python "
-        "3.12: give it an environment of its own, and evert in it.",
+        "evert.harbor needs the package harbor 0.25, which is not installed here. Harbor needs "
+        "Python 3.12: install it and evert in a separate environment.",
         name="harbor",
     )
 

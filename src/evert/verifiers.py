@@ -1,4 +1,4 @@
-"""verifiers both ways: ``VerifiersAgent``, ``AgentTaskset``, ``AgentHarness``.
+"""verifiers' environments as agents (``VerifiersAgent``), and evert's agents under verifiers.
 
 See ``docs/trainers.md``.
 """
@@ -9,8 +9,8 @@ from evert.bridge.errors import MissingPackageError
 
 if find_spec("verifiers") is None or find_spec("verifiers.v1") is None:
     raise MissingPackageError(
-        "evert.verifiers needs the package verifiers, 0.4 or newer, which is not installed here. "
-        "It needs openai 2: give it an environment of its own, and evert in it.",
+        "evert.verifiers needs the package verifiers 0.4 or newer, which is not installed here. "
+        "verifiers needs openai 2: install it and evert in a separate environment.",
         name="verifiers",
     )
 

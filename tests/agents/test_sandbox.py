@@ -316,7 +316,7 @@ def test_a_sandbox_is_true_or_false_or_paths_that_are_there() -> None:
     wrong: list[tuple[Any, str]] = [
         ("/data", "expected True, False, None, or a list of paths"),
         (7, "expected True, False, None, or a list of paths"),
-        (["/no/such/path"], "is to show '/no/such/path' inside: it is not there"),
+        (["/no/such/path"], "names the path '/no/such/path', which does not exist"),
     ]
     for sandbox, said in wrong:
         with pytest.raises(InvalidAgentError, match=said):
@@ -361,7 +361,7 @@ def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) ->
 
 def test_a_path_inside_is_absolute() -> None:
     for path in ("relative", "/a/../b"):
-        with pytest.raises(ValueError, match="expected an absolute one without"):
+        with pytest.raises(ValueError, match="expected an absolute path without"):
             Sandbox(writable={path: Path("/tmp")}).command(["ls"])
 
 

@@ -292,7 +292,7 @@ class OwnTokens(Env):
     [
         (lambda renderer: OwnTokens(), "that it did not make with the renderer it was given"),
         (lambda renderer: GuessNumberEnv(1, default_renderer()), "that it did not make with"),
-        (OwnTokens, r"stops at the tokens \[7\]; a chat client takes"),
+        (OwnTokens, r"stops at the tokens \[7\], but a chat client takes"),
         (lambda renderer: 3, "returned 3; expected an Env, a MessageEnv or an EnvGroupBuilder"),
         (
             lambda renderer: ProblemGroupBuilder(lambda: ArithmeticEnv(1, 2, renderer), 4),

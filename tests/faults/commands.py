@@ -70,7 +70,7 @@ NOT_SCORED = "completed 0 without a turn"
 LOST = (
     "AgentError.RewardError: … left no reward in EVERT_REWARD_FILE ({}); it ended with status 0.…"
 )
-NO_FILE = LOST.format("it is no regular file")
+NO_FILE = LOST.format("it is not a regular file")
 LINK = LOST.format("a link or its name leads elsewhere")
 LONG = LOST.format("it is longer than 65536 bytes")
 NO_JSON = LOST.format("Expecting value: …")
@@ -235,8 +235,8 @@ TASKS = [
         for what, task in (("a null character", "a\0b"), ("half of a pair", "a\ud800b"))
     ),
     Leaving(name="its task holds a null character, which it wants in a variable",
-        sees="AgentError.CommandError: … its arguments hold what no argument can: embedded null…"
-        " The task is in the file that EVERT_TASK_FILE names…",
+        sees="AgentError.CommandError: … its arguments are invalid: embedded null…"
+        " Read the task from the file that EVERT_TASK_FILE names…",
         options={"env": {"TEXT": "{task}"}}, task="a\0b"),
 ]  # fmt: skip
 

@@ -101,9 +101,9 @@ def test_two_steps_are_trained_with_a_real_agent(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("agent", "more", "message"),
     [
-        ("codex", {"installed": "nowhere"}, "installed= names '.*/nowhere', and there is no such"),
+        ("codex", {"installed": "nowhere"}, "installed= names '.*/nowhere', but there is no such"),
         ("codex", {"installed": HERE, "environment": "docker"}, "it needs environment=bubblewrap"),
-        ("aider", {"lean": True}, "'aider', of which there is no shorter form.*for claude-code, c"),
+        ("aider", {"lean": True}, "'aider', which has no shorter prompt.*for claude-code, c"),
     ],
 )
 def test_what_cannot_be_shown_or_shortened_is_said(

@@ -124,7 +124,7 @@ async def test_a_program_inside_asks_the_model_where_nothing_else_is_to_be_reach
     [
         (
             {"kwargs": {"readonly": ["/nowhere"]}},
-            r"is to show /nowhere \(readonly=\), which is not",
+            r"readonly= names /nowhere, which does not exist",
         ),
         ({"mounts": [{"type": "bind", "source": "/x", "target": "/y"}]}, "takes no mounts="),
     ],
@@ -137,7 +137,7 @@ async def test_what_a_sandbox_cannot_show_is_said(fields: Any, message: str) -> 
 
 async def test_a_program_that_does_not_reach_its_first_call_fails() -> None:
     agent = {"import_path": "tests.harbor.agents:Program", "env": {"PATH": "/nowhere"}}
-    said = "ended before its agent asked the model: NonZeroAgentExitCodeError"
+    said = "ended before its agent called the model: NonZeroAgentExitCodeError"
     with pytest.raises(AgentError, match=said):
         await play(HarborAgent(agent, "bubblewrap"), task=str(TASK))
 

@@ -80,7 +80,7 @@ def test_the_lines_of_the_page_are_read() -> None:
         ({"environment": {"type": "dokcer"}}, "no environment 'dokcer'"),
         ({"timeout": 3}, "no field of TrialConfig 'timeout'. Did you mean 'timeout_multiplier'"),
         ({"trial_name": "mine"}, "no field of TrialConfig 'trial_name'"),
-        ({"serve_address": "trainer:8443"}, "is to be the URL under which an agent reaches this"),
+        ({"serve_address": "trainer:8443"}, "expected the URL by which an agent reaches this"),
         ({"timeout_multiplier": "often"}, "timeout_multiplier: Input should be a valid number"),
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
@@ -95,7 +95,7 @@ def test_what_harbor_has_not_is_said(given: dict[str, Any], message: str) -> Non
     [
         ("nowhere", None, "There is no folder 'nowhere' with tasks of Harbor's"),
         ("docs", None, r"docs has no tasks of Harbor's; expected folders with a task\.toml"),
-        (TASKS, 10, "held_out=10: .* has 10 tasks; expected a number of them, smaller than that"),
+        (TASKS, 10, "held_out=10: .* has 10 tasks; expected a smaller number, 0 or more"),
         (TASKS, "two", "held_out='two'"),
     ],
 )
@@ -150,8 +150,8 @@ def test_each_agent_of_harbors_is_led_to_the_episode(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        ("devin", {}, "Harbor's agent 'devin' asks its maker's models and takes no other"),
-        ("mini-swe-agent", {}, "Name an address of this machine that does: host='172.17.0.1'"),
+        ("devin", {}, "Harbor's agent 'devin' takes only its maker's models"),
+        ("mini-swe-agent", {}, "Give an address of this machine: host='172.17.0.1'"),
     ],
 )
 async def test_an_agent_that_cannot_reach_the_episode_is_refused(

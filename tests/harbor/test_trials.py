@@ -196,7 +196,7 @@ async def test_a_broken_task_is_named_at_once(
          "ended without a reward: VerifierOutputParseError: Failed to parse rewards"),
         ("tests/test.sh", "#!/bin/sh\nsleep 60\n", "VerifierTimeoutError: Verifier execution"),
         ("environment/Dockerfile", "FROM debian\nRUN apt-get install -y gcc\n",
-         r"The task sum-csv needs an image \(RUN apt-get install -y gcc\), and bubblewrap"),
+         r"The task sum-csv needs an image \(RUN apt-get install -y gcc\), but bubblewrap"),
     ],
 )  # fmt: skip
 async def test_an_error_of_harbors_is_told_as_harbor_tells_it(

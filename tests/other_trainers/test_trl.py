@@ -224,7 +224,7 @@ def test_lineages_that_trl_cannot_take_are_counted_and_said_once(
 
     assert [entry["evert/dropped_lineages"] for entry in log] == [1, 1]
     assert rollouts.dropped_lineages == 16
-    said = [record.getMessage() for record in caplog.records if "one a rollout" in record.message]
+    said = [record.getMessage() for record in caplog.records if "one per rollout" in record.message]
     assert len(said) == 1
     assert agent.__name__ in said[0]
     assert "8 of 16" in said[0]

@@ -379,7 +379,7 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
 @pytest.mark.parametrize(
     ("overrides", "settings", "message"),
     [
-        ([], {"seats": ["a", "b"]}, "one sample of one policy"),
+        ([], {"seats": ["a", "b"]}, "verl trains one policy"),
         ([], {"branches": "all"}, "only its V1 trainers take several"),
         ([], {"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
         ([], {"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
@@ -404,7 +404,7 @@ async def test_images_are_refused(servers: Made) -> None:
     policy = ServerPolicy(given, "1", {}, Room(96, 448, 544), None)
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
 
-    with pytest.raises(evert.UnsupportedPromptError, match="hands verl token ids alone"):
+    with pytest.raises(evert.UnsupportedPromptError, match="sends verl only token ids"):
         await policy(tinker.ModelInput(chunks=[image]), [5])
 
     assert given.asked == []

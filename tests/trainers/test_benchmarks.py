@@ -118,7 +118,7 @@ def test_a_process_that_fails_is_an_error_and_nothing_of_one_that_is_too_slow_is
         f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True); "
         "sys.stdin.read(); import time; time.sleep(120)"
     )
-    with pytest.raises(trainers.RunError, match="It took over 3 s"):
+    with pytest.raises(trainers.RunError, match="The run took over 3 s"):
         trainers.run(tmp_path, sys.executable, "-c", code)
     pid, deadline = int((tmp_path / "output.log").read_text()), time.monotonic() + 30
     with suppress(psutil.NoSuchProcess):
@@ -198,7 +198,7 @@ def test_other_data_than_conversations_fail_the_benchmark_and_a_missing_program_
     monkeypatch.setitem(drift.CASES, "compacting", wrong)
     assert drift.main(out) == 1
     shown = capsys.readouterr().out
-    assert "no-such-program is not there: npm install -g @anthropic-ai/claude-code" in shown
-    assert "FAILED compacting: evert has other data than the 1 conversations" in shown
+    assert "no-such-program is not installed: npm install -g @anthropic-ai/claude-code" in shown
+    assert "FAILED compacting: evert's data are not the 1 conversations" in shown
     monkeypatch.setitem(drift.CASES, "compacting", wrong._replace(conversations=2))
     assert drift.main(out) == 0

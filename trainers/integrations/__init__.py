@@ -1,9 +1,9 @@
-"""evert's agents under other trainers, and others' environments.
+"""evert's agents under other trainers, and other libraries' environments as agents.
 
 In reading order:
 
-    trl/        TRL's trainers
-    verl/       verl's trainers
-    verifiers/  verifiers' environments as agents, and agents as such
+    trl/        agents under TRL's trainers
+    verl/       agents under verl's trainers
+    verifiers/  verifiers' environments as agents, and agents as verifiers' environments
     harbor/     Harbor's trials as agents
 """

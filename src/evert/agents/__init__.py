@@ -3,25 +3,25 @@
     fix = evert.agents.claude_code("Make check.py pass.", files=FILES, reward=CHECK)
     env = ChatAgentEnv(fix)
 
-Each function returns a ``ProcessAgent`` that knows the program's flags, what it would ask the model
-beside its task (titles, summaries) and how to keep it quiet, and the configuration that it reads,
-which lies in the episode's own folder. Where bubblewrap is installed they run in a sandbox. The
-programs themselves are not installed with evert.
+Each function returns a ``ProcessAgent`` that knows the program's flags, writes its configuration
+into the episode's own folder, and switches off the model calls that it makes beside the task
+(titles, summaries). Where bubblewrap is installed, the programs run in a sandbox. They are not
+installed with evert.
 
     anthropic_claude.py    ``claude_code``: Claude Code, from npm
     openai_codex.py        ``codex``: OpenAI's Codex, from npm
     google_gemini.py       ``gemini_cli``: Google's Gemini CLI, from npm
-    aider_chat.py          ``aider``: Aider, from PyPI, in an environment of its own
-    recipe.py              what they share: their options, and the agent made of them
-    commands.py            the commands of one episode, and all that they start
-    cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
+    aider_chat.py          ``aider``: Aider, from PyPI, in a separate environment
+    recipe.py              what these four share: their options, and how they make the agent
     process.py             ``ProcessAgent``: an agent that is a command
-    supervisor.py          the process that runs one of them, and ends all of that
-    sandboxed.py           whether a command runs in a sandbox, and in which
-    installed.py           where programs are installed that have to be seen there
-    sandbox.py             a sandbox without a daemon: what a program sees
-    relay.py               what leads from a sandbox to the model
+    commands.py            runs the commands of one episode
+    supervisor.py          the process that starts one command, and ends all that it started
     variables.py           the environment variables that a command gets
+    sandboxed.py           whether a command runs in a sandbox, and in which
+    sandbox.py             a sandbox without a daemon: what a program sees
+    installed.py           the folders of installed programs that a sandbox has to show
+    relay.py               forwards connections from a sandbox to the model
+    cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
 """
 
 from evert.agents.aider_chat import aider

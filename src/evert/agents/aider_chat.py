@@ -1,11 +1,11 @@
 """``aider``: Aider as an agent, over chat completions.
 
-https://aider.chat; tried with aider-chat 0.86.2, whose pins conflict with evert's: it lives in an
-environment of its own, and ``program`` is the path of its ``aider``.
+https://aider.chat; tried with aider-chat 0.86.2. Its pins conflict with evert's, so install it in a
+separate environment and pass the path of its ``aider`` as ``program``.
 
-- Analytics, updates and the look for models' prices are switched off.
+- Analytics, updates and the download of models' prices are switched off.
 - Its caches and settings lie in the episode's home; yours are not read.
-- It would run what follows "/run" or "!" at the beginning of a task: a new line stands before it.
+- It would run what follows "/run" or "!" at the beginning of a task, so a new line is put before.
 """
 
 import json
@@ -16,7 +16,7 @@ from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, made
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
-"""Where Aider finds prices of models, it does not fetch them."""
+"""Aider's cache of models' prices. Aider downloads none when it finds this file."""
 
 QUIET = [
     "--yes-always",
@@ -42,21 +42,22 @@ def aider(
     arguments: Sequence[str] = (),
     **options: Unpack[ProcessOptions],
 ) -> ProcessAgent:
-    """Aider on a prompt, in a folder of its own.
+    """Return an agent that runs Aider on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
-        edit: Names of the files that it is given to edit.
+        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
+            part of it.
+        edit: Names of the files that Aider may edit.
         edit_format: How the model writes its edits: "whole" files, "diff" blocks, or another of
-            Aider's; None: "whole", as Aider chooses for models that it does not know.
+            Aider's formats; None: "whole", Aider's choice for models that it does not know.
         program: The program, or its path.
-        arguments: Further arguments: ``["--map-tokens", "0"]`` leaves the map of the repository
-            out of the prompt.
+        arguments: Further arguments. For example, ``["--map-tokens", "0"]`` leaves the map of the
+            repository out of the prompt.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 
     Raises:
-        InvalidAgentError: As ``ProcessAgent``.
+        InvalidAgentError: As for ``ProcessAgent``.
     """
     model = "openai/{model}"
     command = [program, *QUIET, "--model", model, "--weak-model", model]

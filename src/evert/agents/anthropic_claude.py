@@ -3,13 +3,14 @@
 https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -g
 @anthropic-ai/claude-code``.
 
-- What it would ask the model beside the task (session titles) or send elsewhere is switched off.
+- Model calls beside the task (session titles) and traffic to other hosts are switched off.
 - Its settings, memories and sessions lie in the episode's home; yours are not read.
-- It sends tool calls back as it understood them: ``replace_all: false`` added, white space taken
-  from the ends of lines, numbers read from strings. What was sampled is kept all the same
-  (``keep_completed_arguments``); only a ``cd`` into its own folder that it leaves out is an edit.
-- It takes a model that it does not know for one with a context of a million tokens, and so never
-  compacts in time. ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` tells it another size.
+- It changes tool calls before it sends them back: it adds ``replace_all: false``, strips white
+  space from the ends of lines, and turns strings into numbers. With ``keep_completed_arguments``
+  these do not count as edits, and the sampled tokens are kept. It also removes a ``cd`` into its
+  own folder, which does count as an edit.
+- It assumes a context of a million tokens for models that it does not know, so it compacts too
+  late. ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` sets another size.
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,13 @@ from evert.agents.recipe import ProcessOptions, as_text, made
 ENVIRONMENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
     "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
-    "CLAUDE_CODE_DISABLE_ATTACHMENTS": "1",  # files of yours that a task names: "@/home/me/notes"
+    "CLAUDE_CODE_DISABLE_ATTACHMENTS": "1",  # a task may name your files: "@/home/me/notes"
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the prompt that each version changes
-    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",  # it would ask the same a second time
+    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",  # would send the same request again
     "CLAUDE_CODE_MAX_RETRIES": "0",
     "API_TIMEOUT_MS": "86400000",  # a reply may wait for a whole batch
     "DISABLE_AUTOUPDATER": "1",
-    # whatever size of model it or a sub-agent asks for, it is the policy
+    # the policy answers for every size of model that it or a sub-agent asks for
     "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
@@ -45,24 +46,26 @@ def claude_code(
     arguments: Sequence[str] = (),
     **options: Unpack[ProcessOptions],
 ) -> ProcessAgent:
-    """Claude Code on a prompt, in a folder of its own.
+    """Return an agent that runs Claude Code on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
-        tools: The tools that it offers and may use unasked, ``("Read", "Edit", "Bash(git *)")``;
-            None: its own choice of tools, of which ``permission_mode`` says what they may do.
-        permission_mode: What it may do unasked; what it would ask for is denied. "acceptEdits":
-            read and edit files of its folder. "bypassPermissions": everything, for machines that
-            hold nothing else.
-        lean: Whether to leave out what makes the prompt long (``--bare``): 2 to 7 kB with the task,
-            where its own has 48. Tools are then Bash, Edit and Read at most.
+        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
+            part of it.
+        tools: The tools that it offers the model and may use without permission, such as
+            ``("Read", "Edit", "Bash(git *)")``; None: Claude Code's own choice of tools, limited by
+            ``permission_mode``.
+        permission_mode: What it may do without permission; everything else is denied.
+            "acceptEdits": read and edit files of its folder. "bypassPermissions": everything, for
+            machines with nothing of value on them.
+        lean: Whether to shorten the prompt (``--bare``) from 48 kB to 2 to 7 kB, the task included.
+            Tools are then Bash, Edit and Read at most.
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 
     Raises:
-        InvalidAgentError: As ``ProcessAgent``.
+        InvalidAgentError: As for ``ProcessAgent``.
     """
     command = [program, "-p", "--model", "{model}", "--permission-mode", permission_mode]
     if tools is not None:
@@ -72,7 +75,7 @@ def claude_code(
         command.append("--bare")
     env: dict[str, str | None] = dict(ENVIRONMENT)
     if permission_mode == "bypassPermissions":
-        env["IS_SANDBOX"] = "1"  # else it refuses to run as root, whom containers know only
+        env["IS_SANDBOX"] = "1"  # else it refuses to run as root, the usual user of containers
     return made(
         [*command, *arguments, "--", as_text(prompt)],
         options,

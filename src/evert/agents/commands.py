@@ -1,9 +1,10 @@
-"""Commands of one episode: filled in, run in its folder, and gone with all that they started.
+"""Runs the commands of one episode, and ends every process that they started.
 
-``Place`` is where an episode's commands run: its folders, its environment, and what stands for
-``{task}`` and the like. ``Place.run`` runs one to its end and returns a ``ProcessResult``. What a
-command writes goes to files without a name; only their ends are ever read, so that no output is too
-long. What it leaves may be anything: ``read_left`` reads regular files, up to a size, and no link.
+``Place`` is where an episode's commands run: its folders, its environment variables, and the values
+of ``{task}`` and the other placeholders. ``Place.run`` runs a command to its end and returns a
+``ProcessResult``. A command's outputs go to unnamed temporary files, of which only the ends are
+read, so no output is too long. A command may leave files of any kind: ``read_left`` reads only
+regular files up to a size, and follows no link.
 """
 
 import asyncio
@@ -34,20 +35,19 @@ from evert.bridge.redaction import LONGEST_KEY, redacted_end
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 
 PATIENCE = 30
-"""Seconds that what a command started may take to end once it is killed."""
+"""Seconds that the processes of a command have to end after they are killed."""
 
 SHOWN_OUTPUT = 2000
 """Bytes of the end of each output that a message shows."""
 
 MARK = "EVERT_EPISODE"
-"""The environment variable by which a process is known to belong to an episode."""
+"""The environment variable that marks the processes of an episode."""
 
 IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
-"""How the name of a file begins that is laid into the episode's home, or the judge's folder."""
+"""Prefixes of the names of files that go to the episode's home, or to the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
-"""Bytes of an environment variable; systems have a limit, and a program with a longer one cannot
-be started at all."""
+"""Bytes of an environment variable. Systems limit them: with a longer one no program starts."""
 
 PLACEHOLDER = re.compile(
     r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"
@@ -59,10 +59,10 @@ class ProcessResult:
     """A command that has ended.
 
     Attributes:
-        status: Exit status; negative: the signal that ended it, which a sandbox makes 128 and it.
-        stdout: What it wrote; of more than a megabyte the end.
-        stderr: What it wrote to the other; of more than a megabyte the end.
-        folder: Where it ran; its files are still there, but may be anything: see ``read``.
+        status: Exit status. A command that signal N killed has -N; in a sandbox, 128 + N.
+        stdout: Its standard output; if that is longer than a megabyte, the end.
+        stderr: Its standard error; if that is longer than a megabyte, the end.
+        folder: The folder in which it ran. Its files are still there; read them by ``read``.
     """
 
     status: int
@@ -71,9 +71,9 @@ class ProcessResult:
     folder: Path
 
     def read(self, name: str) -> str | None:
-        """The text of a file that the command left, by its name in ``folder``.
+        """Return the text of a file that the command left in ``folder``.
 
-        None: it is not there, no regular file (a link, a named pipe), or longer than a megabyte.
+        None: it is missing, not a regular file (a link, a named pipe), or longer than a megabyte.
         """
         try:
             return read_left(self.folder, name).decode(errors="replace")
@@ -86,10 +86,10 @@ class Place:
     """Where an episode's commands run."""
 
     own: Sequence[Path]
-    """The folders to remove should the trainer die."""
+    """The folders that the supervisor removes if the trainer dies."""
     folder: Path
     rooms: Mapping[str, Path]
-    """Where files are laid whose names begin so; others are for another place."""
+    """The folder for each prefix of file names. Files with other prefixes are skipped."""
     task: Any
     values: Mapping[str, str]
     env: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Place:
     last_words: str = ""
 
     def fill(self, text: str, variables: Mapping[str, str] | None = None) -> str:
-        """The text with placeholders filled in; those of variables only where these are given."""
+        """Fill in the placeholders of a text; ``{env[NAME]}`` only if ``variables`` are given."""
         return PLACEHOLDER.sub(lambda found: self._value(found, variables), text)
 
     def _value(self, found: re.Match[str], variables: Mapping[str, str] | None) -> str:
@@ -114,12 +114,12 @@ class Place:
             return task_text(self.task[key if isinstance(self.task, Mapping) else int(key)])
         except (LookupError, TypeError, ValueError):
             raise InvalidAgentError(
-                f"The command asks for {found[0]}, which the task {self.task!r:.200} has not. "
-                "Expected tasks that are mappings with that key."
+                f"The command asks for {found[0]}, which the task {self.task!r:.200} does not "
+                "have. Expected a task with that key or index."
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files of this place, and copy those that are paths, folders whole."""
+        """Write the files of this place. Paths are copied, also whole folders."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:
@@ -140,7 +140,7 @@ class Place:
     async def run(
         self, command: Sequence[str], role: str, sandbox: Sandbox | None = None
     ) -> ProcessResult:
-        """Run a command to its end, and end all that it started; ``role`` is for messages."""
+        """Run a command, then end every process that it started; ``role`` is for messages."""
         filled = [self.fill(argument) for argument in command]
         if sandbox is not None:
             self._look_for(filled[0])
@@ -154,7 +154,7 @@ class Place:
                     await _ended(process, self.env[MARK])
                 finally:
                     self.last_words = f"The {role} {filled[0]!r} wrote last: {_shown(err, out)}"
-            word, number = said.split() or (b"ended", -signal.SIGKILL)  # its supervisor was killed
+            word, number = said.split() or (b"ended", -signal.SIGKILL)  # the supervisor was killed
             if word == b"failed":
                 self.last_words = ""
                 why = OSError(int(number), os.strerror(int(number)))
@@ -163,7 +163,7 @@ class Place:
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
     def _look_for(self, program: str) -> None:
-        """Raise if there is no such program; in a sandbox only the relay would notice."""
+        """Raise if there is no such program. In a sandbox the supervisor would not notice."""
         path = os.path.join(self.folder, program) if "/" in program else program
         found = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
         if found is None or not os.access(found, os.X_OK):
@@ -174,7 +174,7 @@ class Place:
     def _supervised(
         self, command: list[str], program: str, out: IO[bytes], err: IO[bytes]
     ) -> "Process":
-        """Start a command's supervisor. A word on its input, or the input's end, ends it all."""
+        """Start a command's supervisor. Input, or the end of its input, makes it end everything."""
         outputs = [out.fileno(), err.fileno()]
         options = [*outputs, "LC_CTYPE" in self.env, len(self.own), *self.own]
         try:
@@ -194,17 +194,17 @@ class Place:
     def _not_started(self, program: str, error: OSError | ValueError) -> str:
         too_long = isinstance(error, OSError) and error.errno == errno.E2BIG
         if too_long or isinstance(error, ValueError):
-            why = "are too long" if too_long else f"hold what no argument can: {error}"
+            why = "are too long" if too_long else f"are invalid: {error}"
             return (
-                f"The program {program!r} cannot be started: its arguments {why}. The task "
-                "is in the file that EVERT_TASK_FILE names, too, or lay it out in a setup function."
+                f"The program {program!r} cannot be started: its arguments {why}. Read the task "
+                "from the file that EVERT_TASK_FILE names, or write a file in a setup function."
             )
         if not isinstance(error, FileNotFoundError):
             return f"The program {program!r} cannot be started: {error}"
-        how = self.install or "install it where PATH leads, or give its whole path"
+        how = self.install or "install it in a folder of PATH, or give its whole path"
         return (
             f"The program {program!r} was not found (or the interpreter that its first line names)."
-            f" To fix it: {how}. Its folder holds nothing but what files= and setup= put there."
+            f" To fix it: {how}. The episode's folder has only the files of files= and setup=."
         )
 
 
@@ -213,24 +213,24 @@ def _named(name: str, variables: Mapping[str, str]) -> str:
         return variables[name]
     except KeyError:
         raise InvalidAgentError(
-            f"env= hands the command {{env[{name}]}}, but the environment variable {name} is not "
-            "set here. Set it before you start the trainer, or leave it out of env=."
+            f"env= asks for {{env[{name}]}}, but the environment variable {name} is not set here. "
+            "Set it before you start the trainer, or leave it out of env=."
         ) from None
 
 
 def room_of(name: str) -> tuple[str, str]:
-    """How the name of a file begins, and its name there."""
+    """Split the name of a file into its prefix and its path in that folder."""
     room = next(room for room in (IN_HOME, IN_JUDGE, "") if name.startswith(room))
     return room, name.removeprefix(room)
 
 
 def task_text(task: object) -> str:
-    """A task as a command is told it: text as it is, anything else as JSON."""
+    """Return a task as text for a command: text unchanged, anything else as JSON."""
     return "" if task is NO_TASK else task if isinstance(task, str) else json.dumps(task)
 
 
 def end_of(file: IO[bytes], size: int = supervisor.KEPT_OUTPUT) -> str:
-    """The last ``size`` bytes of an output as text."""
+    """Return the last ``size`` bytes of an output as text."""
     start = max(0, os.fstat(file.fileno()).st_size - size)
     return os.pread(file.fileno(), size, start).decode(errors="replace")
 
@@ -243,14 +243,19 @@ def _shown(stderr: IO[bytes], stdout: IO[bytes]) -> str:
 
 
 def read_left(folder: Path, name: str, most: int = 2**20) -> bytes:
-    """Read a file that a command left: a regular one, in the folder, of so many bytes at most."""
+    """Read a regular file that a command left in the folder, of at most ``most`` bytes.
+
+    Raises:
+        ValueError: It is longer, not a regular file, or a link or its name leads elsewhere.
+        OSError: It is missing, or cannot be read.
+    """
     path = folder / name
     if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
         raise ValueError("a link or its name leads elsewhere")
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         content = os.pread(file, most + 1, 0)
     finally:
         os.close(file)
@@ -265,7 +270,7 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 async def _said(process: Process) -> bytes:
-    """What a supervisor says next; empty when it is gone."""
+    """Wait for a supervisor's next report; empty when it is gone."""
     assert process.stdout is not None
     loop, reports, ready = asyncio.get_running_loop(), process.stdout.fileno(), asyncio.Event()
     loop.add_reader(reports, ready.set)
@@ -277,7 +282,7 @@ async def _said(process: Process) -> bytes:
 
 
 async def _ended(process: Process, mark: str) -> None:
-    """Have a supervisor end all that there is, and wait; it goes on where this gives up."""
+    """Tell a supervisor to end every process, and wait. It keeps trying even if this raises."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # it is gone
@@ -285,7 +290,7 @@ async def _ended(process: Process, mark: str) -> None:
     process.stdin.close()
     try:
         for _ in range(PATIENCE):
-            process.send_signal(signal.SIGCONT)  # what it ends may have stopped it
+            process.send_signal(signal.SIGCONT)  # the command may have stopped it
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await _gone(process)
@@ -302,7 +307,7 @@ async def _ended(process: Process, mark: str) -> None:
 async def _gone(process: Process) -> None:
     while await _said(process):
         pass
-    while process.poll() is None:  # noqa: ASYNC110  # nothing tells an event loop
+    while process.poll() is None:  # noqa: ASYNC110  # no event for the loop to wait on
         await asyncio.sleep(0.001)
 
 
@@ -311,17 +316,17 @@ def _not_ended(supervisor: int) -> str:
         left = psutil.Process(supervisor).children(recursive=True)
         names = ", ".join(f"{one.name()} ({one.pid})" for one in left[:10])
         return (
-            f"Of what the command started {len(left)} processes did not end within {PATIENCE} "
-            f"seconds of being killed: {names}. They run as another user, or hang in the system."
+            f"{len(left)} processes that the command started did not end within {PATIENCE} seconds "
+            f"of being killed: {names}. They run as another user, or hang in the kernel."
         )
     return f"The command did not end within {PATIENCE} seconds of being killed."
 
 
 def _kill_family(process: Process, mark: str) -> None:
-    """Kill what is below a supervisor that cannot do so, and what carries the episode's mark."""
+    """Kill a supervisor's descendants, and the processes with the episode's mark, in its place."""
     family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     with suppress(psutil.Error):
-        if process.returncode is None:  # else its number may be another's
+        if process.returncode is None:  # else its number may belong to another process
             family += psutil.Process(process.pid).children(recursive=True)
     for member in family:
         with suppress(psutil.Error):

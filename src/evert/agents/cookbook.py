@@ -1,16 +1,16 @@
-"""``CookbookAgent``: an environment of the Cookbook's as an agent.
+"""``CookbookAgent``: an environment of the Cookbook as an agent.
 
     agent = CookbookAgent(lambda renderer, answer: GuessNumberEnv(answer, renderer))
     env = ChatAgentEnv(agent, 42)
 
-The agent plays the environment with the Cookbook's own runner, by a policy that asks the client
-(``_Asking``). So the environment's limits, stop reasons and parse errors are what they are there;
-and like any agent it is recorded, mixed with others, and played by every trainer.
+The agent plays the environment with the Cookbook's own runner, and a completer that calls the
+client (``_Asking``). So limits, stop reasons and parse errors are the same as in the Cookbook, and
+the agent can be recorded, mixed with others, and trained by every trainer.
 
-An ``Env`` of the Cookbook's hands out tokens; which messages they are of, only the renderer knows
-that it made them with. So it gets the policy's own renderer, listened to (``HeardRenderer``). What
-the policy says goes to the Env in the tokens that were sampled; where nobody knows them (a reply
-that came as text), in tokens that this renderer reads as that very reply.
+A Cookbook ``Env`` returns observations as tokens, but the client takes messages. So the Env gets a
+copy of the policy's renderer that remembers the messages of each prompt (``HeardRenderer``). The
+action is the sampled tokens of the reply. If they are unknown, since the reply came as text, it is
+tokens that this renderer parses as that reply.
 """
 
 import inspect
@@ -46,27 +46,27 @@ from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_
 from evert.bridge.tokens.renderer import SHARED, PromptRenderer, with_tokenizer
 
 ENV_STOP = "env_stop/"
-"""What the metric of the environment's own stop reason begins with."""
+"""Prefix of the metric that has the environment's own stop reason."""
 
 
 class CookbookAgent:
-    """An environment of the Tinker Cookbook's, played as an agent.
+    """An environment of the Tinker Cookbook, played as an agent.
 
     Args:
         make: ``make(renderer, task)``, or ``make(renderer)`` where there is no task; sync or async.
-            It returns an ``Env`` that renders and parses with this renderer, the policy's; or a
-            ``MessageEnv``; or an ``EnvGroupBuilder`` of one Env, whose group reward and ``cleanup``
-            count as well. Each episode makes a new one.
+            It is called for each episode, and returns an ``Env`` that renders and parses with this
+            renderer, the policy's; or a ``MessageEnv``; or an ``EnvGroupBuilder`` of one Env, whose
+            group reward is added and whose ``cleanup`` is called.
 
-    The reward of each step belongs to the transition it was given for; metrics and logs too. The
-    environment's stop reason is the metric ``env_stop/REASON``, and a limit of its own that cut it
-    short is ``stop/truncated``. Within another agent, ``await agent(client, task)`` plays an
-    episode; its rewards are given to the client as they come, and none is left in the ``Outcome``.
+    The reward, metrics and logs of each step go to its transition. The environment's stop reason
+    is the metric ``env_stop/REASON``; if one of its limits ended the episode, ``stop/truncated`` is
+    set. Within another agent, ``await agent(client, task)`` plays an episode: its rewards go to the
+    client as they come, and the reward of the ``Outcome`` is 0.
 
     Raises (when it plays):
         InvalidAgentError: ``make`` returns none of these, or the client is not one of evert's.
-        UnsupportedPromptError: The environment hands out tokens that are of no messages: prompts
-            that it did not make with ``renderer``, or token ids to stop at that are not its own.
+        UnsupportedPromptError: The environment returns a prompt that it did not make with
+            ``renderer``, or stops at token ids that are not among the renderer's.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -77,7 +77,7 @@ class CookbookAgent:
         if not isinstance(client, AgentClient):
             raise InvalidAgentError(
                 f"A CookbookAgent needs the client of an Env of evert's, got {repr_of(client)}: "
-                "its environment is made with the policy's renderer. Play it by ChatAgentEnv(...)."
+                "its environment needs the policy's renderer. Play it by ChatAgentEnv(...)."
             )
         heard = HeardRenderer(renderer_of(client))
         async with AsyncExitStack() as stack:
@@ -87,7 +87,7 @@ class CookbookAgent:
             trajectory = await do_single_rollout(_Asking(client, heard), _Told(env, client))
             metrics: Metrics = {}
             for last in trajectory.transitions[-1:]:
-                metrics |= last.metrics  # the runner's own among them
+                metrics |= last.metrics  # includes the runner's own
             if isinstance(made, EnvGroupBuilder):
                 [(reward, more)] = await made.compute_group_rewards([trajectory], [env])
                 client.reward(reward)
@@ -105,8 +105,8 @@ async def _env_of(made: object, heard: "HeardRenderer", stack: AsyncExitStack) -
         if len(envs) != 1:
             raise InvalidAgentError(
                 f"{type(made).__name__} makes a group of {len(envs)} Envs; expected one, since an "
-                "agent plays one episode. Make it with a group size of 1 (evert's group_size makes "
-                "the group); a game of several players is an agent with seats."
+                "agent plays one episode. Make it with a group size of 1: evert's group_size makes "
+                "the group. For a game of several players, write an agent with seats."
             )
         made = envs[0]
     for one in (made, getattr(made, "message_env", None)):
@@ -119,12 +119,12 @@ async def _env_of(made: object, heard: "HeardRenderer", stack: AsyncExitStack) -
         return made
     raise InvalidAgentError(
         f"The function of a CookbookAgent returned {repr_of(made)}; expected an Env, a MessageEnv "
-        "or an EnvGroupBuilder of the Cookbook's."
+        "or an EnvGroupBuilder of the Cookbook."
     )
 
 
 class _Asking(TokenCompleter):
-    """Samples from whoever answers the agent's client."""
+    """A completer that calls the agent's client."""
 
     def __init__(self, client: AgentClient, heard: "HeardRenderer") -> None:
         self._client = client
@@ -142,26 +142,26 @@ class _Asking(TokenCompleter):
         return TokensWithLogprobs(tokens, None, stop_reason="length" if is_cut else "stop")
 
     def _strings(self, stop: StopCondition) -> tuple[str, ...]:
-        """The stops that are not the renderer's own."""
+        """Return the stop strings that are not the renderer's own."""
         own = self._heard.renderer.get_stop_sequences()
         further = [one for one in stop if one not in own]
         if ids := [one for one in further if not isinstance(one, str)]:
             raise UnsupportedPromptError(
-                f"This environment stops at the tokens {ids}; a chat client takes strings. Let it "
-                "stop where its renderer does, or at strings."
+                f"This environment stops at the tokens {ids}, but a chat client takes strings. Let "
+                "it use its renderer's stop sequences, or strings."
             )
         return tuple(map(str, further))
 
 
 class _Told(Env):
-    """An Env that tells the agent's client its rewards, metrics and logs."""
+    """An Env that passes its rewards, metrics and logs to the agent's client."""
 
     def __init__(self, env: Env, client: AgentClient) -> None:
         self._env = env
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)  # what a runner may look for: its limits, say
+        return getattr(self._env, name)  # the runner reads some, such as its limits
 
     async def initial_observation(
         self,
@@ -184,18 +184,18 @@ class _Told(Env):
 
 
 def _own(metrics: Metrics) -> Metrics:
-    """Metrics without a stop reason: only the agent's Env sets it."""
+    """Return metrics without stop reasons, which only the agent's own Env may set."""
     return {k: value for k, value in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
 
 
-# -- the renderer that is listened to --------------------------------------------------------------
+# -- a renderer that remembers its prompts ---------------------------------------------------------
 
 Heard = tuple[tinker.ModelInput, ChatRequest]
-"""A prompt, and what was asked with it; of no model yet."""
+"""A prompt, and the request that it renders; the request names no model yet."""
 
 
 class HeardRenderer:
-    """What an Env tells its ``renderer``, which is the policy's and listened to."""
+    """A copy of the policy's renderer for an Env, and the prompts that the Env made with it."""
 
     def __init__(self, prompts: PromptRenderer) -> None:
         self._prompts = prompts
@@ -206,13 +206,13 @@ class HeardRenderer:
         self._parsed: list[tuple[Message, Reply]] = []
         self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
         vars(self.renderer).update(
-            {SHARED: prompts},  # for an Env of evert's in the environment: no tokenizer of its own
+            {SHARED: prompts},  # an Env of evert's in this environment then uses the same tokenizer
             build_generation_prompt=self._build,
             create_conversation_prefix_with_tools=self._offer,
             parse_response=self._parse,
         )
 
-    # -- what the Env calls, from any thread -----------------------------------------------------
+    # -- called by the Env, from any thread ------------------------------------------------------
 
     def _build(
         self, messages: list[Message], role: str = "assistant", prefill: str | None = None
@@ -244,21 +244,20 @@ class HeardRenderer:
     # -- between the Env and the policy ----------------------------------------------------------
 
     def request_of(self, prompt: tinker.ModelInput) -> ChatRequest:
-        """What an Env asks with a prompt."""
+        """Return the request that a prompt renders."""
         for heard in reversed(self._heard):
             if heard[0] is prompt or heard[0] == prompt:
-                self._heard = [heard]  # the Env may hand it out again
+                self._heard = [heard]  # the Env may return it again
                 return heard[1]
         raise UnsupportedPromptError(
-            "This environment hands out a prompt that it did not make with the renderer it was "
-            "given, so nothing says which messages it is of, and a chat client takes messages "
-            "alone. Make it with that one, CookbookAgent(lambda renderer, task: MyEnv(..., "
-            "renderer)), and let it hand out what renderer.build_generation_prompt(messages) "
-            "returns."
+            "This environment returned a prompt that it did not make with the renderer it was "
+            "given. So its messages are unknown, and a chat client takes only messages. Make the "
+            "environment with that renderer, CookbookAgent(lambda renderer, task: MyEnv(..., "
+            "renderer)), and let it return renderer.build_generation_prompt(messages)."
         )
 
     def tokens_of(self, reply: Reply) -> list[int]:
-        """A reply in tokens for the Env: as sampled, or as this renderer reads it."""
+        """Return a reply's tokens for the Env: the sampled ones, or others that parse as it."""
         tokens = [*(reply.tokens or ())]
         if reply.tokens is None:
             tokens = self._prompts.spell(reply.text) + self._prompts.end_tokens[:1]
@@ -277,7 +276,7 @@ class HeardRenderer:
         return None, whole
 
     def _as_sent(self, message: Message) -> CookbookMessage:
-        """The message with its client's ids of tool calls; as it is if one could not be parsed."""
+        """Give a message its reply's tool calls, with their ids, unless one was unparsed."""
         reply = next((reply for parsed, reply in self._parsed if parsed is message), None)
         if reply is None or not reply.tool_calls or reply.unparsed:
             return CookbookMessage(message)

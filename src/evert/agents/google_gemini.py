@@ -2,10 +2,11 @@
 
 https://geminicli.com; tried with 0.61.0, ``npm install -g @google/gemini-cli``.
 
-- Its settings lie in the episode's home, with the key as the way to sign in: by the address alone
-  it takes itself to be behind a gateway, and stops. Yours are not read.
-- A file of the folder that a task names, "@calc.py", is added to the prompt; none of elsewhere.
-- Updates, statistics and the search for loops, for which it would ask the model, are switched off.
+- Its settings lie in the episode's home; yours are not read. They select the API key as the way to
+  sign in: with a base URL alone it assumes a gateway, and stops.
+- When a task names a file of the folder, "@calc.py", the file is added to the prompt. Files
+  elsewhere are not.
+- Updates, statistics and loop detection, which calls the model, are switched off.
 """
 
 import json
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 ENVIRONMENT = {
     "GEMINI_CLI_NO_RELAUNCH": "true",
-    "GOOGLE_API_KEY": None,  # would be taken before GEMINI_API_KEY
+    "GOOGLE_API_KEY": None,  # would take precedence over GEMINI_API_KEY
 }
 
 LEAN_TOOLS = ("read_file", "replace", "write_file")
@@ -48,25 +49,26 @@ def gemini_cli(
     arguments: Sequence[str] = (),
     **options: Unpack[ProcessOptions],
 ) -> ProcessAgent:
-    """Gemini CLI on a prompt, in a folder of its own.
+    """Return an agent that runs Gemini CLI on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
-        tools: Names of the tools that it offers and may use unasked, ``("read_file", "replace",
-            "run_shell_command")``; None: its own choice of tools, of which ``approval_mode`` says
-            what they may do.
-        approval_mode: What it may do unasked; what it would ask for it does not offer.
-            "auto_edit": read and edit files of its folder. "yolo": everything, for machines that
-            hold nothing else.
-        lean: Whether to leave out what makes the prompt long: 7 kB with the task, where its own
-            has 44. Tools are then read_file, replace and write_file, unless ``tools`` says others.
+        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
+            part of it.
+        tools: Names of the tools that it offers the model and may use without approval, such as
+            ``("read_file", "replace", "run_shell_command")``; None: Gemini CLI's own choice of
+            tools, limited by ``approval_mode``.
+        approval_mode: What it may do without approval; it does not offer tools that need approval.
+            "auto_edit": read and edit files of its folder. "yolo": everything, for machines with
+            nothing of value on them.
+        lean: Whether to shorten the prompt from 44 kB to 7 kB, the task included. Tools are then
+            read_file, replace and write_file, unless ``tools`` names others.
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
-            ``ProcessAgent``. A file ``{home}/.gemini/settings.json`` replaces the one of evert's.
+            ``ProcessAgent``. A file ``{home}/.gemini/settings.json`` replaces evert's.
 
     Raises:
-        InvalidAgentError: As ``ProcessAgent``.
+        InvalidAgentError: As for ``ProcessAgent``.
     """
     if tools is None and lean:
         tools = LEAN_TOOLS

@@ -1,9 +1,9 @@
-"""What a program needs to see in a sandbox: where it is installed, and what it is told by path.
+"""The paths that a program needs to see in a sandbox: its installation, and its arguments' files.
 
-A sandbox has the system's folders and no home, where programs are often installed (npm, nvm, pyenv,
-pipx, uv): those folders are shown, and nothing beside them, since keys and work lie there too. Of
-an installation, ``PREFIX/bin`` and its kin are shown, and wherever links in ``bin`` lead: pipx, uv
-and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
+A sandbox has the system's folders and no home. But programs are often installed in the home (npm,
+nvm, pyenv, pipx, uv), beside keys and work, so only the folders of installations are shown. Of an
+installation these are ``PREFIX/bin`` and the other ``PARTS``, and the targets of links in ``bin``:
+pipx, uv and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
 """
 
 import os
@@ -15,16 +15,16 @@ from pathlib import Path
 from evert.agents.sandbox import system_folders
 
 PARTS = "bin sbin lib lib32 lib64 libexec include share pyvenv.cfg conda-meta ssl"
-"""What of an installation is shown. ``~/.local/share`` is none: passwords are kept there."""
+"""The parts of an installation that are shown; not ``~/.local/share``, which has passwords."""
 
 
 def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
-    """Paths to show to a command beside the system's: path inside -> path outside, the same.
+    """Return the paths to show to a command beside the system's: path -> the same as a ``Path``.
 
     Args:
-        command: Program and arguments; what these name by an absolute path is shown, and nothing
-            beside it.
-        variables: What these name is shown, too; of folders, all that ``PATH`` and its kin mean.
+        command: Program and arguments. Absolute paths in the arguments are shown.
+        variables: Absolute paths of files in these are shown, too. A folder (``PATH`` and others)
+            counts as a part of an installation, which is shown.
     """
     values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
     folders = [path for path in values if os.path.isdir(path)]
@@ -39,12 +39,11 @@ def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Pa
 
 
 def _paths(texts: Iterable[str]) -> list[str]:
-    """Those texts that are absolute paths of what is there."""
     found = [os.path.normpath(text) for text in texts if text.startswith("/") and "\0" not in text]
     return [path for path in found if os.path.exists(path)]
 
 
-@lru_cache(64)  # it takes 5 ms, and what is installed rarely changes while a trainer runs
+@lru_cache(64)  # takes 5 ms, and installations rarely change while a trainer runs
 def _installed(starts: tuple[str, ...]) -> frozenset[Path]:
     found: set[Path] = set()
     seen: set[Path] = set()
@@ -64,7 +63,7 @@ def _installed(starts: tuple[str, ...]) -> frozenset[Path]:
 
 
 def _leads_to(path: Path) -> list[Path]:
-    """Where a link leads, or the interpreter that a program's first line names."""
+    """The target of a link, or the interpreter that a program's first line names."""
     real = Path(os.path.realpath(path.parent))
     if path.is_symlink():
         return [Path(os.path.normpath(real / path.readlink()))]
@@ -78,7 +77,7 @@ def _leads_to(path: Path) -> list[Path]:
 
 
 def _shown_of(folder: Path) -> list[Path]:
-    """What to show so that a program in this folder finds its own; nothing of a home as such."""
+    """The paths that a program in this folder needs; never a home folder as a whole."""
     if "node_modules" in folder.parts:
         return [Path(*folder.parts[: folder.parts.index("node_modules") + 1])]
     prefix = folder.parent if folder.name in ("bin", "sbin") else folder
@@ -91,7 +90,7 @@ def _shown_of(folder: Path) -> list[Path]:
 
 
 def _is_broad(path: Path) -> bool:
-    """Whether it is a home, or holds one."""
+    """Whether the path is the user's home, or a parent of it."""
     return Path(os.path.expanduser("~")).is_relative_to(path)
 
 

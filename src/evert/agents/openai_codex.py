@@ -2,9 +2,9 @@
 
 https://developers.openai.com/codex; tried with 0.169.0, ``npm install -g @openai/codex``.
 
-- It does not look at ``OPENAI_BASE_URL``: its address stands in a ``config.toml`` of the episode's
-  home, with all that keeps it from asking again, looking for updates and sending analytics.
-- Its sessions and logs lie there too; your own configuration is not read.
+- It ignores ``OPENAI_BASE_URL``, so a ``config.toml`` in the episode's home has the URL. The file
+  also switches off retries, the check for updates, and analytics.
+- Its sessions and logs lie in that home, too; your own configuration is not read.
 """
 
 from collections.abc import Sequence
@@ -75,23 +75,25 @@ def codex(
     arguments: Sequence[str] = (),
     **options: Unpack[CommonOptions],
 ) -> ProcessAgent:
-    """Codex on a prompt, in a folder of its own.
+    """Return an agent that runs Codex on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
-        sandbox: evert's, as for ``ProcessAgent``, in which Codex makes none of its own; or Codex's
-            own, which is then the only one: "read-only", "workspace-write" (its commands change
-            files of the folder, no network), or "danger-full-access" (none: in containers). Where
-            there can be none of evert's, None is "workspace-write".
-        lean: Whether to leave out what makes the prompt long: 5 kB, with instructions of two
-            lines and a shell as the only tool, where its own has 39.
+        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
+            part of it.
+        sandbox: evert's sandbox, chosen as for ``ProcessAgent``; Codex's own is then off. Or the
+            name of a sandbox of Codex's, which replaces evert's: "read-only", "workspace-write"
+            (its commands may change files of the folder, and have no network), or
+            "danger-full-access" (no sandbox, for containers). Where evert makes none, Codex's is
+            "workspace-write".
+        lean: Whether to shorten the prompt from 39 kB to 5 kB, with two lines of instructions and
+            a shell as the only tool.
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
-            ``ProcessAgent``. A file ``{home}/.codex/config.toml`` replaces the one of evert's.
+            ``ProcessAgent``. A file ``{home}/.codex/config.toml`` replaces evert's.
 
     Raises:
-        InvalidAgentError: As ``ProcessAgent``.
+        InvalidAgentError: As for ``ProcessAgent``.
     """
     config = CONFIG.replace("{lean_settings}\n", LEAN_SETTINGS if lean else "")
     config = config.replace("{lean_features}\n", LEAN_FEATURES if lean else "")

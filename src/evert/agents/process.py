@@ -1,10 +1,10 @@
 """``ProcessAgent``: an agent that is a command, ``["my-agent", "{task}"]`` or a script.
 
-The command finds the model where it looks for any (``variables.py``). It runs in a folder of its
-own, with the files it is given, and nothing that it started outlives it or its Env
-(``commands.py``). Where it is to, it runs in a sandbox (``sandbox.py``), and sees no more than it
-needs. A judge runs when nothing of the agent is left to run, in a folder that is made only then.
-Ready ones for well-known programs are in ``evert.agents``.
+The command finds the model through the usual environment variables (``variables.py``). It runs in a
+new folder with the given files, and every process that it started ends with it (``commands.py``).
+With ``sandbox`` it runs in a sandbox (``sandbox.py``), and sees no more than it needs. A reward
+command (the judge) runs after all processes of the agent have ended, in a folder that is made only
+then. ``evert.agents`` has ready agents for well-known programs.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ LOGGED_OUTPUT = 4000
 """Characters of the end of each output that go to the transition's logs."""
 
 LONGEST_REWARD = 2**16
-"""Bytes of a reward that a command writes, with its metrics."""
+"""Bytes of the reward file that a command writes, metrics included."""
 
 ProcessSetup: TypeAlias = Sequence[str] | Callable[[Path, Any], Any]
 ProcessReward: TypeAlias = (
@@ -57,50 +57,51 @@ ProcessReward: TypeAlias = (
 class ProcessAgent:
     """An agent that runs a command.
 
-    In the command, in ``env`` and in ``files`` that are text, placeholders are filled in:
-    ``{task}`` by the task (text as it is, anything else as JSON), ``{task[name]}`` by a part of it,
-    ``{folder}`` and ``{home}`` by the episode's two folders, ``{model}``, ``{base_url}``,
-    ``{root_url}`` and ``{api_key}`` by what they say. The model and the task are in the environment
-    as well: ``addresses``; ``EVERT_TASK``, unless it is longer than 100 kB or holds a null
-    character or half a surrogate pair, and the file that ``EVERT_TASK_FILE`` names. ``HOME`` and
-    ``TMPDIR`` are the episode's own.
+    Placeholders in the command, in ``env`` and in text ``files`` are filled in: ``{task}`` with the
+    task (text unchanged, anything else as JSON), ``{task[name]}`` with a part of it, ``{folder}``
+    and ``{home}`` with the episode's two folders, and ``{model}``, ``{base_url}``, ``{root_url}``
+    and ``{api_key}``. Environment variables have the model (see ``addresses``) and the task:
+    ``EVERT_TASK_FILE`` names a file of it, and ``EVERT_TASK`` is its text, unless it is longer than
+    100 kB or has a null character or half a surrogate pair. ``HOME`` and ``TMPDIR`` are folders of
+    the episode.
 
     Args:
         command: Program and arguments.
-        files: What is laid into the folder before: text, bytes, or the ``Path`` of a file or a
-            folder to copy, by name. ``"{home}/name"`` goes to a folder beside it, for configuration
-            that is not the agent's work; ``"{judge}/name"`` to the folder of the reward command.
+        files: Files by name: text, bytes, or the ``Path`` of a file or folder to copy. They are put
+            into the folder before the command runs. ``"{home}/name"`` goes to the home, for
+            configuration that is not the agent's work; ``"{judge}/name"`` to the folder of the
+            reward command.
         setup: Run in the folder before the command: another command, or a function of the folder
             and the task.
-        reward: Who judges. A command: 1.0 for its exit status 0, else 0.0. It runs when all that
-            the agent started has ended, in a folder and with a home that are made only then;
+        reward: How to score the episode. A command: 1.0 for exit status 0, else 0.0. It runs after
+            all processes of the agent have ended, with a new folder and home, made only then;
             ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task,
-            at the same time, returns what an agent returns. Two are for commands that score
-            themselves, and run nothing that a policy wrote: "exit": 1.0 for exit status 0, else
-            0.0. "file": what the command writes to the file named by ``EVERT_REWARD_FILE``: a
-            number, or JSON with "reward" and "metrics".
-        cwd: Where to run. None: a new folder an episode, removed after it.
-        env: Further environment variables; None takes one away. ``"{env[NAME]}"`` in one hands
-            over that variable of the trainer's, as it is when an episode begins.
-        host: Interface on which the model is served (another than loopback for containers).
-        sandbox: Whether the command and the reward command run in a sandbox: the system and what
-            they need of your programs is there to read, the episode's folders and ``cwd`` to write,
-            the model to be called, and nothing else of your files, network and processes. True: or
-            not at all. False: as your user, without one. None, which the ready agents take: in one
-            where there can be one (Linux, bubblewrap), unless ``host`` is not loopback. Paths:
-            True, and these are there to read, too. The setup runs outside.
-        command_in_sandbox: The command there, for a program that is told to make no sandbox of its
-            own; None: the same.
-        install: How to get the program, for the message when it is not there.
-        env_options: Options of the Env that fit the program; what a user gives comes before them.
+            called at the same point: returns what an agent returns. For commands that score
+            themselves, and do not run code of the policy: "exit": 1.0 for exit status 0, else 0.0;
+            "file": the command writes a number, or JSON with "reward" and "metrics", to the file
+            that ``EVERT_REWARD_FILE`` names.
+        cwd: Where to run. None: a new folder for each episode, removed after it.
+        env: Further environment variables; None removes one. ``"{env[NAME]}"`` in a value stands
+            for that variable of the trainer's when the episode begins.
+        host: Interface on which the model is served (not loopback for containers).
+        sandbox: Whether the command and the reward command run in a sandbox. They can then read the
+            system and the programs they need, write the episode's folders and ``cwd``, and call the
+            model; the rest of your files, network and processes is out of reach. True: always, or
+            an error. False: never; they run as your user. None, the ready agents' default: where a
+            sandbox can be made (Linux, bubblewrap) and ``host`` is loopback. Paths: as True, and
+            these can be read, too. The setup runs outside.
+        command_in_sandbox: The command to run in a sandbox, for a program that must be told to make
+            no sandbox of its own; None: ``command``.
+        install: How to get the program, for the message when it is missing.
+        env_options: Options of the Env that fit the program; the user's take precedence.
 
-    Functions run in a thread, which nothing can stop: what they wait for should have a time limit,
-    where a command is killed. The task they get is None where there is none.
+    Functions run in a thread, which cannot be killed like a command, so what they wait for should
+    have a time limit. Without a task they get None.
 
     Raises:
-        InvalidAgentError: A command is no non-empty list of strings, ``reward``, ``setup`` or
-            ``sandbox`` is none, a judge is not told where the agent ran, or a file is none or would
-            lie outside.
+        InvalidAgentError: A command is not a non-empty list of strings; ``reward``, ``setup``,
+            ``sandbox`` or a file is invalid; a reward command is not told where the agent ran; or a
+            file would lie outside of its folder.
     """
 
     def __init__(
@@ -151,11 +152,11 @@ class ProcessAgent:
         """Run the command to its end, and return its reward.
 
         Raises:
-            CommandError: It cannot be started, or ended with another status than 0 before it made
-                a model call, or when one was refused; or the setup failed; or there can be no
-                sandbox here.
+            CommandError: The command cannot be started, or its status was not 0 and it had made no
+                model call or its last one was refused; or the setup failed; or no sandbox can be
+                made here.
             openai.BadRequestError: Its last prompt was too long.
-            RewardError: It leaves no reward, or none that can be read.
+            RewardError: It left no reward, or one that cannot be read.
         """
         async with _scratch() as scratch, self._served(client) as address:
             place = self._place(client, address, task, scratch)
@@ -170,7 +171,7 @@ class ProcessAgent:
 
     @asynccontextmanager
     async def _served(self, client: AgentClient) -> AsyncIterator[Address]:
-        """Where the model is served; by a Unix socket for commands that run in a sandbox."""
+        """Serve the model; on a Unix socket for commands that run in a sandbox."""
         sandboxed = await asyncio.to_thread(is_sandboxed, self.sandbox, self.host)
         client.metric("sandboxed", float(sandboxed))
         if not sandboxed:
@@ -230,10 +231,10 @@ class ProcessAgent:
     ) -> Sandbox | None:
         command = self.command_in_sandbox
         if judged is not None and judged.sandbox is not None:
-            command = [*self.reward]  # type: ignore[misc]  # a command, or nothing is run to judge
+            command = [*self.reward]  # type: ignore[misc]  # only a reward command has a judge
             writable = [*writable, *judged.sandbox.writable.values()]
         own = {name: text for name, text in self.env.items() if text is not None}
-        # yours leads to work, which may hold anything, and not to programs
+        # the trainer's PYTHONPATH names folders of work, which may hold anything, not programs
         variables = {**harmless(os.environ), "PYTHONPATH": "", **own}
         return sandbox_of(self.sandbox, command, variables, writable, address)
 
@@ -249,12 +250,12 @@ class ProcessAgent:
                 )
 
     def _check_end(self, result: ProcessResult, client: AgentClient, address: Address) -> None:
-        """Raise for an end that is not the agent's work: a prompt too long, a failed start."""
+        """Raise for an end that must not be scored: a prompt too long, a failed start."""
         inboxes = client._endpoint.episode.inboxes
         latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
         refusal = next((call.refusal for call in latest if call.refusal is not None), None)
         if refusal is not None and getattr(refusal, "code", None) == "context_length_exceeded":
-            raise refusal  # it did not cope, whatever its status says
+            raise refusal  # whatever its status says
         ended = f"The command {self.command[0]!r} ended with status {result.status}"
         if result.status != 0 and refusal is not None:
             raise CommandError(f"{ended} when its model call was refused: {refusal}") from refusal
@@ -316,7 +317,7 @@ def _is_command(value: object) -> bool:
 
 
 def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
-    """The files. A name that leads out of the episode's folders is refused."""
+    """Check the files, and that no name leads out of the episode's folders."""
     for name, content in files.items():
         path = PurePath(room_of(name)[1])
         if path.is_absolute() or ".." in path.parts:
@@ -331,27 +332,27 @@ def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes |
             )
         if isinstance(content, Path) and not content.exists():
             raise InvalidAgentError(
-                f"The file {name!r} is to be copied from {content}: it is not there."
+                f"The file {name!r} is to be copied from {content}, which does not exist."
             )
     return dict(files)
 
 
 def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Refuse a judge that is not told where the agent ran: it would find nothing."""
+    """Refuse a reward command that is not told where the agent ran: it would find nothing."""
     if callable(reward) or reward in ("exit", "file"):
         return
     told = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
     if not any("{folder}" in str(text) for text in told):
         raise InvalidAgentError(
-            f"reward={reward!r} does not say where the agent ran: a judge runs in a folder of its "
-            "own, made when the agent has ended. Expected '{folder}' among its arguments: "
+            f"reward={reward!r} does not say where the agent ran: the command runs in another "
+            "folder, made after the agent has ended. Expected '{folder}' among its arguments: "
             "reward=['python3', 'check.py', '{folder}'] with files={'{judge}/check.py': ...}."
         )
 
 
 @asynccontextmanager
 async def _scratch() -> AsyncIterator[Path]:
-    """A new folder, removed in the end. A failure to remove it fails no episode."""
+    """A new folder, removed at the end. If it cannot be removed, the episode still counts."""
     real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
     folder = tempfile.mkdtemp(prefix="evert-", dir=real)
     try:

@@ -1,8 +1,8 @@
-"""What the ready agents share: the options that each of them takes, and how an agent is made.
+"""What the ready agents share: their options, and how the ``ProcessAgent`` is made.
 
-Their ``HOME`` is the episode's: they find neither your settings nor what another episode left, and
-the shells that they start read no profile of yours, which takes time, and locks. They run in a
-sandbox where there can be one.
+``HOME`` is a folder of the episode. So a program finds neither your settings nor files of another
+episode, and the shells that it starts do not read your profile, which takes time and locks. The
+programs run in a sandbox where one can be made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from evert.bridge.env.options import EnvOptions
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options that every ready agent hands on to ``ProcessAgent``, which says what they mean."""
+    """Options that every ready agent passes to ``ProcessAgent``, where they are described."""
 
     files: Mapping[str, str | bytes | Path]
     setup: ProcessSetup | None
@@ -26,16 +26,16 @@ class CommonOptions(TypedDict, total=False):
 
 
 class ProcessOptions(CommonOptions, total=False):
-    """Those of an agent that has no sandbox of its own."""
+    """The options of an agent whose program has no sandbox of its own."""
 
     sandbox: SandboxChoice
 
 
 def as_text(prompt: str) -> str:
-    """A prompt whose task no program takes for a command of its own: "/run", "!ls", "-".
+    """Return a prompt that no program mistakes for one of its commands: "/run", "!ls", "-".
 
-    Programs look for those at the very beginning, where a new line now stands. A command that the
-    author of the prompt wrote there, "/ask {task}", stays one.
+    Programs look for commands at the very beginning. A new line is put there if the prompt begins
+    with a placeholder; a command that the prompt's author wrote, "/ask {task}", still works.
     """
     return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt
 
@@ -50,7 +50,7 @@ def made(
     env_options: EnvOptions | None = None,
     command_in_sandbox: Sequence[str] | None = None,
 ) -> ProcessAgent:
-    """An agent that runs ``command``; what the user gave comes before what the program needs."""
+    """Return an agent that runs ``command``; the user's options override ``files`` and ``env``."""
     given: ProcessOptions = {"sandbox": None, **options}
     given["files"] = {**(files or {}), **options.get("files", {})}
     given["env"] = {**env, **options.get("env", {})}

@@ -1,12 +1,13 @@
-"""What leads out of a sandbox: connections to a port of its loopback go on to a Unix socket.
+"""The way out of a sandbox: forwards connections to its loopback ports to Unix sockets outside.
 
     python -I -S relay.py PORT=SOCKET... -- COMMAND...
 
-``sandbox.py`` puts it before a command. It listens before the command starts, so that its first
-call is heard, and ends as the command ends.
+``sandbox.py`` starts a command through this script. The script listens before it starts the
+command, so that the first call is answered, and exits with the command's status.
 
-It imports nothing of ours, to start soon, and of Python what ``signal`` and ``socket`` are made of:
-to load these themselves takes longer than all the rest, and the command need not wait for them.
+To start fast it imports nothing of evert's, and ``_signal`` and ``_socket`` instead of ``signal``
+and ``socket``: these take longer to load than all the rest. The threads load ``socket`` while the
+command already runs.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -23,7 +24,7 @@ BACKLOG = 1024
 
 
 def main() -> None:
-    """Listen on the ports, and become the command that the arguments name."""
+    """Listen on the ports, run the command that the arguments name, and exit with its status."""
     split = sys.argv.index("--")
     pairs = [pair.partition("=") for pair in sys.argv[1:split]]
     listening = [(_listener(int(port)), path) for port, _, path in pairs]
@@ -47,8 +48,8 @@ def _listener(port: int) -> int:
 def _become(command: list[str]) -> None:
     with open("/proc/self/environ", "rb") as file:
         if b"\0LC_CTYPE=" not in b"\0" + file.read():
-            os.environ.pop("LC_CTYPE", None)  # Python sets it for itself, where no locale is set
-    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # by Python
+            os.environ.pop("LC_CTYPE", None)  # Python set it, as no locale was set
+    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them
         _signal.signal(ignored, _signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -58,7 +59,7 @@ def _become(command: list[str]) -> None:
 
 
 def _relay(listening: list[tuple[int, str]]) -> None:
-    """Begin to relay; the command's input and outputs are not for the relay."""
+    """Start to relay, and leave the standard input and outputs to the command."""
     from threading import Thread
 
     null = os.open(os.devnull, os.O_RDWR)
@@ -84,7 +85,7 @@ def _connect(client: "Socket", path: str) -> None:
     with client, socket(AF_UNIX) as outside:
         try:
             outside.connect(path)
-        except OSError:  # nobody listens any more: the client is hung up on
+        except OSError:  # the model is no longer served; leaving closes the client's connection
             return
         client.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         there = Thread(target=_pump, args=(client, outside), daemon=True)
@@ -98,12 +99,12 @@ def _pump(source: "Socket", sink: "Socket") -> None:
     try:
         while data := source.recv(CHUNK):
             sink.sendall(data)
-    except OSError:  # one of them is gone, and the other has nobody to talk to
+    except OSError:  # one side is gone, so close the other as well
         how, told = _socket.SHUT_RDWR, [source, sink]
     for one in told:
         try:
             one.shutdown(how)
-        except OSError:  # it is the one that is gone
+        except OSError:  # this side is gone
             continue
 
 

@@ -1,18 +1,18 @@
-"""A sandbox without a daemon: a program that sees what it is given, by bubblewrap (Linux).
+"""A sandbox without a daemon, made by bubblewrap (Linux): a program sees only what it is given.
 
     sandbox = Sandbox(writable={"/work": folder}, ports={8000: socket}, folder="/work")
     subprocess.run(sandbox.command(["python3", "main.py"]), env={"PATH": os.defpath})
 
-It is a list of what there is, not of what is hidden: the system's folders, read-only, and the paths
-that are named; so no home folder, no ``/run`` and ``/var`` with their sockets, no run folder. The
-program has a ``/tmp``, a ``/dev`` of harmless devices, process ids and shared memory of its own, no
-capabilities, and can make no further namespaces. It and all that it started are killed when it
-ends, and with the process that ran the command.
+A sandbox lists what is visible: the system's folders, read-only, and the paths that are named.
+Everything else is missing: home folders, ``/run`` and ``/var`` with their sockets, the folders of
+training runs. The program has its own ``/tmp``, ``/dev`` (harmless devices), process ids and shared
+memory; it has no capabilities, and cannot make further namespaces. All its processes are killed
+when it ends, or when the process that ran the command ends.
 
-Its network is a loopback of its own. ``relay.py`` listens there, on the ``ports``, and hands each
-connection on to a Unix socket that lies outside.
+Its only network is its own loopback. There ``relay.py`` listens on the ``ports``, and forwards each
+connection to a Unix socket outside.
 
-``sandbox_problem`` says why there can be none here.
+``sandbox_problem`` says why no sandbox can be made on this machine.
 """
 
 import os
@@ -39,7 +39,7 @@ APART = [
 ]
 
 SETTINGS = "sys sysrq-trigger fs driver acpi scsi mtrr"
-"""What in ``/proc`` sets the kernel; root may write it even without capabilities."""
+"""Files of ``/proc`` that change kernel settings; root may write them even without capabilities."""
 
 OWN = {
     "/proc": ["--proc", "/proc"],
@@ -49,21 +49,21 @@ OWN = {
 }
 
 RELAYS = "/run/evert"
-"""Where the relay and the sockets that it leads to lie inside."""
+"""The folder inside that has the relay and its sockets."""
 
 INSTALL = "`apt install bubblewrap`, or your system's package of that name, 0.8 or newer"
 
 
 @lru_cache(1)
 def system_folders() -> Mapping[str, Path]:
-    """The system's folders on this machine, by their path inside; and this Python's."""
+    """The system's folders on this machine and this Python's, by their path inside."""
     found = {path: Path(path) for path in [*SYSTEM.split(), sys.base_prefix] if os.path.isdir(path)}
     return {path: folder for path, folder in found.items() if path != "/"}
 
 
 @lru_cache(1)
 def kept_from_others() -> Collection[str]:
-    """What in ``/etc`` not every user of this machine may read, such as passwords and host keys."""
+    """Paths in ``/etc`` that not every user may read, such as passwords and host keys."""
     found: list[str] = []
     for folder, names, files in os.walk("/etc"):
         kept = [path for name in [*names, *files] if _is_kept(path := os.path.join(folder, name))]
@@ -83,20 +83,20 @@ def _is_kept(path: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """What a program sees and may do. Paths inside are absolute; outside they must exist.
+    """What a program sees and may do. Paths inside are absolute; paths outside must exist.
 
-    Of two paths inside, of which one lies in the other, each is what it is named as: a read-only
-    folder in a writable one stays read-only, and cannot be moved with what it lies in. A path
-    outside may be a link, which is followed: it must not be one that a program in an earlier
-    sandbox could have put there. Keys of the kernel's session keyring stay the program's, unless
-    who runs the command joins a new one before.
+    If one path inside lies in another, each keeps its own access: a read-only folder in a writable
+    one stays read-only, and cannot be moved together with its parent. A path outside that is a link
+    is followed, so it must not be a link that a program in an earlier sandbox could have made. The
+    program can use the keys of the kernel's session keyring, unless the caller joins a new keyring
+    before it runs the command.
 
     Attributes:
         writable: Files and folders to read and write: path inside -> path outside.
         readonly: Files and folders to read; by default the system's, ``system_folders()``.
-        hidden: Files and folders by their path, the same inside and outside, that cannot be read.
-        ports: Ports of 127.0.0.1 inside, and the Unix socket outside to which each leads.
-        folder: Where inside a program starts; None: where the command is run, or ``/``.
+        hidden: Files and folders that cannot be read; their paths inside and outside are equal.
+        ports: Ports of 127.0.0.1 inside -> the Unix socket outside that each is forwarded to.
+        folder: Where inside a program starts; None: the caller's folder, or ``/``.
     """
 
     writable: Mapping[str, Path] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class Sandbox:
     folder: str | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` in a new sandbox of this kind.
+        """Return the command that runs ``argv`` in a new sandbox.
 
-        It gets the environment, the input and outputs, and the open inheritable descriptors of the
-        command. Its exit status is that of ``argv``; killed by signal N: 128 + N; 127: no such
-        program inside.
+        ``argv`` inherits the command's environment, input and outputs, and its inheritable
+        descriptors. The exit status is that of ``argv``; 128 + N if signal N killed it; 127 if
+        there is no such program inside.
 
         Raises:
             ValueError: A path inside is not absolute, or has ".." in it.
@@ -119,7 +119,8 @@ class Sandbox:
         for path in mounts:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(
-                    f"{path!r} is to be a path in a sandbox; expected an absolute one without '..'."
+                    f"{path!r} cannot be a path in a sandbox; expected an absolute path without "
+                    "'..'."
                 )
         ordered = sorted(mounts, key=lambda path: PurePosixPath(path).parts)
         return [
@@ -139,7 +140,7 @@ class Sandbox:
         }
 
     def _between(self) -> dict[str, list[str]]:
-        """Folders that would take a read-only path along if they were moved: nothing mounted is."""
+        """Mounts for the parents of read-only paths: a parent that is not mounted can be moved."""
         found = {}
         for writable, outside in self.writable.items():
             for path in [*self.readonly, *self.hidden]:
@@ -174,7 +175,7 @@ def _emptied(path: str) -> list[str]:
 
 @lru_cache(1)
 def sandbox_problem() -> str | None:
-    """Why a program cannot be run in a sandbox here, and what to do; None: it can. Takes 10 ms."""
+    """Why no sandbox can be made here, and what to do; None: one can. Takes 10 ms."""
     if sys.platform != "linux":
         return f"sandboxes are made by bubblewrap, which is for Linux, and this is {sys.platform}"
     if shutil.which("bwrap") is None:

@@ -1,7 +1,8 @@
-"""What ``sandbox=`` of a ``ProcessAgent`` means: whether a command runs in a sandbox, and in which.
+"""The option ``sandbox=`` of a ``ProcessAgent``: whether a command is sandboxed, and its sandbox.
 
-It is there to read what the system has, what the command needs (``installed.py``) and what its
-author names; to write, the episode's own folders; and the model to call.
+In the sandbox a command can read the system's folders, the programs that it needs
+(``installed.py``) and the paths that its author names; write the episode's folders; and call the
+model.
 """
 
 import logging
@@ -22,23 +23,23 @@ logger = logging.getLogger(__name__)
 SandboxChoice: TypeAlias = bool | Sequence[str | Path] | None
 
 IN_SANDBOX = (
-    "It ran in a sandbox, without your home and network: sandbox=[PATH] shows it a file or folder "
-    "more, sandbox=False runs it as your user, without one."
+    "It ran in a sandbox, without your home and network: sandbox=[PATH] shows it another file or "
+    "folder, sandbox=False runs it as your user, without a sandbox."
 )
 
 
 def checked(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
-    """The choice, its paths made absolute.
+    """Check the choice, and make its paths absolute.
 
     Raises:
-        InvalidAgentError: It is none, or the model is to be reached by another host as well.
+        InvalidAgentError: It is invalid, a path is missing, or ``host`` is not loopback.
     """
     if sandbox is None or sandbox is False:
         return sandbox
     if host not in LOOPBACK:
         raise InvalidAgentError(
-            f"sandbox={sandbox!r} with host={host!r}: a command in a sandbox reaches no host, and "
-            "finds the model inside. Leave out one of the two."
+            f"sandbox={sandbox!r} with host={host!r}: a command in a sandbox has no network, and "
+            "reaches the model without a host. Leave out one of the two."
         )
     if sandbox is True:
         return True
@@ -47,15 +48,15 @@ def checked(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
             f"sandbox={sandbox!r}; expected True, False, None, or a list of paths to show inside."
         )
     if gone := [str(path) for path in sandbox if not os.path.exists(path)]:
-        raise InvalidAgentError(f"sandbox= is to show {gone[0]!r} inside: it is not there.")
+        raise InvalidAgentError(f"sandbox= names the path {gone[0]!r}, which does not exist.")
     return [os.path.abspath(path) for path in sandbox]
 
 
 def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
-    """Whether a command runs in a sandbox here; the first time it is logged.
+    """Whether a command runs in a sandbox here. The first answer is logged.
 
     Raises:
-        CommandError: It must, and there can be none.
+        CommandError: A sandbox is required, and cannot be made here.
     """
     if choice is False or (choice is None and host not in LOOPBACK):
         return False
@@ -72,7 +73,7 @@ def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
 @lru_cache
 def _say_once(problem: str | None) -> None:
     if problem is None:
-        logger.info("Commands run in a sandbox: no network but the model, none of your files.")
+        logger.info("Commands run in a sandbox: no network except the model, none of your files.")
     else:
         logger.warning("Commands run without a sandbox, as your user: %s.", problem)
 
@@ -84,7 +85,7 @@ def sandbox_of(
     writable: Sequence[Path],
     address: Address,
 ) -> Sandbox | None:
-    """The sandbox of a command; None where the model is not served for one."""
+    """Return the sandbox of a command; None if the model is not served on a Unix socket."""
     if address.socket is None:
         return None
     named = choice if isinstance(choice, list) else []

@@ -1,22 +1,23 @@
-"""A command's supervisor: a process of its own, which ends when nothing is left of the command.
+"""A command's supervisor: a process that runs the command and ends everything that it started.
 
     python -I -S supervisor.py OUT ERR KEEP_LC_CTYPE COUNT FOLDER... COMMAND...
 
-``commands.py`` starts one for each command. The command runs in a session of its own below it, and
-whatever that starts stays below it, too: on Linux the supervisor is the "subreaper", to whom every
-descendant falls that loses its parent. So, when it has no child left, it has no descendant left.
+``commands.py`` starts one supervisor for each command. The command is its child, in a new session.
+On Linux the supervisor is a "subreaper": a descendant that loses its parent becomes its child. So a
+supervisor without children has no descendants.
 
-It ends all of them when the command has ended, when it is told to (a word comes in by its standard
-input), or when the trainer is gone, however that went: the kernel closes the other end, and signals
-the supervisor, since a fork of the trainer's may still hold that end open. Then it removes the
-``COUNT`` folders. It prints one line: "ended STATUS", or "failed ERRNO" where there is no such
-program.
+It kills all descendants when the command has ended, when its standard input says so (any byte), or
+when the trainer is gone. In that case the kernel closes the input, and also sends SIGCONT, since a
+fork of the trainer may keep the input open; the supervisor then removes the ``COUNT`` folders, too.
+It prints one line: "ended STATUS", or "failed ERRNO" if the program cannot be started.
 
-The command may signal it, too: what nobody can block is SIGKILL, and SIGSTOP, after which it goes
-on at the SIGCONT that the trainer sends at the end, and the kernel when the trainer dies.
+The command may send signals to the supervisor. It cannot block two of them: SIGKILL, and SIGSTOP,
+from which SIGCONT wakes it. The trainer sends that at the end, and the kernel when the trainer
+dies.
 
 The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors), of which
-only the end is kept, so that a flood fills no disk. It imports nothing of ours, to start soon.
+only the end is kept, so that long outputs do not fill the disk. To start fast it imports nothing of
+evert's.
 """
 
 import ctypes
@@ -27,27 +28,27 @@ import sys
 from contextlib import suppress
 
 KEPT_OUTPUT = 2**20
-"""Bytes of the end of each output that are kept for certain; twice as many may be."""
+"""Bytes of the end of each output that are always kept; the file may have twice as many."""
 
 CHUNK = 2**16
 MOST_LEFT = 2**20
 """Bytes that a pipe holds at most."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.1
-"""Seconds between two attempts to end what does not end at once."""
+"""Seconds between two attempts to kill processes that do not end at once."""
 
 LAST_WORD = 10.0
-"""Seconds that a trainer has to say that it is still there, or to be gone."""
+"""Seconds to wait until the trainer writes to the lifeline, or the kernel closes it."""
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-HEARD = (signal.SIGCHLD, signal.SIGCONT, *ENDING)
+HANDLED = (signal.SIGCHLD, signal.SIGCONT, *ENDING)
 LIFELINE, REPORTS = 0, 1
-"""Descriptors that lead to the trainer."""
+"""Descriptors of the pipes from and to the trainer."""
 
 
 class Tail:
-    """The end of an output, in a file that does not grow over twice ``KEPT_OUTPUT``."""
+    """The end of an output, in a file of at most twice ``KEPT_OUTPUT`` bytes."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -56,12 +57,12 @@ class Tail:
         os.set_blocking(self.source, False)
 
     def pump(self) -> bool:
-        """Write down what there is to read now; whether there was anything."""
+        """Copy what can be read now to the file; return whether there was anything."""
         try:
             data = os.read(self.source, CHUNK)
         except BlockingIOError:
             return False
-        with suppress(OSError):  # the disk is full: the command goes on all the same
+        with suppress(OSError):  # a full disk does not stop the command
             self._add(data)
         return bool(data)
 
@@ -75,15 +76,15 @@ class Tail:
 
 
 def main() -> None:
-    """Run the command that the arguments name, and end with all that it started."""
+    """Run the command that the arguments name, then end every process that it started."""
     trainer = os.getppid()
     out, err, keeps_lc_ctype, count, *rest = sys.argv[1:]
     folders, command = rest[: int(count)], rest[int(count) :]
     if keeps_lc_ctype != "True":
-        os.environ.pop("LC_CTYPE", None)  # Python sets it for itself, where no locale is set
+        os.environ.pop("LC_CTYPE", None)  # Python set it, as no locale was set
     _on_linux(PR_SET_CHILD_SUBREAPER, 1)
     _on_linux(PR_SET_PDEATHSIG, signal.SIGCONT)
-    _on_linux(PR_SET_DUMPABLE, 0)  # nobody but root looks into it, or traces it
+    _on_linux(PR_SET_DUMPABLE, 0)  # only root may read its memory, or trace it
     _leave_keys()
     alarm = _alarm()
     for file in (int(out), int(err)):
@@ -98,9 +99,9 @@ def main() -> None:
         os.close(tail.entrance)
     try:
         _watch(pid, tails, alarm, trainer)
-    finally:  # whatever goes wrong here
+    finally:
         _end_all(pid)
-    for tail in tails:  # what is left in the pipe, though somebody else may hold it, and write on
+    for tail in tails:  # the rest of the pipe; bounded, since another process may go on writing
         for _ in range(MOST_LEFT // CHUNK):
             tail.pump()
     os.close(REPORTS)
@@ -110,9 +111,9 @@ def main() -> None:
 
 
 def _is_abandoned() -> bool:
-    """Whether the lifeline is closed without a word, as the kernel does for the dead."""
+    """Whether the lifeline was closed without a byte, as the kernel does when a trainer dies."""
     if not select.select([LIFELINE], [], [], LAST_WORD)[0]:
-        return False  # a fork of the trainer's holds it
+        return False  # a fork of the trainer keeps it open
     return os.read(LIFELINE, 1) == b""
 
 
@@ -122,20 +123,20 @@ def _on_linux(option: int, value: int) -> None:
 
 
 def _leave_keys() -> None:
-    """Have a keyring of its own: Kerberos and others keep keys in that of the session."""
+    """Join a new keyring: Kerberos and others keep keys in the session's."""
     if sys.platform == "linux" and (number := KEYCTL.get(os.uname().machine)):
         ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 def _alarm() -> int:
-    """A descriptor that is readable once a child has ended, or a signal says to end."""
+    """Return a descriptor that becomes readable when one of the ``HANDLED`` signals comes."""
     alarm, entrance = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(entrance, False)
     signal.set_wakeup_fd(entrance, warn_on_full_buffer=False)
-    for number in HEARD:
+    for number in HANDLED:
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {*HEARD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {*HANDLED})
     return alarm
 
 
@@ -151,7 +152,7 @@ def _start(command: list[str], tails: list[Tail]) -> int:
         finally:
             os._exit(127)
     os.close(entrance)
-    if found := os.read(failure, 16):  # an exec that succeeds closes it
+    if found := os.read(failure, 16):  # empty after a successful exec, which closes the pipe
         raise OSError(int(found), "")
     os.close(failure)
     return pid
@@ -165,7 +166,7 @@ def _become(command: list[str], tails: list[Tail], supervisor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, tail in enumerate(tails, start=1):
         os.dup2(tail.entrance, number)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
         signal.signal(ignored, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execvp(command[0], command)
@@ -191,7 +192,7 @@ def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
 
 
 def _collected(pid: int) -> int | None:
-    """Reap children that have ended; the command's exit status if it is one of them."""
+    """Reap children that have ended; return the command's exit status if it is among them."""
     while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
         if ended[0] == pid:
             return os.waitstatus_to_exitcode(ended[1])
@@ -207,14 +208,14 @@ def _report(line: str) -> None:
 
 
 def _end_all(pid: int) -> None:
-    """Kill and reap until no child is left, and so no descendant.
+    """Kill and reap children until none is left, and so no descendant.
 
-    A group is killed as one, so that no fork of a member escapes. A process of another group loses
-    its parent, and so becomes a child here that the next round kills.
+    A process group is killed in one call, so that no fork of a member escapes. A descendant of
+    another group loses its parent and becomes a child, which the next round kills.
     """
-    with suppress(OSError):  # only root may go before the flood
+    with suppress(OSError):  # run before processes that fork endlessly; only root may
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    if sys.platform != "linux":  # children of its children are not to be found: its group is
+    if sys.platform != "linux":  # grandchildren cannot be found there, but their group can
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
     pause = FIRST_PAUSE
@@ -230,15 +231,15 @@ def _end_all(pid: int) -> None:
 
 
 def _kill(child: int) -> None:
-    """Kill a child and its group. Its number is not used again before it is reaped."""
-    with suppress(OSError):  # gone, or a program of another user
+    """Kill a child and its group. Its number cannot be reused before it is reaped."""
+    with suppress(OSError):  # it is gone, or belongs to another user
         os.kill(child, signal.SIGKILL)
         if (group := os.getpgid(child)) != os.getpgrp():
             os.killpg(group, signal.SIGKILL)
 
 
 def _children() -> list[int]:
-    """The children, as far as the system says; those that have ended may be among them."""
+    """The children that the system lists; some may have ended."""
     me = os.getpid()
     with suppress(OSError), open(f"/proc/self/task/{me}/children") as file:
         return [*map(int, file.read().split())]
@@ -254,13 +255,13 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder, of any depth and permissions, and follow no link; why it is still there."""
+    """Remove a folder of any depth and permissions; return why it is still there, or ""."""
     import subprocess
 
     parent, name = os.path.split(folder)
     if mounted := _mounts_in(os.path.join(os.path.realpath(parent), name)):
         return f"something is mounted in it: {', '.join(mounted)}"
-    gone = ["rm", "-rf", "--", folder]  # of any depth, where Python's own ends at 1,000
+    gone = ["rm", "-rf", "--", folder]  # Python's rmtree fails at a depth of 1,000
     opened = ["find", folder, "-type", "d", "!", "-perm", "-700", "-execdir", "chmod", "700", "{}"]
     for step in (gone, [*opened, ";"], gone):
         if os.path.lexists(folder):

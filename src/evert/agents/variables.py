@@ -1,7 +1,7 @@
-"""The environment variables of an episode's commands: evert's own, and few of the trainer's.
+"""The environment variables of an episode's commands: evert's, and a few of the trainer's.
 
-``harmless`` is how to find programs, write text and trust certificates. Everything else stays at
-home, since keys are where nobody looks for them: what a command needs of it, ``env=`` names.
+``harmless`` selects those that say where programs are, how text is written and which certificates
+to trust. A command gets no others, since any variable may hold a key; ``env=`` adds those it needs.
 """
 
 import os
@@ -21,7 +21,7 @@ VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYENV_VERSION NODE_PATH NVM_DIR JAVA_
 PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 CUDA_VISIBLE_DEVICES OMP_NUM_THREADS
 """
-"""Variables of the trainer's that a command gets, beside ``LC_*`` and proxies without a login."""
+"""The trainer's variables that a command gets, beside ``LC_*`` and proxies without a login."""
 
 PROGRAMS = {
     "PYTHONUSERBASE": site.getuserbase(),
@@ -31,13 +31,13 @@ PROGRAMS = {
     "MISE_DATA_DIR": "~/.local/share/mise",
     "VOLTA_HOME": "~/.volta",
 }
-"""Where programs are that look for themselves in the home; set where there is such a folder."""
+"""Variables and default folders of programs that search the home; set if the folder exists."""
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
 
 
 def harmless(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of the trainer's variables that tell no secret, and what programs need beside."""
+    """Return the trainer's variables that hold no secret, and those of ``PROGRAMS``."""
     found = {name: value for name, value in variables.items() if _is_harmless(name, value)}
     for name, usual in PROGRAMS.items():
         folder = Path(variables.get(name) or usual).expanduser()
@@ -53,7 +53,7 @@ def _is_harmless(name: str, value: str) -> bool:
 
 
 def addresses(address: Address, model: str, host: str) -> dict[str, str]:
-    """Environment variables that lead the usual SDKs and command lines to a rollout."""
+    """Return environment variables by which the usual SDKs and command lines call the policy."""
     return {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
@@ -62,10 +62,10 @@ def addresses(address: Address, model: str, host: str) -> dict[str, str]:
         "ANTHROPIC_MODEL": model,
         "GOOGLE_GEMINI_BASE_URL": address.root_url,
         "GEMINI_API_KEY": address.api_key,
-        "GOOGLE_API_KEY": address.api_key,  # looked at before the other
+        "GOOGLE_API_KEY": address.api_key,  # takes precedence over GEMINI_API_KEY
         "GEMINI_MODEL": model,
         "EVERT_MODEL": model,
-        # a proxy would be asked for an address that only this machine has
+        # a proxy cannot reach an address of this machine
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),
     }

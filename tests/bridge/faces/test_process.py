@@ -224,7 +224,7 @@ async def test_a_program_that_cannot_be_started_is_an_error_that_says_why_and_ho
 
     assert isinstance(plain.__cause__, CommandError)
     assert "The program 'evert-no-such-program' was not found" in str(plain)
-    assert "install it where PATH leads, or give its whole path" in str(plain)
+    assert "install it in a folder of PATH, or give its whole path" in str(plain)
     assert "To fix it: npm install -g evert-no-such-program." in str(told)
     assert "wrote last" not in str(told)
     assert "cannot be started: [Errno 13] Permission denied" in str(other)

@@ -130,7 +130,7 @@ def test_files_outside_or_that_are_none_and_another_setup_are_refused(tmp_path: 
     content: Any = 7
     with pytest.raises(InvalidAgentError, match="'a' is of type int; expected its text"):
         ProcessAgent(["ls"], files={"a": content})
-    with pytest.raises(InvalidAgentError, match="to be copied from .*nowhere: it is not there"):
+    with pytest.raises(InvalidAgentError, match="copied from .*nowhere, which does not exist"):
         ProcessAgent(["ls"], files={"a": tmp_path / "nowhere"})
     setups: list[Any] = ["git init", [], [1]]
     for setup in setups:

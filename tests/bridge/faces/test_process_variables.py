@@ -95,7 +95,7 @@ async def test_a_variable_that_is_not_set_is_an_error_that_names_it(
     error = await error_of(python("", env={"A": "{env[NOT_SET]}"}))
 
     assert isinstance(error.__cause__, InvalidAgentError)
-    assert "hands the command {env[NOT_SET]}, but the environment variable NOT_SET is not set" in (
+    assert "env= asks for {env[NOT_SET]}, but the environment variable NOT_SET is not set" in (
         str(error)
     )
 

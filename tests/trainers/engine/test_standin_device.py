@@ -338,8 +338,8 @@ def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
     finally:
         torch.set_num_threads(threads)
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert "a stand-in that computes on the CPU" in found["machine"]["device"]
+    assert "a stand-in on the CPU" in found["machine"]["device"]
     rows = {row["what"]: row for row in found["rows"]}
-    assert rows["small: the host waits"]["engine"] == "1.0 times a token"
+    assert rows["small: the host waits"]["engine"] == "1.0 times per token"
     assert rows["a run of the game identity"]["engine"] == "left out: no GPU"
     assert "| gradient of gspo, bfloat16 |" in (tmp_path / "gpu.md").read_text()

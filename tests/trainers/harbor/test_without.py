@@ -10,7 +10,7 @@ from evert.envs.tasksets import task_game
 
 
 def test_without_harbor_its_face_and_its_tasks_say_what_to_do() -> None:
-    with pytest.raises(MissingPackageError, match="needs the package harbor, 0.25.* Python 3.12"):
+    with pytest.raises(MissingPackageError, match="needs the package harbor 0.25.* Python 3.12"):
         importlib.import_module("evert.harbor")
-    with pytest.raises(GameError, match="needs the package harbor, 0.25, and Python 3.12 or newer"):
+    with pytest.raises(GameError, match="needs the package harbor 0.25, and Python 3.12 or newer"):
         task_game({"id": "harbor:examples/harbor"})

@@ -193,7 +193,7 @@ def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
 def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (InvalidAgentError, "identity_agent got seats=.*Cookbook's", {"seats": ("a", "b")}),
-        (InvalidAgentError, "group_reward=.*a reward function of your own", {"group_reward": len}),
+        (InvalidAgentError, "group_reward=.*a second reward function", {"group_reward": len}),
         (TypeError, "Did you mean 'on_agent_error'", {"on_agent_eror": 0.0}),
     ]
     for error, message, options in wrong:

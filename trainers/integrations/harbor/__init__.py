@@ -1,13 +1,13 @@
 """Harbor's trials as agents, and its task folders as a taskset.
 
-The public face is ``evert.harbor``.
+``evert.harbor`` has the public names.
 
     folders.py      task folders: found, checked, some of them held out
     tasks.py        ``tasks=harbor:PATH``
-    options.py      what a user says of a trial, checked
-    profiles.py     what is set for each of Harbor's agents
+    options.py      the user's options of a trial, checked
+    profiles.py     what evert sets for each of Harbor's agents
     agent.py        ``HarborAgent``: a trial as an agent
-    plan.py         what a task's Dockerfile asks for, where that needs no image
-    bubblewrap.py   ``Bubblewrap``: an environment of Harbor's without containers
-    inside.py       the program in it that runs the commands
+    plan.py         the instructions of a task's Dockerfile that need no image
+    bubblewrap.py   ``Bubblewrap``: an environment of Harbor without containers
+    inside.py       the program in that environment that runs the commands
 """

@@ -1,11 +1,11 @@
-"""``HarborAgent``: a trial of Harbor's as an agent.
+"""``HarborAgent``: a trial of Harbor as an agent.
 
     agent = HarborAgent("terminus-2", environment="docker")
     env = ChatAgentEnv(agent, "tasks/hello-world")
 
-Harbor plays the trial itself, in this process: it starts the environment, sets up its agent, runs
-it, and verifies. The agent's model is the address of the episode, given in the way that Harbor
-gives one, so that what it asks is the trainer's to sample. What the verifier says is the reward.
+Harbor plays the trial in this process: it starts the environment, installs and runs its agent, and
+verifies the result. Harbor's configuration gives the agent the URL of this episode as its model, so
+the trainer samples the replies. The verifier's reward is the episode's.
 """
 
 # pyright: reportMissingImports=false
@@ -47,59 +47,62 @@ PROTOCOLS = {
     ModelApiFormat.ANTHROPIC_MESSAGES: ("anthropic", "root_url"),
     ModelApiFormat.GOOGLE_GENERATE_CONTENT: ("gemini", "root_url"),
 }
-"""What an agent may speak, the best first -> such a provider's name, and where it is served."""
+"""APIs of agents, in order of preference -> the provider's name, and which URL serves it."""
 
 PROVIDERS = {"opencode": "evert"}
-"""Agents that would take "openai" for another protocol -> the provider's name for them."""
+"""Agents that use another API for the provider "openai" -> the provider's name for them."""
 
 LAY = 'mkdir -p "$(dirname "$FILE")" && printf %s "$TEXT" > "$FILE"'
-"""A line that lays a file into an environment."""
+"""A shell command that writes a file in an environment."""
 
 WITHOUT_MODEL = {"oracle", "nop"}
-"""Agents of Harbor's that ask no model."""
+"""Harbor's agents that call no model."""
 
 REWARD = "reward"
-"""What Harbor calls the reward of a verifier that says no name."""
+"""Harbor's name for the reward of a verifier that gives no name."""
 
 LOGGED_OUTPUT = 4000
 """Characters of the end of the verifier's output that go to the transition's logs."""
 
 
 class TrialError(EvertError, RuntimeError):
-    """A trial of Harbor's has no reward of the policy's; the message has Harbor's own error."""
+    """A trial of Harbor has no reward for the policy; the message has Harbor's own error."""
 
 
 class HarborAgent:
-    """A trial of Harbor's, played as an agent. A task is the path of a task's folder.
+    """A trial of Harbor, played as an agent. A task is the path of a task's folder.
 
     Args:
-        agent: Harbor's name of it, or an import path 'package.module:Class' of one; or the fields
+        agent: Harbor's name of an agent, or an import path 'package.module:Class'; or the fields
             of Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
-        environment: Where the task is: Harbor's name of it ("docker", "modal"), "bubblewrap" for
+        environment: Where the task runs: Harbor's name ("docker", "modal"), "bubblewrap" for
             evert's sandbox, or an import path; or the fields of Harbor's ``EnvironmentConfig``.
-        reward: Which of the verifier's rewards is the episode's; where there is one, that one.
-        installed: A folder of this machine with the agent's program, or several, for a sandbox: it
-            shows them and what they need, the agent finds them, and Harbor installs nothing.
-        lean: Whether to leave out most of what makes the agent's first prompt long, where there
-            are switches for it (``docs/harbor.md`` has the lengths).
-        host: Interface on which the model is served, "0.0.0.0:8443" with its port. An agent that
-            runs in a container needs another than loopback; Harbor's that run outside of it
-            (terminus-2) do not.
-        serve_address: The URL under which the agent reaches ``host``, where that is another: of a
-            tunnel's end, or of a proxy with TLS. None: the interface and its port.
-        trials_dir: Where Harbor's folders of trials stay. None: they are removed.
+        reward: The name of the verifier's reward that is the episode's. With the default, a single
+            reward may have any name.
+        installed: One or more folders of this machine with the agent's program, for the sandbox.
+            The sandbox shows them and what they need, and Harbor installs nothing.
+        lean: Whether to shorten the agent's first prompt, for agents that have options for it
+            (``docs/harbor.md`` has the lengths).
+        host: Interface on which the model is served, optionally with a port: "0.0.0.0:8443".
+            Loopback does not work for agents that run in a container; agents of Harbor that run
+            outside (terminus-2) need nothing else.
+        serve_address: The URL of ``host`` for the agent, if it is another: of a tunnel's end, or of
+            a proxy with TLS. None: the interface and its port.
+        trials_dir: Where to keep Harbor's folders of trials. None: they are removed.
         **options: Further fields of Harbor's ``TrialConfig``: ``timeout_multiplier=2.0``,
             ``verifier={"max_timeout_sec": 60}``.
 
-    Several rewards are metrics too, ``reward/NAME``, and so is the exception that Harbor recorded.
-    An agent that Harbor stopped at its time limit is verified; the episode is ``stop/truncated``.
+    If there are several rewards, each is a metric, too (``reward/NAME``). An exception that Harbor
+    recorded is the metric ``exception/TYPE``. An agent that Harbor stopped at its time limit is
+    still verified, and the episode is ``stop/truncated``.
 
     Raises:
-        InvalidAgentError: There is no such agent, environment or field; when it plays: the agent
-            takes no other model than its maker's.
-        InvalidDatasetError: The task is broken (when it plays).
-        RewardError: The verifier has several rewards, and none is called ``reward`` (so, too).
-        TrialError: The trial ended without a reward, or with an error before any call (so, too).
+        InvalidAgentError: There is no such agent, environment or field. When it plays: the agent
+            takes only its maker's models, or cannot reach ``host``.
+        InvalidDatasetError: When it plays: the task is broken.
+        RewardError: When it plays: the verifier gave no reward with the expected name.
+        TrialError: When it plays: the trial ended without a reward, or with an error before any
+            model call.
     """
 
     from_path = True
@@ -123,7 +126,7 @@ class HarborAgent:
         self._url = serve_address and checked_url(serve_address)
         self._trials_dir = str(trials_dir) if trials_dir else None
         self._trial = TrialOptions(agent, environment, installed, lean, **options)
-        # Harbor's phases have limits of their own, and containers take time to stop.
+        # Harbor's phases have their own time limits, and containers take time to stop.
         self.env_options = EnvOptions(
             agent_timeout=None,
             close_timeout=30.0,
@@ -156,7 +159,7 @@ class HarborAgent:
         return self._outcome(result, said)
 
     def _installer(self, harbors: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:
-        """What Harbor calls before an agent's first run, to install it in the environment."""
+        """Return the replacement of Harbor's ``install``, which runs before the agent."""
 
         async def install(environment: Any) -> None:
             if not self._trial.programs:
@@ -173,7 +176,7 @@ class HarborAgent:
         if name not in rewards:
             raise RewardError(
                 f"The verifier of {result.task_name} gave the rewards {[*rewards]!r:.300}; "
-                f"expected one called {name!r}. Say which it is: HarborAgent(reward=NAME)."
+                f"expected one called {name!r}. Name the reward: HarborAgent(reward=NAME)."
             )
         reward = float(rewards[name])
         metrics = {"solved": float(reward >= 1)}
@@ -188,37 +191,40 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """The agent's class, and that of trials. Their modules take seconds to load.
+    """Return the agent's class, and Harbor's class of trials. Their modules take seconds to load.
 
     Args:
-        config: The trial's.
-        reached: The interface or the address that is to lead to the episode.
+        config: The trial's configuration.
+        reached: The interface or URL by which the agent reaches the episode.
+
+    Raises:
+        InvalidAgentError: The agent cannot use this model.
     """
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices
     from harbor.trial.trial import Trial
 
     if (told := logging.getLogger("LiteLLM")).level == logging.NOTSET:
-        told.setLevel(logging.WARNING)  # it has a handler of its own, for each call
+        told.setLevel(logging.WARNING)  # it logs a line per call, by its own handler
     agent_class = AgentFactory.get_agent_class_from_config(config.agent)
     name = config.agent.name
     others = {*AgentFactory.registered_names()} - WITHOUT_MODEL
     if agent_class.MODEL_CONNECTION is None and name in others:
         raise InvalidAgentError(
-            f"Harbor's agent {name!r} asks its maker's models and takes no other, so there is "
-            "nothing to train. Take another, like terminus-2 or mini-swe-agent."
+            f"Harbor's agent {name!r} takes only its maker's models, so there is nothing to "
+            "train. Use another agent, such as terminus-2 or mini-swe-agent."
         )
     is_apart = config.environment.type not in (None, EnvironmentType.SINGULARITY)
     if issubclass(agent_class, BaseInstalledAgent) and is_apart and reached == LOOPBACK:
         raise InvalidAgentError(
-            f"Harbor runs the agent {name!r} in the environment, from where {LOOPBACK} does not "
-            "lead here. Name an address of this machine that does: host='172.17.0.1' for Docker. "
-            "Agents that run outside, like terminus-2, need none."
+            f"Harbor runs the agent {name!r} in the environment, where {LOOPBACK} is not this "
+            "machine. Give an address of this machine: host='172.17.0.1' for Docker. Agents that "
+            "run outside, such as terminus-2, need none."
         )
     return agent_class, Trial
 
 
 def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any]:
-    """An agent's fields that lead it to the episode."""
+    """Return the agent's fields that connect it to the episode."""
     spec = agent_class.MODEL_CONNECTION
     spoken = [each for each in PROTOCOLS if spec and each in spec.supported_api_formats]
     provider, where = PROTOCOLS[(spoken or [*PROTOCOLS])[0]]
@@ -231,7 +237,7 @@ def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any
 
 
 def _output(file: Path) -> str:
-    """The end of what the verifier wrote, as far as it is a file of its own."""
+    """Return the end of the verifier's output; empty if it is missing or not a regular file."""
     with suppress(OSError, ValueError):
         said = read_left(file.parent.resolve(), file.name).decode(errors="replace")
         return redacted_end(said, LOGGED_OUTPUT)
@@ -239,7 +245,7 @@ def _output(file: Path) -> str:
 
 
 def _check_end(result: Any, client: AgentClient) -> None:
-    """Raise for a trial that says nothing of the policy: without a reward, or without a call."""
+    """Raise for a trial that does not score the policy: no reward, or an error before any call."""
     error, inboxes = result.exception_info, client._endpoint.episode.inboxes
     latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
     is_rewarded = result.verifier_result is not None and bool(result.verifier_result.rewards)
@@ -247,7 +253,7 @@ def _check_end(result: Any, client: AgentClient) -> None:
         return
     for call in latest:
         if getattr(call.refusal, "code", None) == "context_length_exceeded":
-            raise call.refusal  # type: ignore[misc]  # it did not cope
-    ended = "before its agent asked the model" if is_rewarded else "without a reward"
+            raise call.refusal  # type: ignore[misc]  # the agent did not handle it
+    ended = "before its agent called the model" if is_rewarded else "without a reward"
     said = f"{error.exception_type}: {error.exception_message}" if error else "no verifier ran"
     raise TrialError(f"The trial of {result.task_name} ended {ended}: {said:.2000}")

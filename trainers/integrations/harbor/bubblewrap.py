@@ -1,14 +1,13 @@
-"""``Bubblewrap``: Harbor's environment without containers, a sandbox on this machine (Linux).
+"""``Bubblewrap``: an environment of Harbor without containers, a sandbox on this machine (Linux).
 
     HarborAgent("terminus-2", environment="bubblewrap")
 
-The system's folders are this machine's, read-only; the rest of the root is a folder of the
-environment's own, with the files that the task's Dockerfile copies (``plan.py``). ``/tmp``,
-processes and the loopback are its own (``evert.agents.sandbox``), and its network is the address of
-the episode alone.
+The sandbox has this machine's system folders, read-only. The rest of its root is a new folder with
+the files that the task's Dockerfile copies (``plan.py``). ``/tmp``, processes and the loopback are
+the sandbox's own (``evert.agents.sandbox``); on the network it reaches only the episode's model.
 
-Commands run in one sandbox from start to stop, by ``inside.py``. Files go in and out through a
-command's input and output, never by a path that the agent could have turned into a link.
+All commands run in one sandbox, from ``start`` to ``stop``, by ``inside.py``. Files go in and out
+through a command's input and output, never by a path, which the agent could have made a link.
 """
 
 # pyright: reportMissingImports=false
@@ -47,39 +46,39 @@ VARIABLES = {
     "LANG": "C.UTF-8",
     "TERM": "xterm-256color",
 }
-"""Of each command, below the task's and the agent's."""
+"""Environment variables of each command. The task's and the agent's override them."""
 
 LONGEST_OUTPUT = 2**24
 """Bytes of the end of a command's output that are read."""
 
 MOVED = 600.0
-"""Seconds that files may take in or out, as in Harbor's own environments."""
+"""Seconds for copying files in or out, as in Harbor's own environments."""
 
 PATIENCE = 5.0
-"""Seconds that a sandbox has to end by itself."""
+"""Seconds to wait for a sandbox to end before it is killed."""
 
 
 class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
-    """A sandbox as an environment of Harbor's.
+    """A sandbox as an environment of Harbor.
 
     Args:
-        model: The Unix socket on which the episode is served; None: nothing leads out.
-        readonly: Files and folders of this machine to show, by their paths: programs, say.
+        model: The Unix socket on which the episode is served; None: no network at all.
+        readonly: Paths of files and folders of this machine to show, such as programs.
 
     Raises:
-        SandboxBuildFailedError: The task needs an image; or when it starts, there can be no
-            sandbox here.
-        ValueError: It is to have mounts, or to show what is not there.
+        SandboxBuildFailedError: The task needs an image; or, when it starts, no sandbox can be
+            made here.
+        ValueError: It is given mounts, or a path in ``readonly`` does not exist.
     """
 
     def __init__(
         self, *args: Any, model: str | None = None, readonly: Sequence[str] = (), **options: Any
     ) -> None:
         if options.get("mounts"):
-            raise ValueError("bubblewrap takes no mounts=, but readonly=[PATH] in its kwargs.")
+            raise ValueError("bubblewrap takes no mounts=; use readonly=[PATH] in its kwargs.")
         self._shown = {str(path): path for path in (Path(name).absolute() for name in readonly)}
         if gone := [name for name, path in self._shown.items() if not path.exists()]:
-            raise ValueError(f"bubblewrap is to show {gone[0]} (readonly=), which is not there.")
+            raise ValueError(f"bubblewrap: readonly= names {gone[0]}, which does not exist.")
         self._model = model
         self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -89,12 +88,12 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
 
     @staticmethod
     def type() -> str:
-        """Its name."""
+        """Return the environment's name."""
         return "bubblewrap"
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """No network, but for the episode's address."""
+        """No network except the episode's model."""
         return EnvironmentCapabilities(
             disable_internet=True, network_allowlist=True, network_allowlist_ipv4_addresses=True
         )
@@ -104,9 +103,9 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         self._plan = Plan.of(name, folder, self.task_env_config)
 
     async def start(self, force_build: bool) -> None:
-        """Lay out the files, and start the sandbox."""
+        """Copy the files, and start the sandbox."""
         if problem := sandbox_problem():
-            raise SandboxBuildFailedError(f"There is no sandbox for the task: {problem}.")
+            raise SandboxBuildFailedError(f"No sandbox can be made for the task: {problem}.")
         self._folder = Path(tempfile.mkdtemp(prefix="evert-harbor-"))
         root = self._folder / "root"
         for target in ("/root", "/tests", "/solution", *self._mount_targets()):
@@ -119,7 +118,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             folder="/",
         )
         command = sandbox.command([PYTHON, "-I", "-S", INSIDE])
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # until it stops
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``stop``
         self._inbox, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._inbox.setblocking(False)
         with theirs:
@@ -130,9 +129,9 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await self._move(["true"])
 
     async def stop(self, delete: bool) -> None:
-        """End the sandbox with all that runs in it, and remove its folder."""
+        """End the sandbox and all its processes; remove its folder if ``delete``."""
         if self._inbox is not None:
-            self._inbox.close()  # its first program ends, and so does all else
+            self._inbox.close()  # ends ``inside.py``, and with it every process
         if self._process is not None:
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -158,11 +157,11 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a line of bash; there is one user, whoever is asked for.
+        """Run a line of bash. ``user`` is ignored: the sandbox has only one.
 
         Raises:
-            RuntimeError: It took longer than ``timeout_sec``, and was killed; or there is no
-                sandbox any more.
+            RuntimeError: It took longer than ``timeout_sec``, and was killed; or the sandbox has
+                ended.
         """
         env = {**self._plan.variables, **(self._merge_env(env) or {})}
         try:
@@ -178,15 +177,15 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             await self._move(["sh", "-ec", script, "-", target_path, Path(source_path).name], file)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy what a folder holds into the environment."""
+        """Copy the contents of a folder into the environment."""
         script = 'mkdir -p "$1"; tar -xf - --no-same-owner -C "$1"'
         with tempfile.TemporaryFile() as packed:
             await asyncio.to_thread(pack_dir, source_dir, packed, compress=False)
             await self._move(["sh", "-ec", script, "-", target_dir], packed)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a regular file out of the environment; what else it may be has no end."""
-        script = '[ -f "$1" ] || { echo "$1 is no file" >&2; exit 1; }; cat -- "$1"'
+        """Copy a regular file out of the environment; others, such as devices, may be endless."""
+        script = '[ -f "$1" ] || { echo "$1 is not a regular file" >&2; exit 1; }; cat -- "$1"'
 
         def keep(out: IO[bytes]) -> None:
             with open(target_path, "wb") as file:
@@ -195,7 +194,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await self._move(["sh", "-ec", script, "-", source_path], read=keep)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy what a folder holds out of the environment; no link that leads out of it."""
+        """Copy the contents of a folder out of the environment, but no links that lead out."""
         await self._move(
             ["tar", "-cf", "-", "-C", source_dir, "."],
             read=lambda out: extract_dir(out, target_dir),
@@ -207,7 +206,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         source: IO[bytes] | None = None,
         read: Callable[[IO[bytes]], object] | None = None,
     ) -> None:
-        """Run a program of the environment's own, with ``source`` for its input."""
+        """Run a program of the environment with ``source`` as its input; raise if it fails."""
         async with asyncio.timeout(MOVED):
             result = await self._run(argv, source, read)
         if result.return_code != 0:
@@ -223,7 +222,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a command to its end; ``read`` gets the whole of what it wrote."""
+        """Run a command to its end; ``read`` gets its whole output."""
         variables = {**VARIABLES, **(env or {})}
         asked = {"argv": argv, "cwd": cwd or str(self._plan.workdir), "env": variables}
         with ExitStack() as stack:
@@ -246,7 +245,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         return ExecResult(stdout=stdout, stderr=stderr, return_code=int(said))
 
     async def _said(self, files: list[IO[bytes]]) -> bytes:
-        """The exit status of what these files ask for; empty where the sandbox is gone."""
+        """Send a request's files to ``inside.py``; return the exit status, empty if it is gone."""
         own, theirs = socket.socketpair()
         own.setblocking(False)
         with own:

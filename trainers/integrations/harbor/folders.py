@@ -13,26 +13,27 @@ from zlib import crc32
 from evert.bridge.errors import InvalidDatasetError
 
 TASK, PARTS = "task.toml", ("instruction.md", "environment", "tests")
-"""What makes a folder a task, and what else a task has."""
+"""The file that makes a folder a task, and the other parts of a task."""
 
 ONE_IN = 5
-"""One task of so many is held out, where it is not said how many."""
+"""By default one task in this many is held out."""
 
 
 class TaskFolders:
-    """The tasks below a folder, by name; or the one that it is.
+    """The task folders in a folder, sorted by name; or the folder itself if it is a task.
 
     Args:
         path: The folder.
-        held_out: How many are held out: always the same, whatever their order. None: a fifth.
+        held_out: How many tasks are held out. They are chosen by their names, so they are always
+            the same. None: a fifth.
 
     Attributes:
-        all: Their paths.
+        all: The paths of all tasks.
         train: Those to train on.
         test: Those that are held out.
 
     Raises:
-        InvalidDatasetError: There is no task, or a broken one, or none is left to train on.
+        InvalidDatasetError: There is no task, one is broken, or none is left to train on.
     """
 
     from_path = True
@@ -42,8 +43,8 @@ class TaskFolders:
         count = len(self.all) // ONE_IN if held_out is None else held_out
         if not isinstance(count, int) or not 0 <= count < len(self.all):
             raise InvalidDatasetError(
-                f"held_out={held_out!r}: {path} has {len(self.all)} tasks; expected a number of "
-                "them, smaller than that."
+                f"held_out={held_out!r}: {path} has {len(self.all)} tasks; expected a smaller "
+                "number, 0 or more."
             )
         drawn = sorted(self.all, key=lambda task: (crc32(Path(task).name.encode()), task))
         self.test: Sequence[str] = [task for task in self.all if task in drawn[:count]]
@@ -51,10 +52,10 @@ class TaskFolders:
 
 
 def task_folders(path: str | Path) -> list[str]:
-    """The paths of the tasks below a folder, by name; or of the one that it is.
+    """Return the paths of the tasks in a folder, sorted by name; or its own if it is a task.
 
     Raises:
-        InvalidDatasetError: There is none, or one is broken.
+        InvalidDatasetError: There is no task, or one is broken.
     """
     folder = Path(path).resolve()
     if not folder.is_dir():
@@ -62,7 +63,7 @@ def task_folders(path: str | Path) -> list[str]:
     tasks = [folder] if _is_meant(folder) else sorted(filter(_is_meant, folder.iterdir()))
     if not tasks:
         raise InvalidDatasetError(
-            f"{folder} has no tasks of Harbor's; expected folders with a {TASK} in it."
+            f"{folder} has no tasks of Harbor's; expected folders with a {TASK} in them."
         )
     for task in tasks:
         read_task(task)
@@ -70,23 +71,23 @@ def task_folders(path: str | Path) -> list[str]:
 
 
 def _is_meant(folder: Path) -> bool:
-    """Whether a folder is a task, or was to be one."""
+    """Whether a folder is a task, or a broken one."""
     return folder.is_dir() and any((folder / name).exists() for name in (TASK, PARTS[0]))
 
 
 def read_task(folder: Path | str) -> Any:
-    """A task as Harbor reads it.
+    """Read a task by Harbor.
 
     Raises:
-        InvalidDatasetError: Harbor cannot.
+        InvalidDatasetError: The task is broken.
     """
     from harbor.models.task.task import Task
 
     try:
         return Task(folder)
-    except Exception as error:  # a file that is missing, is no TOML, or has fields of a wrong kind
+    except Exception as error:  # a missing file, invalid TOML, or a field of the wrong type
         said = f"{type(error).__name__}: {error}"
         raise InvalidDatasetError(
-            f"The task {folder} is broken: {said:.600}. Mend it, or leave it out; a task has "
+            f"The task {folder} is broken: {said:.600}. Fix it, or remove it; a task has "
             f"{TASK}, {', '.join(PARTS)}."
         ) from error

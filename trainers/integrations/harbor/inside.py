@@ -1,12 +1,12 @@
-"""Runs commands in a sandbox for ``bubblewrap.py``, which lies outside.
+"""Runs commands in a sandbox for ``bubblewrap.py``, which runs outside.
 
     python -I -S inside.py
 
-It is the sandbox's first program, so that what a command leaves running (a terminal, a server) goes
-on until the sandbox ends. Its standard input is a socket; each message brings five descriptors: a
-socket of the command's own, a file that says what to run (JSON: "argv", "cwd", "env"), and the
-command's input, output and errors. The exit status goes back over the command's own socket; where
-that is closed first, the command and its group are killed. It imports nothing of ours.
+This is the sandbox's first program, so processes that a command leaves running (a terminal, a
+server) continue until the sandbox ends. Its standard input is a socket. Each message brings five
+descriptors: a socket for this command, a file that says what to run (JSON: "argv", "cwd", "env"),
+and the command's input, output and errors. The exit status goes back over the command's socket; if
+that is closed before, the command and its process group are killed. It imports nothing of evert's.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ NO_PROGRAM = 127
 KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 
 LONGEST_FILE = 2**30
-"""Bytes of a file that is written in the sandbox, or of an output of a command."""
+"""The most bytes of a file that is written in the sandbox, or of a command's output."""
 
 
 def main() -> None:
-    """Run what is asked for, until nobody is left to ask."""
+    """Run the requested commands until the socket is closed."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_FILE, LONGEST_FILE))
     if number := KEYCTL.get(os.uname().machine):  # the trainer's session may hold keys
         ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
@@ -50,7 +50,7 @@ def _answer(own: int, request: int, *files: int) -> None:
             stdin=stdin, stdout=stdout, stderr=stderr,
         )  # fmt: skip
         status = _status(process, own)
-    except (OSError, ValueError) as error:  # ValueError: no system has such a word (a NUL in it)
+    except (OSError, ValueError) as error:  # ValueError: a null character in an argument
         os.write(files[2], f"{error}\n".encode())
         status = NO_PROGRAM
     for each in files:
@@ -60,7 +60,7 @@ def _answer(own: int, request: int, *files: int) -> None:
 
 
 def _status(process: "subprocess.Popen[bytes]", own: int) -> int:
-    """Wait for the command, or for its caller to give it up."""
+    """Wait for the command, or kill it when its caller gives up; return its exit status."""
     ended, poll = os.pidfd_open(process.pid), select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(own, select.POLLIN)
@@ -68,7 +68,7 @@ def _status(process: "subprocess.Popen[bytes]", own: int) -> int:
         os.killpg(process.pid, signal.SIGKILL)
     os.close(ended)
     status = process.wait()
-    return status if status >= 0 else 128 - status  # as a shell says it
+    return status if status >= 0 else 128 - status  # as in a shell
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""``TrialOptions``: what a user says of a trial, checked, and as Harbor's configuration.
+"""``TrialOptions``: the user's options of a trial, checked and turned into Harbor's configuration.
 
-Agents, environments and fields are Harbor's own; "bubblewrap" is evert's environment.
+Agents, environments and fields are Harbor's; only the environment "bubblewrap" is evert's.
 """
 
 # pyright: reportMissingImports=false
@@ -20,26 +20,26 @@ from pydantic import ValidationError
 from evert.bridge.errors import InvalidAgentError
 
 SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
-"""The environment that is evert's own, and where Harbor finds it."""
+"""The name of evert's own environment, and its import path for Harbor."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where the system's programs are."""
+"""The ``PATH`` of the system's programs."""
 
 OURS = {"task", "trial_name", "job_id", "source_trial"}
-"""Fields of a trial's configuration that are the episode's."""
+"""Fields of Harbor's ``TrialConfig`` that evert sets, so that users cannot."""
 
 OWN = ("reward", "host", "serve_address", "trials_dir")
-"""What else ``HarborAgent`` takes."""
+"""Arguments of ``HarborAgent`` that are not options of a trial."""
 
 
 class TrialOptions:
     """Agent, environment and further fields of a trial.
 
     Args:
-        agent: A name or import path of Harbor's, or the fields of its ``AgentConfig``.
-        environment: The same of an environment, or "bubblewrap".
-        installed: Folders of this machine with the agent's program; there is no more to install.
-        lean: Whether the agent's first prompt is to be a short one.
+        agent: Harbor's name of an agent, an import path, or the fields of Harbor's ``AgentConfig``.
+        environment: The same for an environment, or "bubblewrap".
+        installed: Folders of this machine with the agent's program; Harbor then installs nothing.
+        lean: Whether to shorten the agent's first prompt.
         **options: Further fields of Harbor's ``TrialConfig``.
 
     Raises:
@@ -73,19 +73,19 @@ class TrialOptions:
         self.config("task", "trials")
 
     def _show_programs(self) -> None:
-        """Have the sandbox show the programs, and the agent find them."""
+        """Let the sandbox show the programs, and the agent find them by ``PATH``."""
         if not self.programs:
             return
         if not self.is_sandbox:
             raise InvalidAgentError(
-                f"installed={self.programs} shows programs of this machine to a sandbox: it needs "
-                "environment=bubblewrap. Elsewhere Harbor installs its agents itself."
+                f"installed={self.programs} shows programs of this machine to a sandbox, so it "
+                "needs environment=bubblewrap. In other environments Harbor installs its agents."
             )
-        from evert.agents.installed import needed  # what it imports takes a second
+        from evert.agents.installed import needed  # its imports take a second
 
         folders = [str(Path(folder).absolute()) for folder in self.programs]
         if gone := [folder for folder in folders if not Path(folder).is_dir()]:
-            raise InvalidAgentError(f"installed= names {gone[0]!r}, and there is no such folder.")
+            raise InvalidAgentError(f"installed= names {gone[0]!r}, but there is no such folder.")
         path = ":".join([*folders, SYSTEM_PATH])
         kwargs = self._environment.get("kwargs", {})
         shown = [*kwargs.get("readonly", ()), *needed(["env"], {"PATH": path})]
@@ -98,15 +98,15 @@ class TrialOptions:
         return self._environment.get("import_path") == SANDBOX_PATH
 
     def config(self, folder: str | Path, trials: str, **connection: Any) -> Any:
-        """Harbor's configuration of a trial.
+        """Return Harbor's configuration of a trial.
 
         Args:
-            folder: The task's.
-            trials: Where Harbor's folder of the trial will lie.
-            **connection: Fields of the agent that lead it to its model; the user's come first.
+            folder: The task's folder.
+            trials: The folder for Harbor's folder of the trial.
+            **connection: Fields that connect the agent to its model; the user's take precedence.
 
         Raises:
-            InvalidAgentError: A field is of a wrong kind.
+            InvalidAgentError: A field has the wrong type.
         """
         fields = {"task": {"path": folder}, "trials_dir": trials, **self._options}
         try:
@@ -123,7 +123,6 @@ class TrialOptions:
 
 
 def _environment(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an environment."""
     if not isinstance(given, str):
         fields = {**given}
         return {**fields, **_environment(fields["type"])} if "type" in fields else fields
@@ -136,28 +135,27 @@ def _environment(given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(name: str, lean: bool) -> dict[str, Any]:
-    """What is set for an agent."""
-    from evert.trainers.integrations.harbor.profiles import LEAN, profile  # so, too
+    from evert.trainers.integrations.harbor.profiles import LEAN, profile  # imports take a second
 
     if lean and name not in LEAN:
         raise InvalidAgentError(
-            f"lean={lean!r} with the agent {name!r}, of which there is no shorter form. Leave it "
-            f"out; it is for {', '.join(LEAN)}."
+            f"lean={lean!r} with the agent {name!r}, which has no shorter prompt. Leave it out; it "
+            f"is for {', '.join(LEAN)}."
         )
     return profile(name, lean)
 
 
 def checked_url(given: str) -> str:
-    """The root of an address to be reached at, without a slash at its end.
+    """Check a ``serve_address``, and remove slashes at its end.
 
     Raises:
-        InvalidAgentError: It is none.
+        InvalidAgentError: It is not an HTTP URL.
     """
     parts = urlsplit(str(given))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise InvalidAgentError(
-            f"serve_address={given!r} is to be the URL under which an agent reaches this machine, "
-            "like 'https://trainer.example.org' or 'http://192.0.2.7:8443'."
+            f"serve_address={given!r}; expected the URL by which an agent reaches this machine, "
+            "such as 'https://trainer.example.org' or 'http://192.0.2.7:8443'."
         )
     return given.rstrip("/")
 

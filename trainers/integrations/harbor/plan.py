@@ -1,7 +1,8 @@
-"""``Plan``: what a task's Dockerfile asks for, where that needs no image.
+"""``Plan``: the instructions of a task's Dockerfile, if they need no image.
 
-A Dockerfile may have FROM, which is not looked at, LABEL, and without variables WORKDIR, ENV and
-COPY of the task's own files. A task that needs more is refused by name: it needs a container.
+A Dockerfile may have FROM and LABEL, which are ignored, and WORKDIR, ENV and COPY of the task's own
+files, without variables. A task that needs more is refused, and the error says why: it needs a
+container.
 """
 
 # pyright: reportMissingImports=false
@@ -24,27 +25,28 @@ from evert.trainers.integrations.harbor.folders import read_task
 
 @dataclass
 class Plan:
-    """What a task's Dockerfile asks for, where that is no image of its own."""
+    """The instructions of a task's Dockerfile."""
 
     task: str
     folder: Path
-    """Of the Dockerfile, from which it copies."""
+    """The folder of the Dockerfile, from which it copies."""
     workdir: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
     variables: dict[str, str] = field(default_factory=dict)
     copies: list[tuple[list[Path], str]] = field(default_factory=list)
-    """Files and folders, and where they go: an absolute path, of a folder if it ends with "/"."""
+    """Files and folders, and their target: an absolute path, of a folder if it ends with "/"."""
 
     @classmethod
     def of(cls, task: str, folder: Path, config: Any) -> "Plan":
-        """Read it.
+        """Read a task's Dockerfile.
 
         Args:
-            task: Its name, for messages.
-            folder: The task's ``environment``.
-            config: Its ``[environment]``, as Harbor read it.
+            task: The task's name, for messages.
+            folder: The task's folder ``environment``.
+            config: The table ``[environment]`` of its ``task.toml``, as Harbor read it.
 
         Raises:
-            SandboxBuildFailedError: It needs more than this machine's programs and its own files.
+            SandboxBuildFailedError: The task needs more than this machine's programs and its own
+                files.
         """
         plan = cls(task, folder)
         if config.docker_image:
@@ -58,13 +60,13 @@ class Plan:
             instruction, _, value = line.strip().partition(" ")
             try:
                 plan._add(instruction.upper(), value.strip())
-            except ValueError as error:  # quotes without an end, no target
+            except ValueError as error:  # an open quote, or no target
                 raise plan.refusal(f"{line}: {error}") from error
         plan.workdir = plan._place(config.workdir or ".", "the workdir")
         return plan
 
     def _add(self, instruction: str, value: str) -> None:
-        if "$" in value and instruction in ("WORKDIR", "ENV", "COPY"):  # of the image, or an ARG
+        if "$" in value and instruction in ("WORKDIR", "ENV", "COPY"):  # a variable of the image
             raise self.refusal(f"{instruction} {value}")
         if instruction == "WORKDIR":
             self.workdir /= value
@@ -91,23 +93,23 @@ class Plan:
         return [path] if path.exists() else sorted(self.folder.glob(name.lstrip("/")))
 
     def _place(self, path: str, what: str) -> PurePosixPath:
-        """A path inside that may be written to."""
+        """Return the absolute path inside; refuse the system's folders, which are read-only."""
         there = PurePosixPath(os.path.normpath(self.workdir / path))
         if any(there.is_relative_to(one) for one in (*system_folders(), *OWN)):
             raise self.refusal(f"{what} at {there}, which is the system's")
         return there
 
     def refusal(self, what: str) -> Exception:
-        """The error for something that a sandbox cannot have."""
+        """Return the error for a task that needs ``what``, which a sandbox does not have."""
         error: Exception = SandboxBuildFailedError(
-            f"The task {self.task} needs an image ({what[:200]}), and bubblewrap has only this "
+            f"The task {self.task} needs an image ({what[:200]}), but bubblewrap has only this "
             "machine's programs and the files that the task copies. Run it in a container: "
             "environment=docker, or another of Harbor's; or leave the task out."
         )
         return error
 
     def lay(self, root: Path) -> None:
-        """Make the folders and copy the files below the root of an environment."""
+        """Make the folders and copy the files into ``root``, the root of an environment."""
         (root / self.workdir.relative_to("/")).mkdir(parents=True, exist_ok=True)
         for sources, target in self.copies:
             there = root / target.lstrip("/")
@@ -121,19 +123,19 @@ class Plan:
 
 
 def _leads_elsewhere(folder: Path) -> bool:
-    """Whether a link in a folder is more than a path further down: files are written through it."""
+    """Whether a link in a folder may lead out of it; files would be written through such a link."""
     links = [path for path in folder.resolve().rglob("*") if path.is_symlink()]
     return any(to.is_absolute() or ".." in to.parts for to in map(Path.readlink, links))
 
 
 def check(tasks: Sequence[str]) -> None:
-    """Look whether these tasks can be played in a sandbox here.
+    """Check that these tasks can be played in a sandbox here.
 
     Raises:
-        InvalidDatasetError: One needs an image, or there can be no sandbox.
+        InvalidDatasetError: A task needs an image, or no sandbox can be made.
     """
     if problem := sandbox_problem():
-        raise InvalidDatasetError(f"environment=bubblewrap: {problem}. Take environment=docker.")
+        raise InvalidDatasetError(f"environment=bubblewrap: {problem}. Or use environment=docker.")
     for folder in tasks:
         task = read_task(folder)
         try:

@@ -1,12 +1,12 @@
 """Profiles of Harbor's agents, by name: what evert sets for them, unless the user sets it.
 
-``QUIET`` is for every trial: it keeps an agent from asking the model beyond its task (titles,
-memories), from asking the same twice, and from giving up while a trainer samples. ``LEAN`` is for
-``lean=True``: it leaves out most of what stands in the first prompt beside the task.
+``QUIET`` is for every trial. It stops an agent's model calls beside its task (titles, memories),
+its retries, and timeouts while a trainer samples. ``LEAN`` is for ``lean=True``: it leaves out most
+of the first prompt except the task.
 
-Each has fields of Harbor's ``AgentConfig``; "files" to lay in the environment; and whether the
-agent "completes_arguments" of tool calls that it sends back. What is known of a program stands in
-``evert.agents``; here is how it is told through Harbor.
+A profile has fields of Harbor's ``AgentConfig``; "files" to write in the environment; and
+"completes_arguments", whether the agent completes arguments of tool calls before it sends them
+back. The programs' settings come from ``evert.agents``; a profile says how Harbor passes them on.
 """
 
 import json
@@ -23,7 +23,7 @@ AIDER = {
     ).lower()
     for flag in aider_chat.QUIET
 }
-"""Its flags as variables; Harbor hands on few flags."""
+"""Aider's flags as environment variables, since Harbor passes few flags on."""
 
 CODEX = openai_codex.CONFIG.replace("{lean_settings}\n", "").replace("{lean_features}\n", "")
 INSTRUCTIONS = "/root/.evert/instructions.md"
@@ -32,19 +32,19 @@ SETTINGS = "/root/.evert/settings.json"
 CLAUDE = {
     name: value
     for name, value in anthropic_claude.ENVIRONMENT.items()
-    if "{" not in value  # Harbor names the models
+    if "{" not in value  # Harbor sets the models
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
-"""Of opencode's; a shell and a tool that reads are left."""
+"""The tools of opencode that ``LEAN`` switches off; it keeps a shell and a tool that reads."""
 
 NEVER = 86_400_000
-"""Milliseconds, a day: a reply may wait for a whole batch."""
+"""A day in milliseconds, as a timeout: a reply may wait for a whole batch."""
 
 QUIET: dict[str, Profile] = {
     "aider": {"env": {**AIDER, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}},
     "claude-code": {"env": CLAUDE, "completes_arguments": True},
-    "codex": {"kwargs": {"config": tomllib.loads(CODEX)}},  # Harbor fills in the address
+    "codex": {"kwargs": {"config": tomllib.loads(CODEX)}},  # Harbor sets the URL
     "gemini-cli": {
         "env": {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_SYSTEM_SETTINGS_PATH": SETTINGS},
         "files": {SETTINGS: json.dumps(google_gemini.SETTINGS)},
@@ -70,7 +70,7 @@ QUIET: dict[str, Profile] = {
             }
         },
     },
-    # it would install a recorder in each environment
+    # else it installs a recorder in each environment
     "terminus-2": {"kwargs": {"record_terminal_session": False}},
 }
 
@@ -114,13 +114,13 @@ LEAN: dict[str, Profile] = {
 
 
 def profile(name: str, lean: bool) -> Profile:
-    """The profile of an agent, a dict of one's own; an empty one where there is none."""
+    """Return an agent's profile as a new dict; empty if evert sets nothing for it."""
     own: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
     return {**own}
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Both; of what both have the other, but in dicts each key for itself."""
+    """Merge nested dicts; where both have a value, the other's wins."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return other
     both = {key: _merged(one[key], other[key]) for key in one.keys() & other.keys()}

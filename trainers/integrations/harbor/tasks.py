@@ -22,23 +22,23 @@ def harbor(
     held_out: int | None = None,
     **options: Any,
 ) -> Game:
-    """The game of a folder of tasks.
+    """Return the game of a folder of tasks.
 
     Args:
         path: The folder.
-        agent: As ``HarborAgent`` takes it.
-        environment: So, too.
+        agent: As for ``HarborAgent``.
+        environment: As for ``HarborAgent``.
         held_out: How many tasks are never trained on; None: a fifth.
-        **options: Further ones of ``HarborAgent``.
+        **options: Further options of ``HarborAgent``.
 
     Raises:
-        GameError: Harbor is not installed, there is no such folder, agent, environment or option,
-            or a task is broken, or not one for that environment.
+        GameError: Harbor is not installed; there is no such folder, agent, environment or option;
+            or a task is broken, or cannot run in that environment.
     """
     if find_spec("harbor") is None:
         raise GameError(
-            "tasks=harbor needs the package harbor, 0.25, and Python 3.12 or newer. Give it an "
-            "environment of its own, and evert in it: pip install harbor==0.25.0 evert."
+            "tasks=harbor needs the package harbor 0.25, and Python 3.12 or newer. Install it and "
+            "evert in a separate environment: pip install harbor==0.25.0 evert."
         )
     try:
         folders = TaskFolders(path, held_out=held_out)
@@ -59,7 +59,7 @@ def harbor(
 
 
 def _check(tasks: Sequence[str], **options: Any) -> None:
-    """Look at all that is told of a trial, without loading what plays it."""
+    """Check all options of a trial, without the slow import of ``HarborAgent``."""
     from evert.trainers.integrations.harbor.options import OWN, TrialOptions, checked_url
 
     if options.get("serve_address"):

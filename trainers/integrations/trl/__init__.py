@@ -1,8 +1,8 @@
 """evert's agents under TRL's trainers.
 
     rollouts.py    ``Rollouts``: the ``rollout_func``, with its dataset and its reward function
-    episodes.py    an episode as the one row that TRL takes of it
-    policies.py    what answers the agents' calls: the trainer's model, or its vLLM server
+    episodes.py    an episode as one row of token ids, mask, log-probabilities and reward
+    policies.py    the completer for the agents' calls: the trainer's model, or its vLLM server
 
-None of them imports TRL: what they use of its trainer is handed to them.
+None of them imports TRL: they get its trainer as an argument.
 """

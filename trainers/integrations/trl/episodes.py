@@ -1,8 +1,8 @@
-"""An episode as the one row that TRL takes of it: ids, mask, log-probabilities, reward.
+"""An episode as one row for TRL: token ids, mask, log-probabilities, reward.
 
-TRL trains on one token sequence a rollout. Of an episode with several lineages the last one with a
-token to learn from is kept, with the reward of the whole; the others are counted. An episode that
-has no token, or failed, keeps its place with a row that trains nothing.
+TRL trains on one token sequence per rollout. From an episode with several lineages, the last one
+with a sampled token is kept, with the reward of the whole episode; the others are counted. An
+episode that has no tokens, or failed, becomes a row that trains nothing.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Episode:
-    """How one episode went."""
+    """The result of one episode."""
 
     sequence: TokenSequence | None
     """The lineage that is trained on; None: the agent made no model call."""
     reward: float | None
-    """All that was earned; None: the agent failed, and the episode is left out."""
+    """The sum of all rewards; None: the agent failed, and the episode is left out."""
     metrics: dict[str, float]
     failure: Failure | None
-    """Also where ``on_agent_error`` scored it."""
+    """How the agent failed, even if ``on_agent_error`` scored the episode; None: it did not."""
 
 
 async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
-    """Play an episode; its Env is closed whatever happens."""
+    """Play an episode, and close its Env."""
     try:
         trajectory = await do_single_rollout(policy, env)
     except Exception as error:
@@ -52,7 +52,7 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
 
 
 def told(trajectory: Trajectory, turns: int) -> Episode:
-    """The episode of a trajectory of so many turns."""
+    """Return the episode of a trajectory with ``turns`` model calls."""
     found = sorted(sequences(trajectory), key=lambda each: any(each.response_mask))
     metrics = summed(trajectory.transitions)
     metrics |= {"turns": turns, DROPPED: max(0, len(found) - 1), FAILED: 0}
@@ -62,7 +62,7 @@ def told(trajectory: Trajectory, turns: int) -> Episode:
 
 
 def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
-    """Each episode's metrics, with a 0 for each way to end that was another's: means are shares."""
+    """Return each episode's metrics, with 0 for other episodes' stop reasons: means are shares."""
     names = {name for each in episodes for name in each.metrics}
     ends = dict.fromkeys((name for name in names if name.startswith(STOP_METRIC_PREFIX)), 0.0)
     return [ends | each.metrics for each in episodes]
@@ -71,7 +71,7 @@ def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
 def columns(
     episodes: Sequence[Episode], filler: int, *, with_logprobs: bool
 ) -> dict[str, list[list[int]] | list[list[float]] | None]:
-    """The token columns that a ``rollout_func`` returns, a row an episode."""
+    """Return the token columns of a ``rollout_func``, one row per episode."""
     nothing = TokenSequence([filler], [filler], [0], [0.0])
     rows = [each.sequence or nothing for each in episodes]
     return {

@@ -1,11 +1,12 @@
-"""What answers the agents' calls in a step of TRL's: its own model, or its vLLM server.
+"""The completer for the agents' calls in a step of TRL: the trainer's model, or its vLLM server.
 
-    use_vllm=False                the embedded engine, from a copy of the trainer's present weights
+    use_vllm=False                the embedded engine, with a copy of the trainer's current weights
     use_vllm=True, mode server    the server's ``/v1/completions``, with token ids
-    use_vllm=True, mode colocate  refused: agents ask one by one, and its ``vllm.LLM`` in batches
+    use_vllm=True, mode colocate  refused: agents call one by one, ``vllm.LLM`` takes whole batches
 
-TRL's own generation serves a single turn of a whole batch; agents ask one by one, each with a cap
-and stops of its own. With vLLM, TRL has brought the weights up to date before it asks for rollouts.
+TRL's own generation is not used: it samples one turn for a whole batch, but agents call one by one,
+each with its own token limit and stop sequences. TRL updates the vLLM server's weights before it
+calls the ``rollout_func``.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.serving.client import ServedSamplingClient
 
 SERVER_SECONDS = 3600.0
-"""For one reply: a server may have more to do than its own share of time."""
+"""Timeout of one reply; long, since a server may have many other requests."""
 SERVER_COMMAND = (
     "`VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
     """--weight-transfer-config '{"backend": "nccl"}'`"""
@@ -33,24 +34,24 @@ NEUTRAL = {
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
 }
-"""Settings of the trainer's that would bend the distribution, and their values that do not."""
+"""Trainer settings that change the sampling distribution -> their values that do not."""
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-"""Kinds of distributed training in which no process holds all weights."""
+"""Kinds of distributed training in which no process has all weights."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who answers, for one call of a ``rollout_func``."""
+    """The policy for one call of a ``rollout_func``."""
 
     policy: TokenCompleter
     context_length: int
     has_logprobs: bool
-    """Whether its log-probabilities are those of the distribution it draws from."""
+    """Whether its log-probabilities are those of the distribution it samples from."""
 
 
 @contextmanager
 def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
-    """The policy of a trainer's present step, for as long as it is asked."""
+    """Yield the policy of a trainer's current step; it works only within the context."""
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     room = context_length(model)
@@ -62,7 +63,7 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
         numbers = trainer.state.global_step, number, trainer.accelerator.process_index
         client: Any = model_client(engine, "trl", model, tokenizer_of(trainer), *numbers)
         try:
-            # the engine's log-probabilities are of temperature 1
+            # the engine returns log-probabilities at temperature 1
             yield Sampling(TinkerTokenCompleter(client, **how), room, trainer.temperature == 1)
         finally:
             client.sampler.close()
@@ -72,7 +73,7 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
 
 
 def _server(trainer: Any) -> tuple[str, str]:
-    """Address and model of the trainer's vLLM server, which the first process alone has asked."""
+    """Base URL and model of the trainer's vLLM server; only the first process has a client."""
     vllm = trainer.vllm_generation
     base = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     asked = getattr(vllm, "vllm_client", None)
@@ -80,28 +81,32 @@ def _server(trainer: Any) -> tuple[str, str]:
 
 
 def tokenizer_of(trainer: Any) -> Any:
-    """The trainer's tokenizer, also where it has a processor for images around it."""
+    """Return the trainer's tokenizer, which may be inside a processor for images."""
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
 def check(trainer: Any) -> None:
-    """Check that agents can be answered as the trainer is set up."""
+    """Check the trainer's settings.
+
+    Raises:
+        UsageError: Agents cannot be answered with them.
+    """
     for name, neutral in NEUTRAL.items():
         if (value := getattr(trainer, name)) not in neutral:
             raise UsageError(
-                f"GRPOConfig has {name}={value!r}; expected {neutral[0]!r}. Agents are answered "
-                "from the policy's own distribution, at the trainer's temperature: leave it out."
+                f"GRPOConfig has {name}={value!r}; expected {neutral[0]!r}: replies are sampled "
+                "from the policy's own distribution, at the trainer's temperature. Leave it out."
             )
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
     if not trainer.use_vllm and kind in SHARDED:
         raise UsageError(
-            f"The trainer's weights are spread over processes ({kind}), and each process here "
-            "samples from a copy of them all; expected one process, or DDP. Set use_vllm=True, "
+            f"The trainer's weights are split over processes ({kind}), but without vLLM each "
+            "process samples from a whole copy; expected one process, or DDP. Set use_vllm=True, "
             "vllm_mode='server'."
         )
     if trainer.use_vllm and trainer.vllm_mode != "server":
         raise UsageError(
             f"GRPOConfig has use_vllm=True, vllm_mode={trainer.vllm_mode!r}; expected 'server': "
-            f"agents ask one by one. On a GPU of its own start {SERVER_COMMAND}, and set "
+            f"agents call one by one. On another GPU start {SERVER_COMMAND}, and set "
             "vllm_mode='server', vllm_server_base_url='http://HOST:8000'."
         )

@@ -4,9 +4,9 @@
     GRPOTrainer(model=..., rollout_func=rollouts, train_dataset=rollouts.dataset,
                 reward_funcs=rollouts.reward, args=GRPOConfig(...))
 
-TRL hands a ``rollout_func`` the column ``prompt`` alone, each prompt as often as it wants rollouts
-of it: the column holds the task's number. What an episode earned, its task and its metrics travel
-beside the tokens to the reward function.
+TRL passes only the column ``prompt`` to a ``rollout_func``, each prompt once per rollout. So this
+column has the task's number. The ``rollout_func`` returns the episode's reward, task and metrics
+beside its tokens, and TRL passes these to the reward function.
 """
 # pyright: reportMissingImports=false
 
@@ -43,37 +43,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS = "evert/"
-"""Where TRL's log has what episodes count."""
+"""Prefix of the episodes' metrics in TRL's log."""
 
 
 class Rollouts:
-    """Plays the episodes of TRL's ``GRPOTrainer``; see the module for how it is handed over.
+    """The episodes of TRL's ``GRPOTrainer``; the module's example shows how to pass them.
 
-    As with TRL's own tools, a completion is all that comes after the first prompt, and has at most
-    ``max_completion_length`` tokens: the agent is refused a longer prompt, as one over the model's
-    context. Replies are drawn at the trainer's ``temperature``; ``limits`` and ``context_length``
-    bound them further (``RolloutLimits(max_turn_tokens=...)`` one reply). An episode whose agent
-    fails is left out: it has no reward, no part in its group's mean and no token that is trained.
-    ``on_agent_error`` scores it instead.
+    As with TRL's own tools, a completion is everything after the first prompt. It has at most
+    ``max_completion_length`` tokens: a longer prompt of the agent is refused, like a prompt over
+    the model's context. Replies are sampled at the trainer's ``temperature``; ``limits`` and
+    ``context_length`` bound them further (``RolloutLimits(max_turn_tokens=...)`` bounds one reply).
+    An episode whose agent fails is left out: it has no reward, does not count in its group's mean,
+    and trains no token. ``on_agent_error`` gives it a reward instead.
 
     Args:
         agent: The agent, or its import path.
-        tasks: One a row of the dataset; or the import path of such a sequence.
-        test_tasks: The same, for ``eval_dataset``.
+        tasks: The tasks, one per row of the dataset; or their import path.
+        test_tasks: The tasks of ``eval_dataset``; or their import path.
         renderer_name: The Cookbook renderer of the model's chat format. None: the one that the
-            Cookbook has for a model of this name.
-        parallel: Most episodes at a time.
-        **options: Of ``ChatAgentEnv``.
+            Cookbook recommends for a model of this name.
+        parallel: The most episodes at a time.
+        **options: Options of ``ChatAgentEnv``.
 
     Attributes:
-        dropped_lineages: Token sequences so far that TRL could not be given, since it takes one a
-            rollout.
-        failed: Episodes so far that were left out.
+        dropped_lineages: How many token sequences have been left out so far, since TRL takes one
+            per rollout.
+        failed: How many episodes have been left out so far.
 
     Raises:
-        InvalidAgentError: ``agent`` is none, takes other arguments, or needs a group or seats.
+        InvalidAgentError: ``agent`` is not one, takes other arguments, or needs a group or seats.
         InvalidDatasetError: There is no task.
-        TypeError, ValueError: There is no such option, or not such a value.
+        TypeError, ValueError: An option is unknown, or has an invalid value.
     """
 
     def __init__(
@@ -105,34 +105,34 @@ class Rollouts:
         self.dropped_lineages = 0
         self.failed = 0
 
-    # -- what GRPOTrainer takes ------------------------------------------------------------------
+    # -- arguments of GRPOTrainer ----------------------------------------------------------------
 
     @property
     def dataset(self) -> "Dataset":
-        """``train_dataset``: a row a task."""
+        """The ``train_dataset``: one row per task."""
         return _dataset(range(self._train))
 
     @property
     def eval_dataset(self) -> "Dataset":
-        """``eval_dataset``: a row a test task."""
+        """The ``eval_dataset``: one row per test task."""
         return _dataset(range(self._train, len(self._tasks)))
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """``rollout_func``: an episode for each prompt.
+        """The ``rollout_func``: play an episode for each prompt.
 
         Args:
-            prompts: Of this process, each as often as there are to be rollouts of it.
-            trainer: TRL's.
+            prompts: The prompts of this process, each once per rollout.
+            trainer: TRL's trainer.
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs``, and for reward
-            functions ``task``, ``episode_reward`` and ``episode_metrics``: a row a prompt. No
-            ``logprobs`` (None) where the policy's are not of the temperature it draws at.
+            functions ``task``, ``episode_reward`` and ``episode_metrics``: one row per prompt.
+            ``logprobs`` is None if the policy's are not at the temperature it samples at.
 
         Raises:
             AgentError: Every episode failed.
-            InvalidDatasetError: The prompts are not of ``dataset``.
-            UsageError: The trainer is set up as no policy here can follow.
+            InvalidDatasetError: A prompt is not from ``dataset``.
+            UsageError: The trainer's settings are not supported.
         """
         tasks = [self._task(prompt) for prompt in prompts]
         tokenizer = tokenizer_of(trainer)
@@ -158,10 +158,10 @@ class Rollouts:
         log_extra: Callable[[str, list[Any]], None],
         **_: Any,
     ) -> list[float | None]:
-        """``reward_funcs``: what each episode earned; logs the episodes' metrics.
+        """The ``reward_funcs``: return the episodes' rewards, and log their metrics.
 
         Returns:
-            One a completion; None for an episode that is left out.
+            One reward per completion; None for an episode that is left out.
         """
         for metrics in episode_metrics:
             for name, value in metrics.items():
@@ -183,7 +183,7 @@ class Rollouts:
         return await side_by_side(map(one, tasks))
 
     def _options_with(self, source: Sampling, trainer: Any) -> EnvOptions:
-        """The options, with the model's renderer where they have none, within what has room."""
+        """Return the options with a renderer and the limits of the model and the trainer."""
         renderer = self._options.get("renderer")
         if renderer is None:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)
@@ -206,14 +206,14 @@ class Rollouts:
             return self._tasks[int(prompt)]
         except (IndexError, TypeError, ValueError) as error:
             raise InvalidDatasetError(
-                f"rollout_func got the prompt {prompt!r:.200}; expected the number of one of "
-                f"{len(self._tasks)} tasks. Pass train_dataset=rollouts.dataset, of these rollouts."
+                f"rollout_func got the prompt {prompt!r:.200}; expected the number of one of its "
+                f"{len(self._tasks)} tasks. Pass train_dataset=rollouts.dataset of this Rollouts."
             ) from error
 
-    # -- what is said ----------------------------------------------------------------------------
+    # -- counts and warnings ---------------------------------------------------------------------
 
     def _count(self, episodes: Sequence[Episode]) -> None:
-        """Count what was left out, and say it.
+        """Count and log the token sequences and episodes that are left out.
 
         Raises:
             AgentError: Every episode failed.
@@ -222,8 +222,8 @@ class Rollouts:
         if dropped and not self.dropped_lineages:
             logger.warning(
                 "Episodes of the agent %s have several token sequences (sub-agents, or an edited "
-                "history), and TRL trains one a rollout, the last: %s of %s are left out in this "
-                "step. %s%s counts them from now on.",
+                "history). TRL trains on one per rollout, the last: %s of %s are left out in this "
+                "step. The metric %s%s counts them.",
                 agent_name(self._agent),
                 dropped,
                 dropped + len(episodes),
@@ -244,15 +244,15 @@ class Rollouts:
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:
     reasons = {
-        "seats": "one policy and one token sequence a rollout: train agents with several seats "
-        "under the Cookbook's loop",
-        "group_reward": "and may spread a group over processes: give GRPOTrainer a reward function "
-        "of your own beside this one, which gets task and episode_reward",
+        "seats": "has one policy and one token sequence per rollout. Train agents with several "
+        "seats with the Cookbook's loop",
+        "group_reward": "may split a group over processes. Give GRPOTrainer a second reward "
+        "function, which gets task and episode_reward",
     }
     for name, reason in reasons.items():
         if name in options:
             raise InvalidAgentError(
-                f"Rollouts of the agent {agent_name(agent)} got {name}=; TRL has {reason}."
+                f"Rollouts of the agent {agent_name(agent)} got {name}=, but TRL {reason}."
             )
     settings_of(options)
 

@@ -1,8 +1,8 @@
-"""verifiers, both ways: its environments as agents, and agents as its environments.
+"""verifiers' environments as evert's agents, and evert's agents as verifiers' environments.
 
-The public face is ``evert.verifiers``.
+``evert.verifiers`` has the public names.
 
-    agent.py             ``VerifiersAgent``: an environment of verifiers' as an agent
+    agent.py             ``VerifiersAgent``: an environment of verifiers as an agent
     plugins.py           ``AgentTaskset``, ``AgentHarness``: tasks and an agent, for verifiers
-    answered_outside.py  an agent whose calls somebody else answers
+    answered_outside.py  plays an agent whose calls another framework answers
 """

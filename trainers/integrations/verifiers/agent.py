@@ -1,9 +1,9 @@
-"""``VerifiersAgent``: an environment of verifiers' as an agent.
+"""``VerifiersAgent``: an environment of verifiers as an agent.
 
     agent = VerifiersAgent({"taskset": {"id": "gsm8k"}, "agent": {"harness": {"id": "null"}}})
 
-verifiers plays the episode itself, harness, tools and judges included, and asks for its model at
-an endpoint: the address of the agent's own client. So what it asks is the trainer's to sample.
+verifiers plays the episode with its own harness, tools and judges. It calls its model at an
+endpoint, which is the URL of the agent's client, so the trainer samples the replies.
 """
 
 # pyright: reportMissingImports=false
@@ -24,44 +24,44 @@ from evert.bridge.errors import InvalidDatasetError, RewardError
 from evert.bridge.ownership import left_alone
 
 ENV_STOP = "env_stop/"
-"""What the metric of verifiers' own stop condition begins with."""
+"""Prefix of the metric that has verifiers' own stop condition."""
 
 
 class VerifiersAgent:
-    """An environment of verifiers', played as an agent.
+    """An environment of verifiers, played as an agent.
 
     Args:
-        env: Its configuration, as verifiers reads the ``env`` block of its own: a dict, or a
+        env: Its configuration, like the ``env`` block of a configuration of verifiers: a dict, or a
             ``vf.EnvConfig``.
 
-    A task is the number of one in the taskset, or a ``vf.Task``. The reward is that of the trace,
-    its parts are metrics (``reward/NAME``), and so are verifiers' own; a limit of verifiers' that
-    cut the episode short is ``stop/truncated``. All agents of a multi-agent environment that do not
-    name a model of their own are the policy; one of them may have a trainable trace.
+    A task is a number in the taskset, or a ``vf.Task``. The reward is the trace's; its parts are
+    the metrics ``reward/NAME``, beside verifiers' own metrics. If a limit of verifiers ended the
+    episode, ``stop/truncated`` is set. In a multi-agent environment the policy plays all agents
+    that do not name their own model; exactly one of them must have a trainable trace.
 
     Raises (when it plays):
         InvalidDatasetError: There is no such task.
-        RewardError: No trace is to be trained on, or several are.
-        RuntimeError: The episode failed, as verifiers says.
+        RewardError: No trace is trainable, or several are.
+        RuntimeError: The episode failed; the message has verifiers' error.
     """
 
     def __init__(self, env: Any) -> None:
         self.env = env
 
     def config(self) -> Any:
-        """The configuration, read by verifiers."""
+        """Return the configuration as verifiers reads it."""
         return vf.resolve_env_config(dict(self.env) if isinstance(self.env, Mapping) else self.env)
 
     def tasks(self, limit: int | None = None) -> list[int]:
-        """The numbers of the taskset's tasks, for a dataset; of the first ``limit`` of them.
+        """Return the numbers of the first ``limit`` tasks (None: of all), for a dataset.
 
         Raises:
-            InvalidDatasetError: They go on for ever, and there is no limit.
+            InvalidDatasetError: The taskset has no end, and there is no limit.
         """
         taskset = vf.load_environment(self.config()).taskset
         if limit is None and not taskset.bounded:
             raise InvalidDatasetError(
-                f"{type(taskset).__name__} has tasks without end; say how many: tasks(limit=1000)."
+                f"{type(taskset).__name__} has endless tasks; say how many: tasks(limit=1000)."
             )
         return [number for number, _ in enumerate(itertools.islice(iter(taskset), limit))]
 
@@ -90,7 +90,7 @@ def _task_of(taskset: Any, number: object) -> Any:
 
 @contextmanager
 def _key_in_environment(key: str) -> Iterator[str]:
-    """A variable that holds a key, the only way to give verifiers one."""
+    """Set an environment variable to the key: verifiers takes a key only from there."""
     name = f"EVERT_KEY_{secrets.token_hex(8)}"
     os.environ[name] = key
     try:
@@ -107,8 +107,8 @@ def _outcome(episode: Any) -> Outcome:
         raise RuntimeError(f"The episode of verifiers' {episode.env.id!r} failed: {said}")
     if len(trained) != 1:
         raise RewardError(
-            f"The episode of verifiers' {episode.env.id!r} has {len(trained)} traces to train on; "
-            "expected one, which has the reward. Make the other agents' untrainable in its setup()."
+            f"The episode of verifiers' {episode.env.id!r} has {len(trained)} trainable traces; "
+            "expected one, which has the reward. Make the others untrainable in its setup()."
         )
     [trace] = trained
     metrics = {f"reward/{name}": reward.score for name, reward in trace.rewards.items()}

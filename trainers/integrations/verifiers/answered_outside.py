@@ -1,7 +1,7 @@
-"""An agent whose calls somebody else answers: another framework's endpoint, which keeps the tokens.
+"""Plays an agent whose calls another framework's endpoint answers, which records the tokens.
 
-No trainer waits for the calls here, and nothing is rendered. But for that the agent is played as
-ever: blocking or async, with a client of its own that is taken over, its notes and its errors.
+No trainer of evert's answers the calls, and nothing is rendered. Otherwise the agent is played as
+usual: blocking or async, with a handle or an SDK, with its notes and its errors.
 """
 
 from typing import Any, Unpack
@@ -18,7 +18,7 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
-"""What begins the names of metrics that are of an Env's tokens, and of its end."""
+"""Prefixes of the metrics about an Env's tokens and its end; they are left out here."""
 
 
 async def play_at(
@@ -27,9 +27,9 @@ async def play_at(
     task: object = NO_TASK,
     **options: Unpack[EnvOptions],
 ) -> Outcome:
-    """Play an agent to its end: all its rewards together, and what it noted.
+    """Play an agent to its end; return the sum of its rewards, its metrics and its logs.
 
-    ``answer`` is what the policy replies to a request. Options of an Env's tokens have no effect.
+    ``answer`` returns the policy's reply to a request. Options about tokens have no effect.
     """
     env = _Elsewhere(agent, task, **options)
     env.answer = answer
@@ -37,8 +37,8 @@ async def play_at(
         end = await env.initial_observation()
     finally:
         await env.close()
-    if not isinstance(end, InitialObservationOverflow):  # a seat's call: there are none here
-        raise EvertError("A call of this agent was answered by nobody; ask for the policy alone.")
+    if not isinstance(end, InitialObservationOverflow):  # a call for a seat
+        raise EvertError("Nobody answers this agent's call: there are no seats. Call the policy.")
     metrics = {k: value for k, value in end.metrics.items() if not k.startswith(REPORT)}
     logs = {key: value for key, value in end.logs.items() if key != NO_CALL}
     truncated = f"{STOP_METRIC_PREFIX}{TRUNCATED}" in end.metrics
@@ -50,5 +50,5 @@ class _Elsewhere(ChatAgentEnv):
 
     async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         episode, inbox = await super()._begin()
-        episode.routes.instead = self.answer  # no call has arrived: the loop has not been left
+        episode.routes.instead = self.answer  # before any call: nothing has been awaited since
         return episode, inbox

@@ -1,13 +1,14 @@
-"""``AgentTaskset`` and ``AgentHarness``: an agent and its tasks, as verifiers plays them.
+"""``AgentTaskset`` and ``AgentHarness``: an agent and its tasks as plugins of verifiers.
 
-verifiers finds its plugins by the name of a module, so a module of yours names them:
+verifiers finds its plugins by the name of a module, so write a module that exports them:
 
     from evert.verifiers import AgentHarness, AgentTaskset
 
     __all__ = ["AgentHarness", "AgentTaskset"]
 
-It hands each rollout an endpoint and a key, and keeps what passes there, with token ids where
-prime-rl trains. The agent's calls go there (``answered_outside.py``); its rewards are the trace's.
+verifiers gives each rollout an endpoint and a key, and records the calls there, with token ids if
+prime-rl trains. The agent's calls go to that endpoint (``answered_outside.py``), and its reward to
+the trace.
 """
 
 # pyright: reportMissingImports=false
@@ -26,37 +27,37 @@ from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]
-    """One task, as the agent takes it; it has to survive JSON."""
+    """One task of the agent; JSON must be able to hold it."""
 
     task: Any
 
 
 class AgentTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Where the tasks are.
+    """The setting of an ``AgentTaskset``.
 
     Attributes:
-        tasks: Import path of a sequence, 'package.module:NAME'.
+        tasks: Import path of a sequence of tasks, 'package.module:NAME'.
     """
 
     tasks: str = ""
 
 
 class AgentTaskset(vf.Taskset[vf.Task[AgentTaskData], AgentTasksetConfig]):  # type: ignore[misc]
-    """The tasks of an import path."""
+    """A taskset of verifiers with the tasks of an import path."""
 
     def load(self) -> Iterator[Any]:
-        """One task of verifiers for each."""
+        """Yield each task as a ``vf.Task``."""
         for task in resolve(self.config.tasks, "tasks", InvalidDatasetError):
             yield vf.Task(AgentTaskData(prompt="the agent's own", task=task), vf.TaskConfig())
 
 
 class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """Which agent plays.
+    """The settings of an ``AgentHarness``.
 
     Attributes:
-        agent: Its import path, 'package.module:name'.
-        policy_names: The model names by which it calls the policy, as ``ChatAgentEnv`` has them.
-        agent_timeout: Seconds it may take between two calls; None: for ever.
+        agent: The agent's import path, 'package.module:name'.
+        policy_names: The model names by which it calls the policy, as in ``ChatAgentEnv``.
+        agent_timeout: Seconds it may take between two calls; None: no limit.
     """
 
     agent: str = ""
@@ -65,7 +66,7 @@ class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
 
 
 class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
-    """Plays an agent in this process; its reward is the rollout's, its metrics are the trace's."""
+    """A harness that plays an agent in this process, and records its reward and metrics."""
 
     NEEDS_CONTAINER = False
     EXECUTES_CODE = False
@@ -88,8 +89,8 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
         """
         if mcp_urls:
             raise InvalidAgentError(
-                f"This task brings tool servers ({', '.join(mcp_urls)}); an agent of evert's has "
-                "its own tools. Take a harness of verifiers' for it."
+                f"This task brings tool servers ({', '.join(mcp_urls)}), but an agent of evert's "
+                "has its own tools. Use a harness of verifiers for this task."
             )
         config = self.config
         outcome = await play_at(

@@ -1,6 +1,6 @@
-"""``EvertAgentLoop``: an episode of any agent, where verl plays its agent loops.
+"""``EvertAgentLoop``: an episode of any agent, as an agent loop of verl.
 
-verl makes one of these for each episode, in its rollout workers, from the YAML file that
+verl's rollout workers make a loop for each episode, from the YAML file that
 ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
 """
 
@@ -33,27 +33,27 @@ logger = logging.getLogger(__name__)
 
 
 class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """An agent of evert's as an agent loop of verl's.
+    """An agent of evert's as an agent loop of verl.
 
-    An agent that raises fails its episode: verl's V1 trainers write that to the log and train with
-    the others (``on_agent_error: -1.0`` scores such episodes instead).
+    An agent that raises fails its episode: verl's V1 trainers log that and train on the others
+    (``on_agent_error: -1.0`` scores such episodes instead).
 
     Args:
-        *args: verl's own.
+        *args: verl's arguments.
         agent: Import path of the agent, 'package.module:function'.
         renderer_name: The Cookbook's renderer; None: the one that fits the model's name.
-        branches: What becomes of an episode with several token sequences. "all": each is an output;
-            "last": the last is, and the others are counted (``lineages_left_out``). None: all where
-            the trainer takes them.
-        task: Where a row of the dataset has the task: names with dots between, or "row" for all of
-            it. None: where ``write_dataset`` puts it; without one, the agent takes the client only.
-        name: Of the loop, in the YAML.
-        tools: verl's, which go unused: an agent brings its own.
-        **settings: verl's own, and the episode settings of ``evert train``, as ``policy_names``,
-            ``limits`` and ``on_agent_error``.
+        branches: How to train an episode with several token sequences. "all": each is an output;
+            "last": only the last is, and the others are counted (``lineages_left_out``). None:
+            "all" if the trainer supports it, else "last".
+        task: Where a row of the dataset has the task: names joined by dots, or "row" for the whole
+            row. None: where ``write_dataset`` puts it; if it is not there, the agent gets no task.
+        name: The loop's name in the YAML.
+        tools: verl's tools; unused, since an agent has its own.
+        **settings: verl's arguments, and the episode settings of ``evert train``, such as
+            ``policy_names``, ``limits`` and ``on_agent_error``.
 
     Raises:
-        UsageError: A setting there is not, or one that verl cannot serve (seats).
+        UsageError: A setting is unknown, or verl does not support it (seats).
         InvalidAgentError: There is no such agent.
     """
 
@@ -72,9 +72,9 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         super().__init__(*args, **own)
         if self.rollout_config.enable_rollout_routing_replay:
             raise UsageError(
-                "rollout.enable_rollout_routing_replay with evert's agent loop, which does not "
-                "carry a router's choices from the servers to the trainer. Leave it off, or "
-                "correct by rollout_correction."
+                "rollout.enable_rollout_routing_replay is on, but evert's agent loop does not "
+                "carry a router's choices from the servers to the trainer. Leave it off, or use "
+                "rollout_correction."
             )
         self._room = Room.of(self.rollout_config)
         model = str(self.config.actor_rollout_ref.model.path)
@@ -85,7 +85,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             branches=branches,
             task=task,
             room=self._room,
-            # Only its V1 trainers have a TransferQueue, to which outputs go one by one.
+            # Only verl's V1 trainers have a TransferQueue, which takes several outputs.
             takes_lists=bool(self.config.transfer_queue.enable),
         )
 
@@ -95,18 +95,18 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Play one episode.
 
         Args:
-            sampling_params: verl's.
-            **row: Of the dataset.
+            sampling_params: verl's sampling parameters.
+            **row: A row of the dataset.
 
         Returns:
-            A list where each lineage is an output.
+            One output; with ``branches`` "all" a list with an output per lineage.
 
         Raises:
-            EvertError: As ``ChatAgentEnv.step`` and ``ServerPolicy``.
+            EvertError: As for ``ChatAgentEnv.step`` and ``ServerPolicy``.
         """
         settings = self._settings
         task = task_of(row, settings.task)
-        fixed = self.rollout_config.full_determinism  # as verl's own loops name their requests
+        fixed = self.rollout_config.full_determinism  # verl's own loops use the same request ids
         name = f"det-{int(row.get('priority', 0))}" if fixed else uuid4().hex
         policy = ServerPolicy(
             self.server_manager, name, sampling_params, self._room, self.tokenizer
@@ -124,14 +124,16 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             generate_sequences=policy.seconds, num_preempted=policy.preempted
         )
         first, last = policy.versions
-        if env.turns == 0:  # of the weights that would have been asked
+        if env.turns == 0:  # the weights that would have sampled
             first = last = int(row.get("global_steps", 1)) - 1
         fields = {"min_global_steps": first, "max_global_steps": last}
         blank = self.tokenizer.eos_token_id or 0
         found = outputs(trajectory, settings, self._room, metrics, fields, blank)
         left_out = found[-1].extra_fields["reward_extra_info"][LEFT_OUT]
         if left_out:
-            logger.warning("%d lineages of an episode are not trained on: branches.", left_out)
+            logger.warning(
+                "%d lineages of an episode are not trained on: branches is 'last'.", left_out
+            )
         return found if settings.branches == ALL else found[-1]
 
 

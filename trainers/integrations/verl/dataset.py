@@ -1,8 +1,8 @@
-"""Tasks as the Parquet file that verl reads, and a row's task back from it.
+"""Writes tasks to the Parquet file that verl reads, and reads a row's task back.
 
-A task stands in its row as JSON (``extra_info.task_json``), so that it comes back as it was:
-Parquet itself would give the same keys to all tasks, and the same type to all values. A dataset of
-another origin works, too: ``task: extra_info.question`` in the loop's YAML says where a row has it.
+A row has its task as JSON (``extra_info.task_json``), so that it comes back unchanged: Parquet
+itself would give all tasks the same keys, and all values the same type. Other datasets work, too:
+``task: extra_info.question`` in the loop's YAML says where a row has the task.
 """
 
 # pyright: reportMissingImports=false
@@ -20,7 +20,7 @@ TASK_PATH = "extra_info.task_json"
 """Where ``write_dataset`` puts a task."""
 
 WHOLE_ROW = "row"
-"""In the place of a path: the task is a dict of all that the row holds."""
+"""Used in place of a path: the task is the whole row as a dict."""
 
 
 def write_dataset(
@@ -30,17 +30,17 @@ def write_dataset(
     agent_name: str = "evert",
     data_source: str = "evert",
 ) -> None:
-    """Write tasks as a dataset of verl's, for ``data.train_files`` or ``data.val_files``.
+    """Write tasks as a dataset for verl's ``data.train_files`` or ``data.val_files``.
 
     Args:
         path: The file, ``*.parquet``.
-        tasks: A sequence, or its import path 'package.module:name'. What JSON can carry: numbers,
-            texts, lists and dicts of them.
-        agent_name: The agent loop that plays them: its ``name`` in the YAML.
-        data_source: Under which verl reports their validation.
+        tasks: A sequence, or its import path 'package.module:name'. Each task must be JSON:
+            numbers, texts, lists and dicts of them.
+        agent_name: The ``name`` in the YAML of the agent loop that plays the tasks.
+        data_source: The name under which verl reports their validation.
 
     Raises:
-        InvalidDatasetError: No task, or one that JSON cannot carry.
+        InvalidDatasetError: There is no task, or JSON cannot represent one.
     """
     import datasets
 
@@ -61,7 +61,11 @@ def write_dataset(
 
 
 def task_of(row: Mapping[str, Any], path: str | None) -> Any:
-    """A row's task at a path of names, or the whole row; None: ``write_dataset``'s, or NO_TASK."""
+    """Return a row's task at a path, or the whole row; None: ``write_dataset``'s, or NO_TASK.
+
+    Raises:
+        InvalidDatasetError: The row has nothing at ``path``.
+    """
     if path == WHOLE_ROW:
         return dict(row)
     value: Any = row
@@ -70,9 +74,9 @@ def task_of(row: Mapping[str, Any], path: str | None) -> Any:
             if path is None:
                 return NO_TASK
             raise InvalidDatasetError(
-                f"A row of the dataset has no {path!r}; it has {_paths(row)}. Say where the task "
-                "is in the agent loop's YAML (task: extra_info.question, or task: row for all of "
-                "it), or leave that out and make the dataset with evert.verl.write_dataset."
+                f"A row of the dataset has no {path!r}; it has {_paths(row)}. In the agent loop's "
+                "YAML, say where the task is (task: extra_info.question, or task: row for the "
+                "whole row), or leave that out and make the dataset with evert.verl.write_dataset."
             )
         value = value[name]
     return json.loads(value) if path is None else value

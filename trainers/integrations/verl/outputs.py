@@ -1,4 +1,4 @@
-"""A trajectory as verl's outputs: one a lineage, or the last alone."""
+"""A trajectory as verl's outputs: one per lineage, or only the last."""
 
 # pyright: reportMissingImports=false
 
@@ -12,7 +12,7 @@ from evert.bridge.records.sequences import TokenSequence, sequences
 from evert.trainers.integrations.verl.settings import ALL, LoopSettings, Room
 
 LEFT_OUT = "lineages_left_out"
-"""In an output's ``reward_extra_info``: how many lineages verl does not get to see."""
+"""Key of ``reward_extra_info``: how many lineages of the episode are not trained on."""
 
 
 def outputs(
@@ -23,11 +23,11 @@ def outputs(
     fields: dict[str, Any],
     blank: int,
 ) -> list[AgentLoopOutput]:
-    """The outputs of an episode, all with its whole reward; the one that counts comes last.
+    """Return the outputs of an episode, each with the reward of the whole episode.
 
-    verl takes an episode's advantage from its last output, so that one comes last which has
-    something to learn from. An episode without a model call is an output without any: its reward
-    counts in its group, as it does with the Cookbook.
+    verl takes an episode's advantage from its last output, so an output with sampled tokens comes
+    last. An episode without a model call is one output without sampled tokens: its reward counts
+    in its group, as it does with the Cookbook.
     """
     found = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
     found.sort(key=lambda sequence: any(sequence.response_mask))
@@ -60,7 +60,7 @@ def outputs(
 
 
 def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
-    """A sequence whose prompt has room: what is too long of it opens the response, unsampled."""
+    """Move prompt tokens that verl has no room for to the response, masked as not sampled."""
     rest = sequence.prompt_ids[room.prompt :]
     return replace(
         sequence,

@@ -13,11 +13,11 @@ from evert.trainers.integrations.verl.settings import Room
 
 
 class ServerReplyError(EvertError, RuntimeError):
-    """A server of verl's gave no reply that can be trained on."""
+    """The reply of a verl server cannot be trained on."""
 
 
 class ServerPolicy(TokenCompleter):
-    """The policy of one episode: all its turns go to the same server, whose cache knows them."""
+    """The policy of one episode: all its turns go to the same server, which has them cached."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class ServerPolicy(TokenCompleter):
         self._turns = 0
         self.seconds = 0.0
         self.preempted = -1
-        """How often the servers put a reply off; -1: they do not say."""
+        """How often the servers preempted a reply; -1: unknown."""
         self.versions: tuple[int | None, int | None] = (None, None)
-        """Of the weights that sampled the first turn, and the last; None: not known."""
+        """Versions of the weights that sampled the first and the last turn; None: unknown."""
 
     async def __call__(
         self,
@@ -46,7 +46,13 @@ class ServerPolicy(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """One turn."""
+        """Sample one turn.
+
+        Raises:
+            UnsupportedPromptError: The prompt has images.
+            UsageError: The first prompt is too long.
+            ServerReplyError: The reply was aborted, or lacks log-probabilities.
+        """
         prompt = self._prompt(model_input)
         room = self._room.context - len(prompt)
         cap = room if max_tokens is None else min(room, max_tokens)
@@ -69,15 +75,15 @@ class ServerPolicy(TokenCompleter):
             prompt = model_input.to_ints()
         except ValueError as error:
             raise UnsupportedPromptError(
-                "A prompt holds more than token ids (an image?); evert's agent loop hands verl "
-                "token ids alone. Leave images out, or train with the Cookbook's loop."
+                "A prompt has more than token ids (an image?), but evert's agent loop sends verl "
+                "only token ids. Leave images out, or train with the Cookbook's loop."
             ) from error
         if self._turns == 0 and len(prompt) > self._room.prompt:
             raise too_long(f"it has {len(prompt)} tokens", self._room)
         return prompt
 
     def _stops(self, stop: StopCondition) -> dict[str, Any]:
-        """Where to stop; servers do not see control tokens in the text, so those go as ids."""
+        """Return the stops for a server; control tokens as ids, since its text lacks them."""
         control = self._tokenizer.get_added_vocab()
         ids = [each if isinstance(each, int) else control.get(each) for each in stop]
         texts = [each for each in stop if isinstance(each, str) and each not in control]
@@ -100,7 +106,7 @@ class ServerPolicy(TokenCompleter):
 
 
 def too_long(found: str, room: Room) -> UsageError:
-    """The refusal of an episode's first prompt."""
+    """Return the error for a first prompt that is too long."""
     return UsageError(
         f"An agent's first prompt is too long ({found}); verl has room for "
         f"data.max_prompt_length={room.prompt}. Raise that, and "
@@ -112,7 +118,7 @@ def _logprobs(said: Any) -> list[float] | None:
     if said.stop_reason in ("aborted", "abort"):
         raise ServerReplyError(
             f"A server of verl's broke off a reply after {len(said.token_ids)} tokens; expected a "
-            "whole one. The episode is left out."
+            "whole reply. The episode is left out."
         )
     if not said.log_probs and said.token_ids:
         return None  # rollout.calculate_log_probs is off
@@ -120,6 +126,6 @@ def _logprobs(said: Any) -> list[float] | None:
     if len(found) != len(said.token_ids):
         raise ServerReplyError(
             f"A server of verl's gave {len(found)} log-probabilities for {len(said.token_ids)} "
-            "tokens; expected one each."
+            "tokens; expected one for each token."
         )
     return found

@@ -1,11 +1,11 @@
-"""What an agent loop's YAML says, checked.
+"""The settings of an agent loop's YAML, checked.
 
 - name: evert                              # a row's agent_name, or verl's default_agent_loop
   _target_: evert.verl.EvertAgentLoop
   agent: my.module:agent
   renderer_name: qwen3                     # the Cookbook's; left out: the one that fits the model
   branches: all                            # or last
-  task: extra_info.question                # left out: as write_dataset puts it
+  task: extra_info.question                # left out: where write_dataset puts it
   policy_names: [gpt-4o]                   # and any other episode setting of `evert train`
   limits: {max_turns: 10, max_turn_tokens: 512}
 """
@@ -37,7 +37,7 @@ _MAPPINGS = {
 
 @dataclass(frozen=True)
 class Room:
-    """What verl's tensors have room for, in tokens."""
+    """The lengths of verl's tensors, in tokens."""
 
     prompt: int
     response: int
@@ -46,7 +46,7 @@ class Room:
 
     @staticmethod
     def of(rollout: Any) -> "Room":
-        """The room that a rollout's configuration leaves."""
+        """Return the lengths that a rollout's configuration sets."""
         both = rollout.prompt_length + rollout.response_length
         return Room(
             rollout.prompt_length, rollout.response_length, min(both, rollout.max_model_len or both)
@@ -59,9 +59,9 @@ class LoopSettings:
 
     agent: Agent
     branches: str
-    """ALL: each lineage is an output; LAST: the one that ends last."""
+    """ALL: each lineage is an output; LAST: only the last lineage is."""
     task: str | None
-    """Where a row has its task; None: as ``write_dataset`` puts it."""
+    """Where a row has its task; None: where ``write_dataset`` puts it."""
     options: EnvOptions
 
 
@@ -74,7 +74,12 @@ def read_loop_settings(
     room: Room,
     takes_lists: bool,
 ) -> LoopSettings:
-    """The settings of one agent loop."""
+    """Return the settings of one agent loop.
+
+    Raises:
+        UsageError: A setting is unknown, or verl does not support it.
+        InvalidAgentError: There is no such agent.
+    """
     gathered: dict[str, Any] = {}
     for name, value in gather(given, _MAPPINGS).items():
         gathered[name] = tuple(value) if isinstance(value, list) else value
@@ -82,17 +87,16 @@ def read_loop_settings(
     settings = read_settings(EpisodeSettings, gathered)
     if settings.seats:
         raise UsageError(
-            f"seats: {list(settings.seats)} in a verl agent loop: each output of verl's is one "
-            "sample of one policy, with one reward a session, so that seats with rewards and "
-            "baselines of their own have no place there. Train agents with several roles with the "
-            "Cookbook's loop (evert train seats=...), or let one role be the policy and the others "
-            "frozen (models: ...)."
+            f"seats: {list(settings.seats)} in a verl agent loop: verl trains one policy, with one "
+            "reward per episode, so seats cannot have separate rewards and baselines. Train agents "
+            "with several roles with the Cookbook's loop (evert train seats=...), or make one role "
+            "the policy and the others frozen (models: ...)."
         )
     for name, model in models.items():
         if isinstance(model, TinkerModel):
             raise UsageError(
-                f"models.{name} names weights, which verl's workers have no engine for. Serve them "
-                f"(evert serve, vLLM), and name the address: models: {{{name}: "
+                f"models.{name} names weights, but verl's workers have no engine for them. Serve "
+                f"them (evert serve, vLLM), and give the URL: models: {{{name}: "
                 "'http://host/v1#model'}."
             )
     found = load_agent(agent)
@@ -108,7 +112,7 @@ def _branches(asked: str | None, takes_lists: bool) -> str:
         raise UsageError(f"branches is {asked!r}; expected 'all', 'last', or nothing.")
     if asked == ALL and not takes_lists:
         raise UsageError(
-            "branches: all, but this trainer of verl's takes one output an episode; only its V1 "
+            "branches: all, but this trainer of verl takes one output per episode; only its V1 "
             "trainers take several (trainer.use_v1=True, the default of main_ppo). Use branches: "
             "last, which trains the last lineage and counts the others as lineages_left_out."
         )
