@@ -1,7 +1,7 @@
 """The rollout's API in process for ``aiohttp``, as ``httpx_transport.py`` is for ``httpx``.
 
 google-genai makes its async calls with aiohttp where that is installed. aiohttp has no replaceable
-transports, but replaceable connectors. The connections of this one hold the answer from the start,
+transports, but replaceable connectors. This connector's connections hold the answer from the start,
 and aiohttp reads its ``ClientResponse`` from them.
 """
 

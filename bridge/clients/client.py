@@ -41,7 +41,8 @@ class _Handle:
         """Add a reward to the latest transition; before the first call, to the first transition.
 
         The Cookbook sums a trajectory's rewards and centres the sum in its group. Under its
-        advantages a reward therefore counts equally for all tokens of the episode.
+        advantages a reward of any transition therefore counts equally for all tokens of the
+        episode.
 
         Raises:
             RewardError: The reward is not a finite number.
@@ -109,7 +110,7 @@ class _Handle:
         return Transport(self._endpoint)
 
     def serve(self, host: str = "127.0.0.1") -> "Address":
-        """Return this rollout's HTTP address on a host, for agents in other processes.
+        """Return this rollout's one HTTP address on a host, for agents in other processes.
 
         Args:
             host: Interface to listen on, on a free port or a given one ("0.0.0.0:8443"). An

@@ -5,7 +5,7 @@
 
 lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
 result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
-of lm15, so a process may have two; the response is of the request's library. Neither is imported
+of lm15, so a process may have two; the response is one of the request's library. Neither is imported
 here, since DSPy takes seconds to import: ``WhenImported`` waits until other code imports it.
 """
 
@@ -107,21 +107,21 @@ class WhenImported(MetaPathFinder):
         self._do = do
 
     def begin(self) -> None:
-        """Call it with modules that are imported already, and from now on."""
+        """Call ``do`` with the modules that are imported, and with later ones."""
         sys.meta_path.insert(0, self)
         for name in MODULES:
             if name in sys.modules:
                 self._do(sys.modules[name])
 
     def end(self) -> None:
-        """Stop calling it."""
+        """Stop calling ``do``."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for a module of ``MODULES`` whose loader ends with the call; else None."""
+        """Return a spec for a module of ``MODULES``, whose loader ends with ``do``; else None."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if spec is None or spec.loader is None:
             return None

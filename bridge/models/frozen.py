@@ -1,6 +1,6 @@
 """Frozen models, which an agent may call by name beside the policy.
 
-In ``ChatAgentEnv(agent, models={"judge": ...})`` the given model answers the agent's calls to
+With ``ChatAgentEnv(agent, models={"judge": ...})`` the given model answers the agent's calls to
 "judge". Such calls are not transitions and are not trained on. A frozen model is one of
 
     a Cookbook ``MessageCompleter``
@@ -35,7 +35,7 @@ from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
-MODEL_TIMEOUT = 600.0  # default of the seconds in which a frozen model has to reply
+MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, by default
 
 
 class _Said(MessageCompleter):

@@ -2,7 +2,7 @@
 
 SkyRL's server 0.4.0 was made for SDK 0.25. With SDK 0.38 two things fail:
 
-    sampling        the SDK expects the ids of sequences in the answer that promises the sequences
+    sampling        the SDK expects the ids of the sequences in the server's first answer
     a saved state   the SDK creates a client and loads its weights in one request
 
 ``complete_client`` adds the ids, and loads in two requests if one is refused. It changes nothing

@@ -25,7 +25,7 @@ class RemoteModel:
 
     Attributes:
         model: The model's name at the endpoint.
-        base_url: The endpoint's URL.
+        base_url: The endpoint's URL, up to ``/v1``.
         api_key_env: Environment variable with the key; read at each call, never stored.
         timeout: Seconds for a call, retries included.
         temperature: Sampling temperature; None: the endpoint's default.
@@ -94,7 +94,7 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a request whose reply the agent begins, for a ``kind`` of model without prefill."""
+    """Refuse a request with a prefill, for a ``kind`` of model that cannot continue a reply."""
     if request.prefill:
         raise bad_request(
             f"The model {request.model!r} is {kind}, which cannot continue a reply; the last "

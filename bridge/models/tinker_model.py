@@ -41,7 +41,7 @@ class TinkerModel:
         max_tokens: Most tokens of a reply; None: 2048. The agent may ask for fewer, and the model's
             context may have less room.
         base_url: URL of a service of your own; None: the engine in use.
-        seed: Seed of an episode's first reply, plus 1 for each further reply; None: the engine's.
+        seed: Seed of an episode's first reply; each further reply adds 1. None: the engine chooses.
 
     Raises:
         InvalidModelError: There is neither a base nor a path, or a number is out of range.
@@ -113,7 +113,7 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""Opened weights by the ``ServiceClient`` class; an engine has its own, so they go with it."""
+"""Opened weights by ``ServiceClient`` class. An engine's class is its own, and goes with it."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
@@ -185,7 +185,7 @@ def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | N
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return the context length if an engine in this process has the model; that is fast."""
+    """Return the context length by this process's engine, at no cost; None without an engine."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)

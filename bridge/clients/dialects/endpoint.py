@@ -1,4 +1,4 @@
-"""One rollout's API: from a request's path and body to an answer, over any transport.
+"""One rollout's API, which turns a request's path and body into an answer, over any transport.
 
     POST .../chat/completions        OpenAI's chat completions
     POST .../responses               OpenAI's responses
@@ -9,8 +9,8 @@
     GET  .../models[/name]           the model names that are answered here
 
 Errors are answers too: a 400 (a 404 for other paths) in the API's own form, so that the agent's SDK
-raises its own exception. A call after the end of the episode is a 400 as well, since no exception
-passes unchanged through every framework. An agent that keeps calling gets ``AgentAborted``.
+raises its own exception. A call after the end of the episode is a 400 as well, since no other
+exception passes unchanged through every framework. If calls go on, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -63,7 +63,7 @@ COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
 """The path endings of requests that only count tokens."""
 
 LONG_PROMPT = 20_000
-"""Bytes whose tokens take some milliseconds to count; longer prompts are counted off the loop."""
+"""Bytes whose tokens take some milliseconds to count; longer prompts are counted in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Call:
 
 @dataclass
 class Sent:
-    """A request to one of the APIs, which its path named. Its body is parsed once."""
+    """A request to the API that its path names. Its body is parsed once."""
 
     dialect: Dialect
     path: str  # without a slash at its end
@@ -192,7 +192,7 @@ class Endpoint:
         return f"{self._prefix}{next(self._numbers)}"
 
     def match(self, method: str, path: str) -> Dialect | None:
-        """Return the API that a request's path names; None: it names none."""
+        """Return the API that a request's path names; None if it names none."""
         path = path.rstrip("/")
         if method != "POST":
             return None
@@ -209,7 +209,7 @@ class Endpoint:
     async def answer(
         self, sent: Sent | Answer, send: Callable[[], Awaitable[Any]] | None = None
     ) -> Any:
-        """Answer a request of an async agent, when the trainer has sampled.
+        """Answer a request of an async agent once the trainer has sampled.
 
         With ``send``, a request for a model that is not served here gets the result of ``send``.
         """
@@ -287,7 +287,7 @@ class Endpoint:
     def _serves(self, sent: Sent, model: object) -> bool:
         """Whether a model is answered here. Other names are recorded, for messages."""
         if "untrained" in vars(self) and self.untrained._is_own(sent.url):
-            return False  # only the server can tell, by the key, which of the two is meant
+            return False  # only the server can tell, by the key, whose address was called
         routes = self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(sent.url):
             routes.strangers[model] = None

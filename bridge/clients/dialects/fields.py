@@ -24,7 +24,7 @@ HOSTED_TOOLS = frozenset(_table()["responses"]["hosted_tools"])
 
 
 def field_policy(api: str) -> FieldPolicy:
-    """Return the policy for the fields of an API, by the API's name in ``fields.toml``."""
+    """Return how the fields of an API are treated, by the API's name in ``fields.toml``."""
     own, common = _table()[api], _table()["common"]["ignored"]
     refused = {
         name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
@@ -53,7 +53,7 @@ def read_format(
 def read_format_field(
     value: object, must_call: tuple[str, ...], param: str, within: str = ""
 ) -> ReplyFormat | None:
-    """Return the format in a field that is absent, or an object with a type and a schema.
+    """Read the format from a field: an object with a type and a schema, or absent.
 
     ``within`` is the key of the inner object that has the schema; "": the field itself has it.
     """
@@ -68,7 +68,7 @@ def _schema_text(schema: object, param: str) -> str:
     try:
         text = json.dumps(schema)
         vet(text)
-    except Exception as error:  # validators raise anything for an invalid schema
+    except Exception as error:  # a validator may raise anything for an invalid schema
         raise bad_request(
             f"'{param}' is no valid JSON schema: {error!s:.300}", param=param
         ) from None

@@ -65,7 +65,7 @@ class Responses(Dialect):
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
-        """Return the conversation without instructions, which hold for one response only."""
+        """Return the conversation without instructions, which apply to one response only."""
         new = read_input(body.get("input"))
         previous = body.get("previous_response_id")
         if fields.is_absent(previous):

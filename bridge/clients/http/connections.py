@@ -1,8 +1,8 @@
-"""Connections of the loopback server: how many there may be, for how long, reading and writing.
+"""Connections of the loopback server: their number, their time limits, reading and writing.
 
 A connection is a *stranger* until a request on it has the key of a running rollout. There may be
-``STRANGERS`` of them; a new one replaces the oldest, so that thousands of them block no rollout. A
-rollout may have ``AT_ONCE`` requests being answered, and ``RESTING`` idle connections.
+``STRANGERS`` of them; a new one replaces the oldest, so that thousands of them cannot block a
+rollout. A rollout may have ``AT_ONCE`` requests being answered, and ``RESTING`` idle connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
 malformed HTTP. A request to a host of a foreign name is refused (``is_named``), because of DNS
@@ -41,7 +41,7 @@ YOUNG = 1.0  # in which a connection is not replaced, so that its client can sen
 
 # connections
 STRANGERS = 256  # without a running rollout's key
-RESTING = 256  # idle ones of a rollout; also those of all rollouts that are over
+RESTING = 256  # idle ones of a rollout; also of all rollouts that are over, together
 AT_ONCE = 1024  # requests of a rollout that are being answered; a further one is a 429
 ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
 
@@ -149,7 +149,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to malformed HTTP, without quoting it: there may be a key in it."""
+        """Return the answer to a failed request, without quoting it: there may be a key in it."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
@@ -163,7 +163,7 @@ class Connection(web.RequestHandler):
         return whole(failure(status, *told), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
-        """Log an error, unless it is a bad body: its client got an answer."""
+        """Log an error, unless it is a bad body, whose client got an answer."""
         if not isinstance(exc_info, BAD_BODY):
             super().log_exception(*args, exc_info=exc_info, **options)
 
@@ -258,7 +258,7 @@ async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.St
 
 @asynccontextmanager
 async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
-    """Close the connection of a client that does not read what is sent here in ``WRITE_TIME``."""
+    """Close the connection if its client does not read within ``WRITE_TIME`` what is sent."""
     try:
         async with asyncio.timeout(WRITE_TIME):
             yield

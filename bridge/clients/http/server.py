@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for a message that says so
 BACKLOG = 1024
 RELAYED_PORT = 47113
-"""The port in the URLs of a server on a Unix socket. The client has a relay to the socket there."""
+"""The port in the URLs of a server on a Unix socket. Its client runs a relay there."""
 AGES = 1e9  # seconds: a timer that never fires
 
 
@@ -225,7 +225,7 @@ _lock = threading.RLock()
 
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
-    """Return a rollout's address on a host, valid until its episode is over; from any thread."""
+    """Return a rollout's one address on a host, until its episode is over. Safe from any thread."""
     check_running(endpoint.episode)
     with _lock:
         if host not in endpoint.addresses:
