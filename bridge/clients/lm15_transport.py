@@ -5,8 +5,8 @@
 
 lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
 result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
-of lm15, so a process may have two; the response is one of the request's library. Neither is imported
-here, since DSPy takes seconds to import: ``WhenImported`` waits until other code imports it.
+of lm15, so a process may have two. The response's class is of the request's copy. Neither is
+imported here, since DSPy takes seconds to import: ``WhenImported`` waits for other code to do so.
 """
 
 import sys
