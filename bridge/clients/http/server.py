@@ -201,7 +201,7 @@ def interface_and_port(host: str) -> tuple[str, int]:
     """Split "0.0.0.0:8443" or "[::]:8443"; port 0, or none, is any free one."""
     name, _, port = host.rpartition(":")
     is_both = port.isdecimal() and name and (":" not in name or name.endswith("]"))
-    return (name.strip("[]"), int(port)) if is_both else (host, 0)
+    return (name.strip("[]"), int(port)) if is_both else (host.strip("[]"), 0)
 
 
 def _is_path(host: str) -> bool:
