@@ -5,7 +5,7 @@
 
 lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
 result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
-of lm15, so a process may have two. The response's class is of the request's copy. Neither is
+of lm15, so a process may have two. A response is built by the request's copy. Neither is
 imported here, since DSPy takes seconds to import: ``WhenImported`` waits for other code to do so.
 """
 
@@ -27,7 +27,7 @@ TRANSPORTS = ("StdlibTransport", "StdlibAsyncTransport")
 
 
 class Exchange:
-    """A request that is answered when it is entered; ``send`` is for other models."""
+    """A request that is answered when it is entered; ``send`` forwards calls to other models."""
 
     def __init__(
         self, endpoint: Endpoint, request: Any, send: Callable[[], Any] | None = None

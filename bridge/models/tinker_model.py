@@ -2,7 +2,7 @@
 
 It is plain data, so it can be pickled and written to a configuration. At the first call the present
 ``tinker.ServiceClient``, the hosted service's or the embedded engine's, makes a sampling client.
-All Envs of the process share that client. Prompts have the chat format of the model's own base.
+All Envs of the process share that client. The default chat format is that of the model's own base.
 """
 
 import logging
@@ -25,7 +25,7 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 2048  # cap on a frozen model's reply when neither the agent nor the user gives one
+MAX_TOKENS = 2048  # default cap on a frozen model's reply
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""Opened weights by ``ServiceClient`` class. An engine's class is its own, and goes with it."""
+"""Opened weights by ``ServiceClient`` class: an engine has its own, so its weights go with it."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
@@ -132,7 +132,7 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
 
 
 def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
-    """Sample a model by a client from another process from now on, instead of an older client.
+    """Sample a model from now on by a client from another process, not by an older client.
 
     A worker outlives engines, and the client of a closed engine cannot sample.
     """
@@ -185,7 +185,7 @@ def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | N
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return the context length by this process's engine, at no cost; None without an engine."""
+    """Return a model's context length by this process's engine, at no cost; None without one."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)

@@ -174,7 +174,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the messages before the reply, and the text that begins the reply; "" for none.
 
-    Only a text at the end begins a reply: thoughts and tool calls are finished messages.
+    Only a text after another message begins a reply: thoughts and tool calls are finished messages.
     """
     if len(messages) > 1 and _is_text(messages[-1]):
         return messages[:-1], str(messages[-1]["content"])

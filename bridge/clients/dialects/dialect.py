@@ -47,7 +47,7 @@ class Dialect(ABC):
         return {"input_tokens": count}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """Return a refusal's JSON object, from the OpenAI SDK's ``error.body`` and a status."""
+        """Return a refusal's JSON, from the OpenAI SDK's ``error.body`` and the HTTP status."""
         return {"error": dict(error)}
 
     def error_event(self, error: Mapping[str, Any], status: int) -> bytes:

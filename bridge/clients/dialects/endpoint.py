@@ -52,7 +52,7 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
-"""Errors that become answers: a 400, a frozen model's own error, the end, a blocked loop."""
+"""Errors that become answers: a 400, a frozen model's own, the episode's end, a blocking call."""
 
 Made = TypeVar("Made")
 

@@ -42,7 +42,7 @@ METHOD = re.compile(
 
 def method_of(path: str) -> re.Match[str] | None:
     """Match the model and the method at the end of a path; None: the path ends otherwise."""
-    # Most paths do; the search alone would be slow, as it tries every slash.
+    # Most paths do. The pattern alone would be slow, since it tries every slash.
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 

@@ -149,7 +149,7 @@ class CallIds:
         self._ids.update(ids)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Give calls without an id their id again, and results the id of their call."""
+        """Give calls without an id their former id, and results the id of their call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())

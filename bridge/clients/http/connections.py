@@ -41,7 +41,7 @@ YOUNG = 1.0  # in which a connection is not replaced, so that its client can sen
 
 # connections
 STRANGERS = 256  # without a running rollout's key
-RESTING = 256  # idle ones of a rollout; also of all rollouts that are over, together
+RESTING = 256  # idle, of each rollout; also of all rollouts that are over, together
 AT_ONCE = 1024  # requests of a rollout that are being answered; a further one is a 429
 ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
 
@@ -122,7 +122,7 @@ class Connection(web.RequestHandler):
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", most: int) -> None:
-        """Mark the connection as idle, the latest of ``circle``; close the oldest above ``most``.
+        """Mark the connection as idle, the latest in ``circle``; above ``most``, close the oldest.
 
         While the oldest is younger than ``YOUNG``, four times as many may stay.
         """
@@ -239,7 +239,7 @@ async def body_of(request: web.BaseRequest) -> bytes | Answer:
 
 
 def whole(answer: Answer, *, last: bool = False) -> web.Response:
-    """Return an answer as a response; after the ``last`` one the connection is closed."""
+    """Return an answer as a response; ``last`` closes the connection after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )

@@ -198,7 +198,7 @@ def _listening(host: str) -> tuple[socket.socket, str]:
 
 
 def interface_and_port(host: str) -> tuple[str, int]:
-    """Split "0.0.0.0:8443" or "[::]:8443"; port 0, or none, is any free one."""
+    """Split "0.0.0.0:8443" or "[::]:8443" into interface and port; no port is 0, any free one."""
     name, _, port = host.rpartition(":")
     is_both = port.isdecimal() and name and (":" not in name or name.endswith("]"))
     return (name.strip("[]"), int(port)) if is_both else (host.strip("[]"), 0)
