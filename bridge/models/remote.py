@@ -30,7 +30,8 @@ class RemoteModel:
         timeout: Seconds for a call, retries included.
         temperature: Sampling temperature; None: the endpoint's default.
 
-    The honoured fields of the agent's request are passed on. The agent gets the SDK's errors.
+    The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
+    Other ways in answer with the error's status; without one, with a 400 (``model_failed``).
     """
 
     model: str

@@ -247,7 +247,7 @@ class Endpoint:
             return call.refused(error)
 
     async def reply_to(self, call: Call) -> Reply:
-        """The reply to a call.
+        """Return the reply to a call.
 
         Raises:
             openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call is refused, or its
