@@ -1,8 +1,8 @@
-"""The rollout's API in process, for ``aiohttp``: what ``httpx_transport.py`` is for ``httpx``.
+"""The rollout's API in process for ``aiohttp``, as ``httpx_transport.py`` is for ``httpx``.
 
-google-genai's async calls go by aiohttp where that is installed. It has no transports to put
-another in the place of; what it lets one make are connectors. This one's wire has the answer on it
-from the start, and aiohttp itself reads its own ``ClientResponse`` from there.
+google-genai makes its async calls with aiohttp where that is installed. aiohttp has no replaceable
+transports, but replaceable connectors. This connector's connections hold the answer from the start,
+and aiohttp reads its ``ClientResponse`` from them.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
 async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse:
-    """The answer as aiohttp's response, of a session of its own that is closed already."""
+    """Return an answer as aiohttp's response, from a separate session that is already closed."""
     async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
         return await session.post(ROOT_URL, **options)
 
@@ -43,7 +43,7 @@ class _Wire(asyncio.Transport):
         self._is_closed = False
 
     def write(self, data: Any) -> None:
-        """The request was read before."""
+        """Do nothing: the request was read before."""
 
     def is_closing(self) -> bool:
         return self._is_closed

@@ -1,10 +1,9 @@
-"""The handle an agent calls the model through.
+"""The handle through which an agent calls the model.
 
-``AgentClient`` is what async agents get, ``BlockingAgentClient`` what plain functions get. Both
-answer ``client.chat.completions.create(messages=[...])`` natively, shaped like the OpenAI SDK but
-without HTTP; both give the genuine SDKs (``openai``, ``anthropic``, ``genai``), a transport for
-frameworks and an address for other processes; both take rewards, logs and metrics from inside the
-agent.
+Async agents get an ``AgentClient``, plain functions a ``BlockingAgentClient``. Both answer
+``client.chat.completions.create(messages=[...])`` natively: in the form of the OpenAI SDK, without
+HTTP. Both offer the real SDKs (``openai``, ``anthropic``, ``genai``), a transport for frameworks
+and a URL for other processes. Both record the agent's rewards, logs and metrics.
 """
 
 import random
@@ -39,32 +38,33 @@ class _Handle:
         self.model = endpoint.model
 
     def reward(self, reward: float) -> None:
-        """Add to the reward of the transition just taken (of the first one, before any call).
+        """Add a reward to the latest transition; before the first call, to the first transition.
 
-        The Cookbook sums a trajectory's rewards and centres the sum in its group, so that under
-        its advantages a reward counts alike for all tokens of the episode, wherever it was given.
+        The Cookbook sums a trajectory's rewards and centres the sum in its group. Under its
+        advantages a reward of any transition therefore counts equally for all tokens of the
+        episode.
 
         Raises:
-            RewardError: It is no finite number.
+            RewardError: The reward is not a finite number.
         """
         value = reward_of(reward, "The reward given to client.reward")
         self._endpoint.inbox.notes.add("reward", "", value)
 
     def log(self, **values: str | int | float) -> None:
-        """Note values for people: they go to the transition's logs."""
+        """Record values for people to read, in the transition's logs."""
         for key, value in values.items():
             self._endpoint.inbox.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
-        """Note a number for curves: it goes to the transition's metrics.
+        """Record a number for curves, in the transition's metrics.
 
         Raises:
-            RewardError: It is no finite number.
+            RewardError: The value is not a finite number.
         """
         self._endpoint.inbox.notes.add("metric", str(key), reward_of(value, f"The metric {key!r}"))
 
     def seat(self, name: str) -> Self:
-        """The client of one of the agent's trained roles; its rewards and notes are the role's.
+        """Return the client of a seat. Its calls, rewards and notes belong to that seat.
 
         Raises:
             InvalidAgentError: The episode has no such seat.
@@ -73,32 +73,32 @@ class _Handle:
 
     @property
     def untrained(self) -> Self:
-        """This client, for calls that are not to be learned from: a summary, a check, a judgement.
+        """A client whose calls are not trained on: summaries, checks, judgements.
 
-        The policy samples them as any other, but their tokens have no weight in the training data.
-        All that is made of it (``openai``, ``anthropic``, ``transport``, ``base_url``) does the
-        same. One call alone: ``extra_body={"evert": {"train": False}}``.
+        The policy samples their replies as usual, but the tokens have no weight in the training
+        data. This also applies to the client's ``openai``, ``anthropic``, ``transport`` and
+        ``base_url``. For a single call, pass ``extra_body={"evert": {"train": False}}``.
         """
         return type(self)(self._endpoint.untrained)
 
-    # -- what it draws ---------------------------------------------------------------------------
+    # -- random numbers --------------------------------------------------------------------------
 
     @property
     def seed(self) -> int:
-        """The episode's seed, for generators of the agent's own: at least 0, below 2**32.
+        """The episode's seed, for the agent's own random generators: at least 0, below 2**32.
 
-        A dataset makes it of its own seed, the step, the task and the number of the episode in its
-        group; an Env that was given none draws one.
+        A dataset derives it from its own seed, the step, the task and the episode's number in its
+        group. An Env without a seed chooses one at random.
         """
         return self._endpoint.episode.draws.seed
 
     @property
     def rng(self) -> random.Random:
-        """A generator that begins with ``seed``: one an episode, whichever client is asked.
+        """A generator seeded with ``seed``. All clients of an episode share it.
 
-        It is ``random.Random``, since agents draw from lists and put what they draw into messages
-        and tool calls, where NumPy's numbers are no JSON. For arrays there is
-        ``numpy.random.default_rng(client.seed)``. Threads that share it share the order, too.
+        It is a ``random.Random``: agents choose from lists and put the result into messages and
+        tool calls, where NumPy's numbers are not JSON. For arrays, use
+        ``numpy.random.default_rng(client.seed)``. Threads that use it share one sequence.
         """
         return self._endpoint.episode.draws.rng
 
@@ -106,20 +106,20 @@ class _Handle:
 
     @cached_property
     def transport(self) -> Transport:
-        """For frameworks that take an ``httpx`` or ``httpx2`` client, sync or async."""
+        """A transport for frameworks that take an ``httpx`` or ``httpx2`` client, sync or async."""
         return Transport(self._endpoint)
 
     def serve(self, host: str = "127.0.0.1") -> "Address":
-        """An HTTP address of this rollout, for agents in other processes; once a host.
+        """Return this rollout's one HTTP address on a host, for agents in other processes.
 
         Args:
-            host: Interface to listen on, on a free port or, as "0.0.0.0:8443", on that one.
-                Another than loopback lets other machines in, over plain HTTP. An absolute path is
-                that of a Unix socket to make, whose clients reach it by a relay on port 47113 of a
-                loopback of their own.
+            host: Interface to listen on, on a free port or a given one ("0.0.0.0:8443"). An
+                interface other than loopback lets other machines in, over plain HTTP. An absolute
+                path names a Unix socket to create. Its clients connect to a relay on port 47113 of
+                their own loopback.
 
         Raises:
-            OSError: The interface cannot be listened on.
+            OSError: The server cannot listen on the interface.
             EnvClosedError, EpisodeEndedError: The episode is over.
         """
         from evert.bridge.clients.http.server import serve
@@ -133,12 +133,12 @@ class _Handle:
 
     @property
     def api_key(self) -> str:
-        """The key that goes with ``base_url``."""
+        """The API key for ``base_url``."""
         return self.serve().api_key
 
     @cached_property
     def openai(self) -> "AsyncOpenAI":
-        """The OpenAI SDK's async client; its calls are this rollout's, and open no socket."""
+        """The OpenAI SDK's async client; this rollout answers its calls, without a socket."""
         return open_sdk("openai", "AsyncOpenAI", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
@@ -163,10 +163,10 @@ class _Handle:
 
 
 class AgentClient(_Handle):
-    """The async handle; usable from any task of the agent, on any event loop.
+    """The async handle, for any task of the agent, on any event loop.
 
     Attributes:
-        model: The policy's name; what ``create`` uses when it is given no model.
+        model: The policy's name, and the default of ``create``.
         chat: ``chat.completions.create(...)``, as in ``openai.AsyncOpenAI``.
         blocking: The same client for the agent's threads.
     """
@@ -185,7 +185,7 @@ class BlockingAgentClient(_Handle):
     """The blocking handle, for plain functions and for threads.
 
     Attributes:
-        model: The policy's name; what ``create`` uses when it is given no model.
+        model: The policy's name, and the default of ``create``.
         chat: ``chat.completions.create(...)``, as in ``openai.OpenAI``.
     """
 
@@ -195,14 +195,14 @@ class BlockingAgentClient(_Handle):
 
 
 class _Chat:
-    """``client.chat``, and ``client.chat.completions`` too."""
+    """Both ``client.chat`` and ``client.chat.completions``."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     @property
     def completions(self) -> Self:
-        """The same: ``client.chat.completions.create(...)``."""
+        """This object, as in ``client.chat.completions.create(...)``."""
         return self
 
     def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
@@ -214,15 +214,15 @@ class AsyncChat(_Chat):
     """``client.chat`` of an async agent."""
 
     async def create(self, **fields: Any) -> ChatCompletion:
-        """Ask the policy; the arguments are those of OpenAI's chat completions.
+        """Call the policy with the arguments of OpenAI's chat completions.
 
-        Suspends the agent until the trainer has sampled. Which fields count is written in
-        ``docs/requests.md``.
+        The agent waits until the trainer has sampled. ``docs/requests.md`` lists the fields that
+        have an effect.
 
         Raises:
-            openai.BadRequestError: The request cannot be served as it is, or the prompt is too
-                long (code ``context_length_exceeded``).
-            EnvClosedError: The rollout was given up.
+            openai.BadRequestError: The request cannot be served, or the prompt is too long (code
+                ``context_length_exceeded``).
+            EnvClosedError: The rollout was abandoned.
             EpisodeEndedError: The agent function has already returned.
         """
         episode = self._endpoint.episode
@@ -238,11 +238,11 @@ class BlockingChat(_Chat):
     """``client.chat`` of a plain function."""
 
     def create(self, **fields: Any) -> ChatCompletion:
-        """Ask the policy and block until it has answered.
+        """Call the policy and block until it has replied.
 
         Raises:
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
-            BlockingCallError: Called on the Env's own event loop, which has to answer it.
+            BlockingCallError: The call would block the Env's event loop, which has to answer it.
         """
         episode = self._endpoint.episode
         try:
@@ -254,7 +254,7 @@ class BlockingChat(_Chat):
 
 
 async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Reply:
-    """What the policy of a client replies to a request of no model yet.
+    """Return the reply of a client's model to ``request`` with ``changes``.
 
     Raises:
         openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
@@ -265,18 +265,18 @@ async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Repl
 
 
 def renderer_of(client: AgentClient) -> PromptRenderer:
-    """The renderer of a client's policy."""
+    """Return the renderer of a client's policy."""
     return client._endpoint.renderer
 
 
 def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:
     if fields.get("stream") is True:
         raise bad_request(
-            "'stream'=True: this handle answers at once and whole. Take client.openai, the SDK's "
-            "own client, to stream.",
+            "'stream'=True is not supported here; this client returns whole replies. To stream, "
+            "use client.openai, the SDK's own client.",
             param="stream",
         )
     if extra := read_object(fields.get("extra_body"), "extra_body"):
         FIELDS.check(fields, strict=True)
-        fields = {**fields, **extra}  # as the SDK does
+        fields = {**fields, **extra}  # the SDK merges them too
     return endpoint.asked(read(fields, endpoint.model, strict=not extra))

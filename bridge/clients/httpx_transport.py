@@ -2,10 +2,10 @@
 
     openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(transport=client.transport), ...)
 
-One duck-typed class serves them all, since none takes another's base class; the answer is a
-response of whichever library the request came from. It is bound to its rollout, because
-some frameworks lose context variables on the way. No socket is opened, and the HTTP client's
-timeouts, which live below the transport, never fire while the trainer samples.
+One duck-typed class serves all three, since none accepts another's base class. The answer is a
+response of the request's library. The transport is bound to its rollout, because some frameworks
+lose context variables. No socket is opened. The HTTP client's timeouts never fire while the trainer
+samples, because they are implemented in the transport that this one replaces.
 """
 
 import sys
@@ -16,7 +16,7 @@ from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
 from evert.bridge.clients.lm15_transport import Exchange
 
 ROOT_URL = "http://rollout.invalid"
-"""Where SDKs believe the API is; the name can never resolve."""
+"""The API's URL in SDKs; the host name can never resolve."""
 
 
 class Transport:
@@ -27,7 +27,7 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint, behind: Any = None) -> None:
         self._endpoint = endpoint
-        self._behind = behind  # the transport of what is not for the rollout; None: all of it is
+        self._behind = behind  # transport of all other requests; None: the rollout answers all
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of an async client."""
@@ -54,14 +54,14 @@ class Transport:
         return self._endpoint.sent(request.method, url.path, content, str(url))
 
     def stream(self, request: Any) -> Exchange:
-        """Answer a request of an ``lm15`` client, blocking or async, as it is entered."""
+        """Return an exchange that answers an ``lm15`` client's request when it is entered."""
         return Exchange(self._endpoint, request)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is open."""
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is open."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +77,7 @@ class Transport:
 
 
 def response_for(request: Any, answer: Any) -> Any:
-    """The answer as a response of ``request``'s library; what is a response stays as it is."""
+    """Return an answer as a response of ``request``'s library, and a response unchanged."""
     if not isinstance(answer, Answer):
         return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]

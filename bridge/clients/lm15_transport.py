@@ -1,12 +1,12 @@
-"""The rollout's API for ``lm15``, the HTTP client below DSPy's own engine.
+"""The rollout's API for ``lm15``, the HTTP client of DSPy's own engine.
 
-    RouterConfig(transport=client.transport)   a router of the agent's that is given the rollout
+    RouterConfig(transport=client.transport)   a router to which the agent gives the transport
     dspy.LM("openai/policy")                   taken over (``takeover.py``)
 
-It is based on no other library. A transport of it has one method, ``stream(request)``; blocking
-clients enter its result by ``with``, async ones by ``async with``. DSPy brings a copy of lm15 of
-its own, so there may be two; whose request it is says whose response is due. Neither is imported
-here, which would take DSPy's seconds: ``WhenImported`` waits until somebody else does.
+lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
+result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
+of lm15, so a process may have two. A response is built by the request's copy. Neither is
+imported here, since DSPy takes seconds to import: ``WhenImported`` waits for other code to do so.
 """
 
 import sys
@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
-"""Where lm15's transports are: in the package itself, and in DSPy's copy."""
+"""The modules of lm15's transports: in the package itself, and in DSPy's copy."""
 
 TRANSPORTS = ("StdlibTransport", "StdlibAsyncTransport")
-"""Those that open sockets."""
+"""The transports that open sockets."""
 
 
 class Exchange:
-    """A request to a rollout, made when it is entered; ``send`` is for models of others."""
+    """A request that is answered when it is entered; ``send`` forwards calls to other models."""
 
     def __init__(
         self, endpoint: Endpoint, request: Any, send: Callable[[], Any] | None = None
@@ -68,7 +68,7 @@ class Exchange:
 
 
 def path_of(request: Any) -> str:
-    """The path that a request of lm15's goes to."""
+    """Return the URL's path of a request of lm15's."""
     return str(urlsplit(request.url).path)
 
 
@@ -84,7 +84,7 @@ def _async_response(request: Any, answer: Answer) -> Any:
         yield answer.content
 
     async def release(is_read: bool) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is open."""
 
     return _library(request).AsyncTransportResponse(
         **_head(answer), chunks=chunks(), release=release
@@ -101,27 +101,27 @@ def _head(answer: Answer) -> dict[str, Any]:
 
 
 class WhenImported(MetaPathFinder):
-    """Has something done to lm15's transports as soon as they are imported, or at once."""
+    """Calls ``do`` with each module of ``MODULES`` that is imported or will be."""
 
     def __init__(self, do: Callable[[ModuleType], None]) -> None:
         self._do = do
 
     def begin(self) -> None:
-        """Do it to what was imported already, and from now on."""
+        """Call ``do`` with the modules that are imported, and with later ones."""
         sys.meta_path.insert(0, self)
         for name in MODULES:
             if name in sys.modules:
                 self._do(sys.modules[name])
 
     def end(self) -> None:
-        """Do it no more."""
+        """Stop calling ``do``."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """How a module is loaded, which for those of ``MODULES`` ends with doing it."""
+        """Return a spec for a module of ``MODULES``, whose loader ends with ``do``; else None."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if spec is None or spec.loader is None:
             return None
@@ -130,7 +130,7 @@ class WhenImported(MetaPathFinder):
 
         def load_and_do(module: ModuleType) -> None:
             load(module)
-            if self in sys.meta_path:  # still
+            if self in sys.meta_path:  # not ended
                 self._do(module)
 
         loader.exec_module = load_and_do

@@ -1,7 +1,7 @@
-"""OpenAI's, Anthropic's and Google's SDKs over a rollout's transport: the genuine classes.
+"""The real clients of OpenAI's, Anthropic's and Google's SDKs over a rollout's transport.
 
-They open no socket, never retry and never time out: a call is answered when the trainer has
-sampled, once.
+They open no socket, never retry and never time out. Each call is answered once, when the trainer
+has sampled.
 """
 
 import importlib
@@ -14,25 +14,25 @@ from evert.bridge.errors import MissingPackageError
 
 
 def open_sdk(package: str, client: str, transport: Transport) -> Any:
-    """A client of an SDK whose calls are the rollout's."""
+    """Return an SDK's client whose calls the rollout answers."""
     library = _import(package, package)
     kind = "DefaultAsyncHttpxClient" if client.startswith("Async") else "DefaultHttpxClient"
-    # The transport is of no library's base class: it has to serve clients of both.
+    # The transport has neither library's base class: it serves clients of httpx and of httpx2.
     http = getattr(library, kind)(transport=transport, trust_env=False)
     url = transport.base_url if package == "openai" else transport.root_url
     return getattr(library, client)(
         base_url=url,
         http_client=http,
-        api_key="evert",  # some key, since the SDKs want one
+        api_key="evert",  # the SDKs require a key
         max_retries=0,
         timeout=None,
     )
 
 
 def open_genai(transport: Transport) -> Any:
-    """Google's client, blocking and async in one, whose calls are the rollout's."""
+    """Return Google's client, both blocking and async, whose calls the rollout answers."""
     genai = _import("google.genai", "google-genai")
-    # The SDK builds its HTTP clients itself, of whichever library its version is based on.
+    # The SDK builds its HTTP clients itself, with the HTTP library of its version.
     arguments = {"transport": transport, "trust_env": False, "verify": _no_tls()}
     return genai.Client(
         vertexai=False,
@@ -40,14 +40,14 @@ def open_genai(transport: Transport) -> Any:
         http_options={
             "base_url": transport.root_url,
             "client_args": arguments,
-            "async_client_args": {**arguments, "ssl": _no_tls()},  # for its web sockets
+            "async_client_args": {**arguments, "ssl": _no_tls()},  # ``ssl`` is for web sockets
         },
     )
 
 
 @cache
 def _no_tls() -> ssl.SSLContext:
-    """Without certificates: to load the system's takes each client 0.1 s."""
+    """Return a context without certificates: loading the system's takes each client 0.1 s."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -56,6 +56,6 @@ def _import(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
-            f"The agent asks for a client of the package {package}, which is not there ({error}). "
+            f"The agent uses a client of the package {package}, which cannot be imported: {error}. "
             f"Install it: pip install {package}."
         ) from error

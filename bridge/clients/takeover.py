@@ -1,20 +1,20 @@
-"""Take-over: the calls of agents that build their own client, ``openai.OpenAI()`` deep inside.
+"""Take-over: the calls of agents that build their own client, such as ``openai.OpenAI()``.
 
-Within an agent's context, requests to a chat API whose body names one of the rollout's models are
-answered by the rollout; every other request, and every request of other code in the process, goes
-where it would have gone. It works below the SDKs: where ``httpx`` and ``httpx2`` choose the
-transport of a request, where ``aiohttp`` sends one, and at the transports of ``lm15`` (DSPy's).
+In an agent's context, the rollout answers requests to a chat API whose body names one of the
+rollout's models. All other requests, and those of other code in the process, go to their usual
+destination. Take-over works below the SDKs: where ``httpx`` and ``httpx2`` choose a request's
+transport, where ``aiohttp`` sends a request, and in the transports of ``lm15`` (DSPy's).
 
-Whose call it is, a context variable says, by a ``Claim`` (``ownership.py``). Tasks carry it by
-themselves; to threads and pools it is handed on, inside of agents only:
+A context variable holds a ``Claim`` (``ownership.py``), which says to which rollout a call
+belongs. Tasks inherit it. Threads and pools get it from agents only:
 
-- What an agent submits to a pool is the agent's for as long as it runs; the pool is nobody's.
-- A thread that an agent starts is the agent's until the agent is over, and then nobody's: it may
-  serve the whole process (an event bus, a logger).
-- A process that is forked or spawned inside an agent is nobody's.
+- Work that an agent submits to a pool belongs to the agent while it runs; the pool does not.
+- A thread that an agent starts belongs to the agent until the agent is over, and then to nobody:
+  it may serve the whole process (an event bus, a logger).
+- A process that is forked or spawned in an agent belongs to nobody.
 
-The other way around, tokens that the Cookbook samples keep their log-probabilities on their way to
-an Env (``logprobs.py``). ``install`` is called by every Env and takes effect once.
+One more patch lets tokens that the Cookbook samples keep their log-probabilities on their way to
+an Env (``logprobs.py``). Every Env calls ``install``; only the first call has an effect.
 """
 
 import concurrent.futures
@@ -43,22 +43,22 @@ Function = Callable[..., Any]
 
 
 def current_endpoint() -> Endpoint | None:
-    """The API of the rollout that the current task or thread belongs to; None outside of agents."""
+    """Return the API of the current task's or thread's rollout; None outside of agents."""
     return cast("Endpoint | None", current_owner())
 
 
 def agent_context(endpoint: Endpoint) -> contextvars.Context:
-    """A copy of the current context in which the calls are ``endpoint``'s."""
+    """Return a copy of the current context in which ``endpoint`` answers the calls."""
     context = contextvars.copy_context()
     context.run(CLAIM.set, Claim(lambda: endpoint, False, os.getpid()))
     return context
 
 
-# -- in and out ----------------------------------------------------------------------------------
+# -- patches -------------------------------------------------------------------------------------
 
 
 class _Patch(NamedTuple):
-    """A method that was replaced; ``original`` is missing where it was inherited."""
+    """A replaced method; ``original`` is ``_MISSING`` if the class inherited it."""
 
     owner: type
     name: str
@@ -73,12 +73,12 @@ _is_installed = False
 
 
 def install() -> None:
-    """Make take-over work from now on; again to no effect."""
+    """Start take-over. Further calls have no effect."""
     global _is_installed
     if _is_installed:
         return
     with _lock:
-        if _is_installed:  # by another thread, meanwhile
+        if _is_installed:  # by another thread
             return
         try:
             _patch_all()
@@ -91,7 +91,7 @@ def install() -> None:
 def remove() -> None:
     """Undo ``install``, until the next Env starts.
 
-    What somebody else has since wrapped stays where it is: to take it out would take theirs too.
+    A patch that other code has wrapped stays: to remove it would remove the wrapper too.
     """
     global _is_installed
     with _lock:
@@ -125,9 +125,9 @@ def _patch_all() -> None:
 
 
 def _patch(owner: type, name: str, replacement: Function) -> None:
-    """Replace a method by a function that gets the original before the arguments."""
+    """Replace a method by a function whose first argument is the original method."""
     if any(patch[:2] == (owner, name) for patch in _patches):
-        return  # still there, below somebody else's
+        return  # still there, below another wrapper
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -144,7 +144,7 @@ def _patch(owner: type, name: str, replacement: Function) -> None:
 def _choose_transport(original: Function, client: Any, url: Any) -> Any:
     transport = original(client, url)
     endpoint = current_endpoint()
-    if endpoint is None or isinstance(transport, Transport):  # not an agent, or its own client
+    if endpoint is None or isinstance(transport, Transport):  # no agent, or client.transport
         return transport
     return Transport(endpoint, transport)
 
@@ -159,8 +159,8 @@ async def _request(
     try:
         url = URL(str_or_url)
     except (TypeError, ValueError):
-        return await send()  # which raises its own
-    path, method = f"/{url.path}", method.upper()  # or within a session's base
+        return await send()  # it raises aiohttp's own error
+    path, method = f"/{url.path}", method.upper()  # it may be relative to a session's base URL
     if endpoint.match(method, path) is None:
         return await send()
     data, body = options.get("data"), options.get("json")
@@ -181,7 +181,7 @@ async def _request(
 def _patch_lm15(transports: ModuleType) -> None:
     with _lock:
         for name in lm15_transport.TRANSPORTS:
-            if (transport := getattr(transports, name, None)) is not None:  # of another version
+            if (transport := getattr(transports, name, None)) is not None:  # None: other version
                 _patch(transport, "stream", _stream)
 
 
@@ -195,7 +195,7 @@ def _stream(original: Function, transport: Any, request: Any) -> Any:
     return lm15_transport.Exchange(endpoint, request, send)
 
 
-# -- what was sampled ----------------------------------------------------------------------------
+# -- sampled tokens ------------------------------------------------------------------------------
 
 
 async def _complete(
@@ -214,7 +214,7 @@ def _start(original: Function, thread: threading.Thread) -> Any:
     own = vars(thread).get("run", _MISSING)
 
     def run() -> None:
-        _put_back(thread, own)  # a thread that runs looks like any
+        _put_back(thread, own)  # a running thread has its own ``run``
         _run_in(lent, thread.run)
 
     lent = claim.lent()
@@ -241,11 +241,11 @@ _WORKERS = (
     getattr(concurrent.futures.thread, "_worker", None),
     getattr(multiprocessing.pool, "worker", None),
 )
-"""What the threads of pools run."""
+"""The functions that threads of pools run."""
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:
-    """Whether a thread works for many rollouts: its tasks say to whom they belong."""
+    """Whether a thread is a pool's: it serves many rollouts, and each task has its own claim."""
     target = getattr(thread, "_target", None)
     return target is not None and target in _WORKERS
 

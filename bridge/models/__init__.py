@@ -3,8 +3,8 @@
 In reading order:
 
     remote.py           models behind endpoints
-    older_servers.py    what the SDK wants of older Tinker servers of one's own
-    sampling_ranges.py  what temperature, top_p and the like may be
-    tinker_model.py     one of them: weights of the engine in use
-    frozen.py           the models beside the policy, by name
+    older_servers.py    support for older Tinker servers of your own
+    sampling_ranges.py  the valid values of temperature, top_p and other sampling parameters
+    tinker_model.py     weights that the engine in use samples
+    frozen.py           the calls to all frozen models, by name
 """

@@ -1,12 +1,12 @@
-"""The models an agent may call beside the policy: frozen ones, by name.
+"""Frozen models, which an agent may call by name beside the policy.
 
-``ChatAgentEnv(agent, models={"judge": ...})`` answers the agent's calls to "judge" from there. They
-are no transitions, and nothing is trained on them. A frozen model is one of
+With ``ChatAgentEnv(agent, models={"judge": ...})`` the given model answers the agent's calls to
+"judge". Such calls are not transitions and are not trained on. A frozen model is one of
 
     a Cookbook ``MessageCompleter``
-    a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, read with the Env's own renderer
-    a ``TinkerModel``: weights by name, of the engine in use, read with a renderer of their own
-    a ``RemoteModel``: an endpoint that speaks OpenAI's chat completions
+    a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, with the Env's renderer
+    a ``TinkerModel``: weights by name, sampled by the engine in use, with a renderer of their own
+    a ``RemoteModel``: an endpoint with OpenAI's chat completions
     a function from the messages to the reply's text: a player without a model
 """
 
@@ -35,7 +35,7 @@ from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
-MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, where nobody says otherwise
+MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, by default
 
 
 class _Said(MessageCompleter):
@@ -49,7 +49,7 @@ class _Said(MessageCompleter):
                 said.close()
             raise InvalidModelError(
                 f"The function of a model returned {said!r:.200}; expected the reply's text. "
-                "For an async one make a MessageCompleter."
+                "If it is async, make it a MessageCompleter."
             )
         return Message(role="assistant", content=said)
 
@@ -70,11 +70,18 @@ def frozen_models(
     renderer: PromptRenderer,
     timeout: float | None = MODEL_TIMEOUT,
 ) -> dict[str, FrozenAnswer]:
-    """What answers the calls to each name, none of them the policy's; in time, or with a 400."""
+    """Return the functions that answer the calls to each model, by name.
+
+    A call without a reply within ``timeout`` seconds (None: no limit) is a 400. A ``RemoteModel``
+    has a timeout of its own.
+
+    Raises:
+        InvalidModelError: A name is the policy's, or a model is none of the kinds above.
+    """
     for name in policy:
         if name in models:
             raise InvalidModelError(
-                f"models={{{name!r}: ...}} has the policy's own name. Name the policy otherwise "
+                f"models={{{name!r}: ...}} has the policy's own name. Give the policy another name "
                 "(policy_names=...), or leave the entry out."
             )
     answers: dict[str, FrozenAnswer] = {}
@@ -85,7 +92,7 @@ def frozen_models(
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
-    """A model's reply, or an error in time: the model may swallow its cancellation."""
+    """Return a model's reply, or raise in time, even if the model ignores its cancellation."""
     asked = asyncio.ensure_future(answer(request))
     asked.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
@@ -94,8 +101,8 @@ async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatReq
         asked.cancel()
     if not done:
         raise bad_request(
-            f"The model {request.model!r} gave no reply within {seconds:g} s. Look whether it is "
-            "alive; if it is slow, raise model_timeout (of a RemoteModel: its timeout).",
+            f"The model {request.model!r} gave no reply within {seconds:g} s. Check that it is "
+            "running; if it is slow, raise model_timeout (of a RemoteModel: its timeout).",
             param="model",
             code="model_timeout",
         )

@@ -1,30 +1,29 @@
-"""Tinker servers of one's own, and what the SDK wants of them that older ones do not have.
+"""Support for Tinker servers of your own that are older than the SDK.
 
-SkyRL's server 0.4.0 was made for SDK 0.25. All works with SDK 0.38 but two things:
+SkyRL's server 0.4.0 was made for SDK 0.25. With SDK 0.38 two things fail:
 
-    sampling        the SDK takes the ids of sequences from the answer that promises them
+    sampling        the SDK expects the ids of the sequences in the server's first answer
     a saved state   the SDK creates a client and loads its weights in one request
 
-``complete_client`` adds ids, and loads in two requests where one is refused, for such a server and
-for no other: the hosted service is never touched, and what a server does itself stays as it is.
+``complete_client`` adds the ids, and loads in two requests if one is refused. It changes nothing
+for the hosted service, nor for a server that does both itself.
 """
 
 from typing import Any
 from urllib.parse import urlsplit
 
-HOSTED = "thinkingmachines.dev"  # the hosted service is in this domain
+HOSTED = "thinkingmachines.dev"  # the domain of the hosted service
 
 LOAD = "_create_training_client_via_load_weights_submit"
-"""The SDK's method that makes a training client of a saved state."""
+"""The SDK's method that makes a training client from a saved state."""
 
-_completed: set[str] = set()  # addresses of the servers whose promises are completed
+_completed: set[str] = set()  # URLs of the servers that ``complete_client`` was called for
 
 
 def complete_client(base_url: str | None) -> None:
-    """Let the SDK of this process work with an older server; calling it again changes nothing.
+    """Let the SDK of this process work with an older server. Further calls have no effect.
 
-    A worker in another process calls it before it samples with a client that it was sent
-    (``address_of``).
+    A worker calls this before it samples with a client from another process (``address_of``).
     """
     if not base_url or is_hosted(base_url):
         return
@@ -39,13 +38,13 @@ def complete_client(base_url: str | None) -> None:
 
 
 def is_hosted(base_url: str) -> bool:
-    """Whether an address is the hosted service's."""
+    """Whether a URL is the hosted service's."""
     host = urlsplit(base_url).hostname or ""
     return host == HOSTED or host.endswith(f".{HOSTED}")
 
 
 def address_of(client: Any) -> str | None:
-    """Address of the server of one of the SDK's clients; None for any other."""
+    """Return the server's URL of one of the SDK's clients; None for any other object."""
     address: str | None = getattr(getattr(client, "holder", None), "_base_url", None)
     return address
 
@@ -70,7 +69,7 @@ def _complete_loading(service_client: Any) -> None:
     from tinker.lib.public_interfaces.rest_client import RestClient
 
     load = getattr(service_client, LOAD, None)
-    if load is None:  # the embedded engine's, which stands in for the SDK's
+    if load is None:  # the embedded engine's class, which replaces the SDK's
         return
 
     def load_in_two(self: Any, path: str, optimizer: bool, *rest: Any, **options: Any) -> Any:
@@ -80,13 +79,13 @@ def _complete_loading(service_client: Any) -> None:
         async def loaded() -> Any:
             try:
                 return await load(self, path, optimizer, *rest, **options)
-            except UnprocessableEntityError:  # it wants to be told the client's model
+            except UnprocessableEntityError:  # the server requires the model
                 about = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
             base, metadata = options.get("base_model"), options.get("user_metadata")
             client = await self.create_lora_training_client(
                 base or about.base_model, about.lora_rank, user_metadata=metadata
             )
-            await client._load_state_impl(path, optimizer, None)  # the public one warns of its age
+            await client._load_state_impl(path, optimizer, None)  # the public one is deprecated
             return client
 
         return self.holder.run_coroutine_threadsafe(loaded())

@@ -1,4 +1,4 @@
-"""A model behind an endpoint that speaks OpenAI's chat completions."""
+"""``RemoteModel``: a frozen model behind an endpoint with OpenAI's chat completions."""
 
 import json
 import os
@@ -21,16 +21,17 @@ from evert.bridge.tokens.logprobs import unavailable
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model behind an endpoint that speaks OpenAI's chat completions.
+    """A frozen model behind an endpoint with OpenAI's chat completions.
 
     Attributes:
-        model: Its name there.
-        base_url: For example ``https://api.openai.com/v1``.
-        api_key_env: Environment variable that holds the key; read at each call, never stored.
-        timeout: Seconds for a call, with whatever is asked again meanwhile.
-        temperature: Of sampling; None for the endpoint's own.
+        model: The model's name at the endpoint.
+        base_url: The endpoint's URL, up to ``/v1``.
+        api_key_env: Environment variable with the key; read at each call, never stored.
+        timeout: Seconds for a call, retries included.
+        temperature: Sampling temperature; None: the endpoint's default.
 
-    The agent's fields that count are passed on; errors reach the agent as the SDK raises them.
+    The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
+    Other ways in answer with the error's status; without one, with a 400 (``model_failed``).
     """
 
     model: str
@@ -41,14 +42,14 @@ class RemoteModel:
 
     @property
     def api_key(self) -> str:
-        """The key, as it is at this moment."""
+        """The present key; "none" if the variable is not set."""
         return os.environ.get(self.api_key_env) or "none"
 
     async def __call__(self, request: ChatRequest) -> Reply:
-        """Ask the endpoint.
+        """Return the endpoint's reply.
 
         Raises:
-            openai.OpenAIError: As the SDK raises it.
+            openai.OpenAIError: The SDK raised it, or the endpoint's answer has no usable reply.
         """
         import openai
 
@@ -62,7 +63,7 @@ class RemoteModel:
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
-        with left_alone():  # an agent may call us itself, under the very name of its policy
+        with left_alone():  # else an agent that calls this object itself could reach the policy
             async with openai.AsyncOpenAI(
                 base_url=self.base_url,
                 api_key=self.api_key,
@@ -75,14 +76,14 @@ class RemoteModel:
                     **{name: value for name, value in fields.items() if value is not None},
                 )
         if not completion.choices:
-            raise failed(request.model, f"gave no choice: {completion.model_dump()!r:.300}")
+            raise failed(request.model, f"returned no choice: {completion.model_dump()!r:.300}")
         choice, usage = completion.choices[0], completion.usage
         sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
         sent.setdefault("content", "")
         try:
             message = read_message(sent, 0, {})
         except openai.BadRequestError as error:
-            raise failed(request.model, f"gave a reply that cannot be read: {error}") from error
+            raise failed(request.model, f"returned an unreadable reply: {error}") from error
         reply = read_reply(
             message,
             truncated=choice.finish_reason == "length",
@@ -94,10 +95,10 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a reply that the agent begins, for models that begin their replies themselves."""
+    """Refuse a request with a prefill, for a ``kind`` of model that cannot continue a reply."""
     if request.prefill:
         raise bad_request(
-            f"The model {request.model!r} is {kind}, which begins its replies itself; the last "
+            f"The model {request.model!r} is {kind}, which cannot continue a reply; the last "
             "message is the assistant's. End with the user's, or give the Env a TokenCompleter or "
             "a TinkerModel for it.",
             param="messages",
@@ -116,12 +117,12 @@ def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Made once a process: to load the certificates takes longer than a short call."""
+    """Return the process's context: loading the certificates takes longer than a short call."""
     return ssl.create_default_context()
 
 
 def new_call_ids() -> str:
-    """A unique prefix for the ids of one reply's tool calls."""
+    """Return a unique prefix for the ids of one reply's tool calls."""
     return f"call-{secrets.token_hex(4)}"
 
 

@@ -1,4 +1,4 @@
-"""What sampling parameters may be, whoever is asked to sample: the one place that says so."""
+"""The valid values of sampling parameters, for everything that samples."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (lambda value: value is None or (_is(Integral, value) and abs(value) < 2**63),
              "a whole number of at most 63 bits, or None"),
 }  # fmt: skip
-"""Name of a parameter -> whether a value can be served, and what is expected in words."""
+"""Name of a parameter -> whether a value is valid, and a description of valid values."""
 
 
 def out_of_range(parameters: object) -> str | None:
-    """The first attribute of those in ``RANGES`` that cannot be served: "top_p=2; expected ..."."""
+    """Return the first invalid attribute, as "top_p=2; expected ..."; None if all are valid."""
     for name, (fits, expected) in RANGES.items():
         if hasattr(parameters, name) and not fits(value := getattr(parameters, name)):
             return f"{name}={value!r}; expected {expected}"

@@ -1,9 +1,8 @@
-"""``TinkerModel``: a frozen model by the name of its weights, sampled from the engine in use.
+"""``TinkerModel``: a frozen model by the name of its weights, sampled by the engine in use.
 
-It is data and nothing else, so that it pickles and can be written down with a configuration. At the
-first call a client is made by whatever ``tinker.ServiceClient`` is then, the hosted service's or
-the embedded engine's, and read in the chat format of its own base. All Envs of the process share
-that client.
+It is plain data, so it can be pickled and written to a configuration. At the first call the present
+``tinker.ServiceClient``, the hosted service's or the embedded engine's, makes a sampling client.
+All Envs of the process share that client. The default chat format is that of the model's own base.
 """
 
 import logging
@@ -26,26 +25,26 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 2048  # cap on a frozen model's reply when neither the agent nor the user gives one
+MAX_TOKENS = 2048  # default cap on a frozen model's reply
 
 
 @dataclass(frozen=True)
 class TinkerModel:
-    """A frozen model that the engine in use samples: a base, or weights that were saved.
+    """A frozen model that the engine in use samples: a base, or saved weights.
 
     Attributes:
-        base_model: The base's name. None: that of the weights in ``model_path``.
-        model_path: A ``tinker://`` path; with the embedded engine, the folder of a checkpoint, too.
-            None: the base's own weights.
-        renderer_name: The Cookbook's renderer; None: the one that fits the base.
-        temperature: Of sampling; 0 for greedy.
-        max_tokens: Most tokens of a reply, if the agent asks for no fewer; None: 2048. It is never
-            more than the model's context has room for.
-        base_url: Address of a service of one's own; None: the engine in use.
-        seed: Of an episode's first reply, each further one has the next; None: the engine's own.
+        base_model: Name of the base; None: the base of ``model_path``.
+        model_path: A ``tinker://`` path or, with the embedded engine, a checkpoint's folder. None:
+            the base's own weights.
+        renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
+        temperature: Sampling temperature; 0 is greedy.
+        max_tokens: Most tokens of a reply; None: 2048. The agent may ask for fewer, and the model's
+            context may have less room.
+        base_url: URL of a service of your own; None: the engine in use.
+        seed: Seed of an episode's first reply; each further reply adds 1. None: the engine chooses.
 
     Raises:
-        InvalidModelError: Neither a base nor weights, or no number that can be meant.
+        InvalidModelError: There is neither a base nor a path, or a number is out of range.
     """
 
     base_model: str | None = None
@@ -68,15 +67,15 @@ class TinkerModel:
 
 @dataclass(frozen=True)
 class OpenWeights:
-    """Weights that can be sampled."""
+    """Weights that are ready to be sampled."""
 
     client: tinker.SamplingClient
     renderer: PromptRenderer
-    context_length: int | None  # tokens of prompt and reply together; None: nobody says
+    context_length: int | None  # tokens of prompt and reply together; None: not known
 
 
 class FrozenSampler(TokenCompleter):
-    """Answers one call of an Env to a ``TinkerModel``; ``number`` is its place in the episode."""
+    """Samples one reply of a ``TinkerModel``; ``number`` is the call's index in the episode."""
 
     def __init__(self, model: TinkerModel, weights: OpenWeights, number: int) -> None:
         self._model = model
@@ -86,7 +85,11 @@ class FrozenSampler(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The reply; a 400, ``context_length_exceeded``, where the context has no room for it."""
+        """Return the reply's tokens.
+
+        Raises:
+            openai.BadRequestError: The context has no room left (``context_length_exceeded``).
+        """
         caps = [self._model.max_tokens or MAX_TOKENS, max_tokens]
         context = self._weights.context_length
         if context is not None:
@@ -110,11 +113,11 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""What was opened, by the class of the service's client: an engine's own goes with the engine."""
+"""Opened weights by ``ServiceClient`` class: an engine has its own, so its weights go with it."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
-    """The weights of a model, opened once a process and engine."""
+    """Return a model's weights, opened once per process and engine."""
     key = _key(model)
     with _lock:
         known = _open.setdefault(tinker.ServiceClient, {})
@@ -122,16 +125,16 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
         if opening is None or (opening.done() and opening.exception() is not None):
             opening = Future()
             name, work = "evert-open-weights", (opening, model)
-            # It may load files or ask a service, and outlive who asked first.
+            # Opening may load files or ask a service, and outlive the first caller.
             threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
             known[key] = opening
-    return await shield(wrap_future(opening))  # others wait for it, too
+    return await shield(wrap_future(opening))  # other callers wait for it, too
 
 
 def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
-    """Have a model sampled by a client that another process opened, and no longer by an older one.
+    """Sample a model from now on by a client from another process, not by an older client.
 
-    A worker outlives engines, and a client of an engine that is closed samples nothing.
+    A worker outlives engines, and the client of a closed engine cannot sample.
     """
     opened: Future[OpenWeights] = Future()
     with _lock:
@@ -171,18 +174,18 @@ def _opened(model: TinkerModel) -> OpenWeights:
 
 
 def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | None:
-    """Tokens that a model's context holds, as its service says; None where it does not."""
+    """Return a model's context length in tokens, by its service; None if it is not known."""
     try:
         supported = service.get_server_capabilities().supported_models
     except tinker.TinkerError as error:
-        logger.warning("The service does not say how long contexts are: %s", error)
+        logger.warning("The service does not report context lengths: %s", error)
         return None
     found = {model.model_name: model.max_context_length for model in supported}
     return found.get(base_model)
 
 
 def context_length_here(base_model: str) -> int | None:
-    """The same, if an engine in this process has the model: asking it costs nothing."""
+    """Return a model's context length by this process's engine, at no cost; None without one."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)

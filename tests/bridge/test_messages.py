@@ -430,7 +430,7 @@ async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() 
     async def agent(client: Any) -> float:
         told: list[tuple[str, Any, str]] = [
             ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
-            ("stream", True, "Take client.openai"),
+            ("stream", True, "use client.openai"),
             ("n", [*range(1000)], "is not supported"),
         ]
         for name, value, advice in told:

@@ -202,10 +202,10 @@ async def test_a_model_that_says_nothing_that_can_be_read_is_named(
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
     rows: list[tuple[str, dict[str, Any], str]] = [
-        ("judge", {}, "The model 'judge' gave no choice: .*'total_tokens': 11"),
-        ("judge", {**elsewhere.choice, **broken}, "The model 'judge' gave a reply that cannot be"),
+        ("judge", {}, "The model 'judge' returned no choice: .*'total_tokens': 11"),
+        ("judge", {**elsewhere.choice, **broken}, "The model 'judge' returned an unreadable rep"),
         ("none", {}, "returned None; expected the reply's text"),
-        ("soon", {}, "returned <coroutine .*; expected the reply's text. For an async one make a"),
+        ("soon", {}, "returned <coroutine .*; expected the reply's text. If it is async"),
     ]
 
     async def agent(client: AgentClient) -> float:

@@ -1,8 +1,8 @@
-"""The APIs that agents speak, each read into a ``ChatRequest`` and written from a ``Reply``.
+"""The APIs that agents use, each read into a ``ChatRequest`` and written from a ``Reply``.
 
 In reading order:
 
-    dialect.py             what an API has to say of itself
+    dialect.py             what each API has to define
     chat_completions.py    OpenAI's chat completions
     responses.py           OpenAI's responses, with the state behind ``previous_response_id``
     responses_tools.py     its tools: functions, custom tools, namespaces
@@ -10,9 +10,9 @@ In reading order:
     gemini.py              Gemini's generateContent
     gemini_contents.py     its contents as messages
     gemini_tools.py        its function declarations, schemas, and ids of calls
-    fields.py              what becomes of each field, and reading formats and forced tools
-    shapes.py              the forms of chat completions, which all are read into
+    fields.py              the treatment of each field; formats and forced tools
+    shapes.py              the forms of chat completions, into which all APIs are read
     events.py              server-sent events, and text cut into deltas
     bodies.py              the JSON of a request's body, without holding the event loop
-    endpoint.py            one rollout's API: a request's path and body to an answer
+    endpoint.py            one rollout's API: from a request's path and body to an answer
 """

@@ -1,4 +1,4 @@
-"""Anthropic's messages: what the Anthropic SDK and Claude Code speak.
+"""Anthropic's messages: the API of the Anthropic SDK and of Claude Code.
 
 https://docs.anthropic.com/en/api/messages
 """
@@ -17,16 +17,16 @@ from evert.bridge.clients.dialects.events import deltas
 from evert.bridge.clients.dialects.fields import field_policy, forced_tools, read_format_field
 
 FIELDS = field_policy("anthropic_messages")
-"""Of every request field (``fields.toml``)."""
+"""The treatment of every request field (``fields.toml``)."""
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class AnthropicMessages(Dialect):
-    """The dialect over the wire."""
+    """The dialect of Anthropic's messages."""
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body."""
+        """Return the request in a body."""
         FIELDS.check(body, strict=False)
         fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
@@ -50,8 +50,8 @@ class AnthropicMessages(Dialect):
         )
         if prefill and wanted is not None:
             raise bad_request(
-                "The last message is the assistant's, to begin the reply with, and a format or a "
-                "tool is asked for: only one of both. End with the user's message.",
+                "The last message is the assistant's, which begins the reply, and a format or a "
+                "tool is required: only one of both is possible. End with the user's message.",
                 param="messages",
             )
         return ChatRequest(
@@ -69,7 +69,7 @@ class AnthropicMessages(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The JSON object of a message."""
+        """Return the JSON object of a message."""
         stop_reason = _FINISH[reply.finish_reason]
         if reply.stop_string is not None and reply.finish_reason == "stop":
             stop_reason = "stop_sequence"
@@ -90,7 +90,7 @@ class AnthropicMessages(Dialect):
         }
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The message and its blocks as they come to be."""
+        """Yield the events: the start of the message, its blocks in order, its end."""
         usage = whole["usage"]
         opening = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
         opening["usage"] = {**usage, "output_tokens": 0}
@@ -105,7 +105,7 @@ class AnthropicMessages(Dialect):
         yield {"type": "message_stop"}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """The JSON object of a refusal, by Anthropic's names."""
+        """Return the JSON object of a refusal in Anthropic's form."""
         kind = error.get("type") or "invalid_request_error"
         return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 
@@ -127,8 +127,8 @@ def _format_of(body: Mapping[str, Any]) -> object:
 def _read_tool(tool: object, place: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
         raise bad_request(
-            f"{place} is {tool!r:.200}; the API's own tools are not behind the policy: offer "
-            "functions, {'name': ..., 'input_schema': ...}.",
+            f"{place} is {tool!r:.200}; the hosted API's own tools are not supported. Offer "
+            "functions: {'name': ..., 'input_schema': ...}.",
             param=place,
         )
     return shapes.function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
@@ -157,7 +157,7 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join consecutive texts of the assistant's into one message, as the API does."""
+    """Join consecutive texts of the assistant into one message, as the API does."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         if joined and _is_text(message) and _is_text(joined[-1]):
@@ -172,10 +172,9 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The messages before the reply, and the text that the reply begins with; "" for none.
+    """Return the messages before the reply, and the text that begins the reply; "" for none.
 
-    Only a text after the user's message is a beginning: thoughts and tool calls are finished
-    messages.
+    Only a text after another message begins a reply: thoughts and tool calls are finished messages.
     """
     if len(messages) > 1 and _is_text(messages[-1]):
         return messages[:-1], str(messages[-1]["content"])
@@ -217,7 +216,7 @@ def _read_user(blocks: Iterator[tuple[Any, str]], role: str) -> Iterator[dict[st
 
 
 def _result(content: object, place: str) -> str | list[dict[str, Any]]:
-    """A tool's result: its texts, a line each, or parts where there are images."""
+    """Return a tool's result: its texts joined by newlines, or its parts if it has images."""
     if fields.is_absent(content):
         return ""
     if isinstance(content, str):
@@ -261,8 +260,8 @@ def _text(block: object, place: str) -> str:
     text = shapes.get(block, "text")
     if isinstance(text, str):
         return text
-    expected = "{'type': 'text', 'text': ...}. Documents, searches and the API's own tools are not"
-    raise unexpected(place, block, f"{expected} behind the policy.")
+    expected = "{'type': 'text', 'text': ...}. Documents, searches and the hosted API's own tools"
+    raise unexpected(place, block, f"{expected} are not supported.")
 
 
 # -- writing -------------------------------------------------------------------------------------

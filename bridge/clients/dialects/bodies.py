@@ -1,9 +1,9 @@
-"""The JSON object that a request's body is.
+"""Reading the JSON object in a request's body.
 
-A short body is read where it arrives, a long one in a thread (``off_loop.py``). The parser lets no
-other thread run meanwhile: 64 MiB of text take it 0.1 s, as many brackets 7 s and gigabytes, which
-is why a long body's values are counted before. It is the standard library's: ``orjson`` would read
-large integers as floats, and refuse the half characters that JavaScript sends.
+A short body is parsed where it arrives, a long one in a thread (``off_loop.py``). The parser blocks
+all other threads: 0.1 s for 64 MiB of text, but 7 s and gigabytes of memory for 64 MiB of brackets.
+So the values of a long body are counted first. The parser is the standard library's: ``orjson``
+reads large integers as floats, and refuses the lone surrogates that JavaScript sends.
 """
 
 import json
@@ -15,19 +15,23 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import is_deeper
 
 LONG_BODY = 2**17
-"""Bytes that are read, at worst, in 20 ms: what has more goes to a thread."""
+"""Bytes that are parsed in 20 ms at most; longer bodies are parsed in a thread."""
 
 MAX_DEPTH = 100
-"""Levels of lists and objects in a body; what copies or checks a deeper one would break."""
+"""Most levels of lists and objects in a body; deeper ones break code that copies or checks them."""
 
 MAX_VALUES = 2**18
-"""Values in a body, at any depth; 64 MiB of brackets would be gigabytes of empty lists."""
+"""Most values in a body, at any depth; 64 MiB of brackets would be gigabytes of empty lists."""
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def read_body(content: bytes) -> Mapping[str, Any]:
-    """The object; a 400 where it is none, nested too deeply, or of too many values."""
+    """Return a body's JSON object.
+
+    Raises:
+        openai.BadRequestError: It is not an object, is nested too deeply or has too many values.
+    """
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
         is_long = len(content) > LONG_BODY and _count(text) > MAX_VALUES
@@ -44,5 +48,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """How many values are in a text at most, if none of it is within quotes."""
+    """Return an upper bound on the number of values in a JSON text without strings."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the dialect the native handle and most frameworks speak.
+"""OpenAI's chat completions: the dialect of the native handle and of most frameworks.
 
 https://platform.openai.com/docs/api-reference/chat
 """
@@ -22,17 +22,17 @@ from evert.bridge.clients.dialects.fields import (
 from evert.bridge.clients.dialects.shapes import function_call, get, written_logprobs
 
 FIELDS = field_policy("chat_completions")
-"""Of every request field (``fields.toml``)."""
+"""The treatment of every request field (``fields.toml``)."""
 
 _TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
 _PLAIN = frozenset({"model", "messages"})
 
 
 def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -> ChatRequest:
-    """Check the fields of a call and keep what counts."""
+    """Check the fields of a call and return its request; ``strict`` refuses unknown fields."""
     messages = fields.read_messages(body.get("messages"))
     model = fields.read_model(body.get("model"), default_model)
-    if _PLAIN.issuperset(body):  # most calls: nothing more to look through
+    if _PLAIN.issuperset(body):  # most calls have no other field
         return ChatRequest(model, messages)
     FIELDS.check(body, strict=strict)
     choice = body.get("tool_choice")
@@ -53,9 +53,9 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
 
 
 def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
-    """The SDK object an agent gets; reasoning goes to ``message.reasoning_content``.
+    """Return a reply as the SDK's object, with reasoning in ``message.reasoning_content``.
 
-    Usage is counted in tokens of the observation and of the action.
+    The usage counts the tokens of the observation and of the action.
     """
     return ChatCompletion.model_validate(_written(reply, id, model))
 
@@ -85,12 +85,12 @@ def _written(reply: Reply, id: str, model: str) -> dict[str, Any]:
 
 
 class ChatCompletions(Dialect):
-    """The dialect over the wire."""
+    """The dialect of chat completions."""
 
     framed = staticmethod(unnamed_events)
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body."""
+        """Return the request in a body."""
         fields.read_flag(body, "stream")
         fields.read_object(body.get("stream_options"), "stream_options")
         return read(body, self._default_model)
@@ -98,11 +98,11 @@ class ChatCompletions(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The JSON object of a ``ChatCompletion``."""
+        """Return the JSON object of a ``ChatCompletion``."""
         return _written(reply, f"chatcmpl-{number}", request.model)
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks, with the usage at their end where it is asked for."""
+        """Yield the chunks, and the usage at the end if ``stream_options`` asks for it."""
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return _chunks(whole, include_usage=usage)
 

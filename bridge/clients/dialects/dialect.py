@@ -1,4 +1,4 @@
-"""``Dialect``: what every API has to say of itself, and what all of them share."""
+"""``Dialect``: what every API has to define, and what all APIs share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,43 +13,43 @@ class Dialect(ABC):
     """One API of one rollout."""
 
     ping = b": waiting\n\n"
-    framed = staticmethod(named_events)  # events as they go over the wire
+    framed = staticmethod(named_events)  # encodes events
 
     def __init__(self, default_model: str) -> None:
         self._default_model = default_model
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body with what the path says of the call; most APIs say it all in the body."""
+        """Return the body with the fields that the path contains: none in most APIs."""
         return body
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body."""
+        """Return the request in a body; raise the 400 if it is malformed."""
 
     @abstractmethod
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+        """Return the JSON object of a whole answer; ``number`` is unique in the rollout."""
 
     @abstractmethod
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What ``write`` made of a reply to ``body``, as the events of a stream."""
+        """Yield the events of a stream for ``whole``, which ``write`` returned for ``body``."""
 
     def stream(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> bytes:
-        """The same as ``write``, as server-sent events."""
+        """Return the answer of ``write`` as server-sent events."""
         return self.framed(self.events(self.write(reply, request, number, body), body))
 
     def counted(self, count: int) -> dict[str, Any]:
-        """The JSON object that says how many tokens a prompt has."""
+        """Return the JSON object of a prompt's token count."""
         return {"input_tokens": count}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """The JSON object of a refusal, from the OpenAI SDK's ``error.body`` and HTTP's status."""
+        """Return a refusal's JSON, from the OpenAI SDK's ``error.body`` and the HTTP status."""
         return {"error": dict(error)}
 
     def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
-        """A refusal in the middle of a stream."""
+        """Return the event of a refusal, for a stream that has begun."""
         return self.framed([self.error(error, status)])

@@ -1,16 +1,16 @@
-"""One rollout's API: a request's path and body to an answer, whoever carries the bytes.
+"""One rollout's API, which turns a request's path and body into an answer, over any transport.
 
     POST .../chat/completions        OpenAI's chat completions
     POST .../responses               OpenAI's responses
     POST .../messages                Anthropic's messages
     POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
     POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
-                                     how long a prompt would be, by the one API or the other
-    GET  .../models[/name]           the names that are answered here
+                                     the number of a prompt's tokens, in the API's own form
+    GET  .../models[/name]           the model names that are answered here
 
-What goes wrong is an answer too: a 400 (a 404 for other paths) in the API's own shape, so that the
-agent's SDK raises its own exception. An episode that is over is a 400 as well, since no exception
-passes unharmed through every framework; an agent that goes on calling gets ``AgentAborted``.
+Errors are answers too: a 400 (a 404 for other paths) in the API's own form, so that the agent's SDK
+raises its own exception. A call after the end of the episode is a 400 as well, since no other
+exception passes unchanged through every framework. If calls go on, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -52,7 +52,7 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
-"""What a call may meet that is an answer: a 400, a frozen model's own refusal, the end."""
+"""Errors that become answers: a 400, a frozen model's own, the episode's end, a blocking call."""
 
 Made = TypeVar("Made")
 
@@ -60,15 +60,15 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 
 COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
-"""Ends of the paths that only count."""
+"""The path endings of requests that only count tokens."""
 
 LONG_PROMPT = 20_000
-"""Bytes that a tokenizer takes some milliseconds to count: more are counted off the loop."""
+"""Bytes whose tokens take some milliseconds to count; longer prompts are counted in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back over the wire."""
+    """The response to a request."""
 
     status: int
     content: bytes
@@ -77,7 +77,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A model call that was read and waits to be made."""
+    """A model call that was read from a request."""
 
     request: ChatRequest
     dialect: Dialect
@@ -86,26 +86,26 @@ class Call:
 
     @property
     def stream(self) -> bool:
-        """Whether the agent wants events."""
+        """Whether the agent wants a stream of events."""
         return self.body.get("stream") is True
 
     def answered(self, reply: Reply) -> Answer:
-        """The answer of a reply."""
+        """Return the answer with a reply."""
         written = (reply, self.request, self.number, self.body)
         if self.stream:
             return Answer(200, self.dialect.stream(*written), EVENTS)
         return Answer(200, _json(self.dialect.write(*written)))
 
     def refused(self, error: Exception) -> Answer:
-        """The answer of an error."""
+        """Return the answer with an error."""
         return _refusal(self.dialect, error)
 
     def refused_late(self, error: Exception) -> bytes:
-        """The event of an error, for a stream that has begun."""
+        """Return the event of an error, for a stream that has begun."""
         return self.dialect.error_event(_error_body(error), _status(error))
 
     async def wait(self, reply: Awaitable[Reply]) -> Answer:
-        """The answer of a reply that is to come, or of its refusal."""
+        """Wait for a reply, and return the answer with it or with its refusal."""
         try:
             return self.answered(await reply)
         except REFUSALS as error:
@@ -114,7 +114,7 @@ class Call:
 
 @dataclass
 class Sent:
-    """A request to one of the APIs: matched by its path, and parsed once."""
+    """A request to the API that its path names. Its body is parsed once."""
 
     dialect: Dialect
     path: str  # without a slash at its end
@@ -123,11 +123,11 @@ class Sent:
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
-        """Its body, with what the path says of the call."""
+        """The parsed body, with the fields that the path contains."""
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """The name of the model that is called, also in a body that is refused; None for none."""
+        """Return the model's name, even of a body that is refused; None if it has none."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -149,17 +149,14 @@ class Endpoint:
         self.addresses: dict[str, Any] = {}
         self._seats: dict[str, Endpoint] = {}
         self._numbers = itertools.count()
-        self._prefix = secrets.token_hex(6)  # ids of different rollouts may meet in one agent
+        self._prefix = secrets.token_hex(6)  # an agent may see the ids of several rollouts
         self._chat = ChatCompletions(model)
         self._responses = Responses(model)
         self._anthropic = AnthropicMessages(model)
         self._gemini = Gemini(model)
 
     def seat(self, name: str) -> "Endpoint":
-        """The API of one of the agent's roles; the same however often it is asked for.
-
-        What is noted by that of a frozen one goes nowhere.
-        """
+        """Return the API of a seat, the same one each time. Notes of a frozen seat are dropped."""
         if name not in self._seats:
             routes, seats = self.episode.routes, self.episode.routes.seats
             if routes.is_frozen(seat_model(name)):
@@ -176,7 +173,7 @@ class Endpoint:
 
     @cached_property
     def untrained(self) -> "Endpoint":
-        """The same API, whose replies are not to be learned from."""
+        """The same API, with replies that are not trained on."""
         other = copy.copy(self)
         other.trains, other.addresses = False, {}
         return other
@@ -187,15 +184,15 @@ class Endpoint:
         return self.episode.is_over
 
     def asked(self, request: ChatRequest) -> ChatRequest:
-        """A request as it is made here."""
+        """Return the request, marked as untrained if this API is."""
         return request if self.trains else replace(request, train=False)
 
     def new_id(self) -> str:
-        """An id for a reply, unlike any other."""
+        """Return a unique id for a reply."""
         return f"{self._prefix}{next(self._numbers)}"
 
     def match(self, method: str, path: str) -> Dialect | None:
-        """The API that a request goes to, judging by its path."""
+        """Return the API that a request's path names; None if it names none."""
         path = path.rstrip("/")
         if method != "POST":
             return None
@@ -212,9 +209,9 @@ class Endpoint:
     async def answer(
         self, sent: Sent | Answer, send: Callable[[], Awaitable[Any]] | None = None
     ) -> Any:
-        """Answer a request of an async agent; waits until the trainer has sampled.
+        """Answer a request of an async agent once the trainer has sampled.
 
-        With ``send`` it may be for a model that is not served here: then it is what that gets.
+        With ``send``, a request for a model that is not served here gets the result of ``send``.
         """
         if (
             send is not None
@@ -231,7 +228,7 @@ class Endpoint:
         return await call.wait(self.reply_to(call))
 
     def answer_blocking(self, sent: Sent | Answer, send: Callable[[], Any] | None = None) -> Any:
-        """The same for a thread."""
+        """Answer a request of a thread, as ``answer`` does."""
         if send is not None and isinstance(sent, Sent) and not self._serves(sent, sent.model()):
             try:
                 return send()
@@ -250,7 +247,7 @@ class Endpoint:
             return call.refused(error)
 
     async def reply_to(self, call: Call) -> Reply:
-        """The reply to a call.
+        """Return the reply to a call.
 
         Raises:
             openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call is refused, or its
@@ -260,7 +257,7 @@ class Endpoint:
             return await self.episode.call(call.request)
 
     def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
-        """A request to one of the APIs, or the answer to any other."""
+        """Return a request to one of the APIs, or the answer to any other request."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
             return Sent(dialect, path, content, url)
@@ -269,14 +266,14 @@ class Endpoint:
         return _not_found(method, path)
 
     async def read_soon(self, sent: Sent | Answer) -> Call | Answer:
-        """As ``read``, in a thread where it would hold the event loop; a refusal is held back."""
+        """Call ``read``, in a thread if the body is long, and delay a refusal."""
         call = sent if isinstance(sent, Answer) else await _soon(sent, partial(self.read, sent))
         if isinstance(call, Answer) and call.status >= 400:
             await self.episode.refusals.hold_back(call.content.decode())
         return call
 
     def read(self, sent: Sent | Answer) -> Call | Answer:
-        """The model call that a request makes, or its answer if it is none, or a bad one."""
+        """Return a request's model call, or the answer to a count or to a bad request."""
         if isinstance(sent, Answer):
             return sent
         try:
@@ -288,16 +285,16 @@ class Endpoint:
         return Call(request, sent.dialect, sent.body, self.new_id())
 
     def _serves(self, sent: Sent, model: object) -> bool:
-        """Whether a model is answered here; the name of one that is not is noted."""
+        """Whether a model is answered here. Other names are recorded, for messages."""
         if "untrained" in vars(self) and self.untrained._is_own(sent.url):
-            return False  # the key says by which of the two it comes, and the server reads it
+            return False  # only the server can tell, by the key, whose address was called
         routes = self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(sent.url):
             routes.strangers[model] = None
         return routes.knows(model)
 
     def _is_own(self, url: str) -> bool:
-        """Whether a request goes to this rollout's address, where any model's name is accepted."""
+        """Whether a request goes to this rollout's HTTP address, which may accept other names."""
         return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
 
 
@@ -314,7 +311,7 @@ def _failures_named(call: Call) -> Iterator[None]:
 
 
 def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
-    """The answer to a call of a stranger that could not leave this machine."""
+    """Return the answer to a call of another model whose host is unknown or blocked."""
     model, host = sent.model(), urlsplit(sent.url).hostname
     if not isinstance(model, str) or not _is_final(error):
         raise error
@@ -323,7 +320,7 @@ def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
 
 
 def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
-    if len(sent.content) > LONG_PROMPT:  # this is no event loop
+    if len(sent.content) > LONG_PROMPT:  # so this runs in a thread
         renderer = renderer.off_loop
     try:
         return Answer(200, _json(sent.dialect.counted(count_tokens(request, renderer))))
@@ -345,7 +342,7 @@ def _models(routes: Routes, path: str) -> Answer:
 
 
 async def _soon(sent: Sent, work: Callable[[], Made]) -> Made:
-    """What ``work`` makes of a request, in a thread where it would hold the event loop."""
+    """Return the result of ``work`` on a request, in a thread if the request is long."""
     most = LONG_PROMPT if sent.path.endswith(COUNTS) else LONG_BODY
     return work() if len(sent.content) <= most else await off_loop(work)
 
@@ -400,7 +397,7 @@ def _not_found(method: str, path: str) -> Answer:
 
 
 def failure(status: int, message: str, kind: str, code: str) -> Answer:
-    """The answer to a request that reaches no API, in a shape that all SDKs read."""
+    """Return the error to a request that reaches no API, in a form that all SDKs can read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     named = {**error, "status": STATUSES[status]}
     return Answer(status, _json({"type": "error", "error": named}))

@@ -1,4 +1,4 @@
-"""What the dialects share: the table of fields, JSON schemas, forced tools."""
+"""Readers that the dialects share: the table of fields, formats, forced tools."""
 
 import json
 import tomllib
@@ -20,11 +20,11 @@ def _table() -> dict[str, Any]:
 
 
 HOSTED_TOOLS = frozenset(_table()["responses"]["hosted_tools"])
-"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
+"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy never sees them."""
 
 
 def field_policy(api: str) -> FieldPolicy:
-    """What becomes of each field of an API, by its name in ``fields.toml``."""
+    """Return how the fields of an API are treated, by the API's name in ``fields.toml``."""
     own, common = _table()[api], _table()["common"]["ignored"]
     refused = {
         name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
@@ -35,7 +35,7 @@ def field_policy(api: str) -> FieldPolicy:
 def read_format(
     kind: object, schema: object, must_call: tuple[str, ...], param: str
 ) -> ReplyFormat | None:
-    """The format that a request asks for; None for anything."""
+    """Return the format that a request asks for; None: any reply will do."""
     text: str | None = None
     if kind == "json_object":
         text = ANY_OBJECT
@@ -53,9 +53,9 @@ def read_format(
 def read_format_field(
     value: object, must_call: tuple[str, ...], param: str, within: str = ""
 ) -> ReplyFormat | None:
-    """As ``read_format``, of a field that is an object with a type and a schema, or absent.
+    """Read the format from a field: an object with a type and a schema, or absent.
 
-    ``within`` is the key of an object in it that holds the schema; "" for the field itself.
+    ``within`` is the key of the inner object that has the schema; "": the field itself has it.
     """
     wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
     holder = wanted.get(within) if within else wanted
@@ -68,7 +68,7 @@ def _schema_text(schema: object, param: str) -> str:
     try:
         text = json.dumps(schema)
         vet(text)
-    except Exception as error:  # whatever a validator makes of a schema that is none
+    except Exception as error:  # a validator may raise anything for an invalid schema
         raise bad_request(
             f"'{param}' is no valid JSON schema: {error!s:.300}", param=param
         ) from None
@@ -78,12 +78,12 @@ def _schema_text(schema: object, param: str) -> str:
 def forced_tools(
     choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """The tools of which one has to be called."""
+    """Return the tools of which the reply has to call one; none if it may be any reply."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
     if named is not None:
         if named not in names:
             raise bad_request(
-                f"'{param}' names the tool {named!r:.200}; offered are: {', '.join(names)}.",
+                f"'{param}' names the tool {named!r:.200}; offered: {', '.join(names)}.",
                 param=param,
             )
         return (str(named),)
@@ -97,9 +97,10 @@ def forced_tools(
 def openai_forced_tools(
     choice: object, name: object, tools: Sequence[Any] | None, form: str
 ) -> tuple[str, ...]:
-    """As ``forced_tools``, of OpenAI's ``tool_choice``.
+    """Return the forced tools of OpenAI's ``tool_choice``.
 
-    ``name`` is that of the tool that it names in its ``form``; None where it names none.
+    ``name`` is the tool that the choice names, None if it names none. ``form`` shows, in messages,
+    how a choice names a tool.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

@@ -1,9 +1,9 @@
-"""Gemini's ``generateContent``: what google-genai and Google's Agent Development Kit speak.
+"""Gemini's ``generateContent``: the API of google-genai and Google's Agent Development Kit.
 
 https://ai.google.dev/api/generate-content
 
-The model and whether to stream stand in the path (``/models/NAME:streamGenerateContent``), and the
-settings of a call in an object of their own, ``generationConfig``.
+The path says which model is called and whether to stream (``/models/NAME:streamGenerateContent``).
+The object ``generationConfig`` has the settings of a call.
 """
 
 import re
@@ -29,20 +29,20 @@ from evert.bridge.clients.dialects.gemini_tools import (
 from evert.bridge.clients.dialects.shapes import call_arguments
 
 FIELDS = field_policy("gemini")
-"""Of every request field (``fields.toml``)."""
+"""The treatment of every request field (``fields.toml``)."""
 
 CONFIG_FIELDS = field_policy("gemini_generation_config")
-"""Of every field of ``generationConfig``."""
+"""The treatment of every field of ``generationConfig``."""
 
 METHOD = re.compile(
     r"/(?:models|tunedModels|endpoints)/(.+):(generateContent|streamGenerateContent|countTokens)$"
 )
-"""The end of a path: the model's name, and what is asked of it."""
+"""The end of a path: the model's name, and the method."""
 
 
 def method_of(path: str) -> re.Match[str] | None:
-    """The model and the method that a path ends with; None: it ends with none of these."""
-    # Most paths do not end so, and to look for a beginning from each slash would take long.
+    """Match the model and the method at the end of a path; None: the path ends otherwise."""
+    # Most paths do. The pattern alone would be slow, since it tries every slash.
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
@@ -62,13 +62,13 @@ STATUSES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-"""Google's names of HTTP's statuses."""
+"""Google's names of HTTP status codes."""
 
 
 class Gemini(Dialect):
-    """The dialect over the wire; one for each rollout, since it keeps the ids of its calls."""
+    """The dialect of Gemini; one for each rollout, since it keeps the ids of tool calls."""
 
-    ping = b"\n"  # Google's SDK takes a comment for an answer
+    ping = b"\n"  # Google's SDK would read a comment as an answer
     framed = staticmethod(bare_events)
 
     def __init__(self, default_model: str) -> None:
@@ -76,7 +76,7 @@ class Gemini(Dialect):
         self._ids = CallIds()
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body with the model and the way to answer, which the path names."""
+        """Return the body with ``model`` and ``stream``, which the path contains."""
         found = method_of(path)
         if found is None:
             return body
@@ -85,7 +85,7 @@ class Gemini(Dialect):
         return {**inner, "model": found[1], "stream": found[2] == "streamGenerateContent"}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body."""
+        """Return the request in a body."""
         given = read_fields(body, "body")
         FIELDS.check(given, strict=False)
         config = read_fields(given.get("generationConfig", {}), "generationConfig")
@@ -112,7 +112,7 @@ class Gemini(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The JSON object of a ``GenerateContentResponse``."""
+        """Return the JSON object of a ``GenerateContentResponse``."""
         parts = [*_parts(reply, thoughts=_wants_thoughts(body))]
         self._ids.remember(request.messages, parts)
         candidate = {**_candidate(parts), "finishReason": _FINISH[reply.finish_reason]}
@@ -134,7 +134,7 @@ class Gemini(Dialect):
         }
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Responses with a piece each; the last one has all that is of the whole reply."""
+        """Yield a response for each piece; the last one also has the fields of the whole reply."""
         [candidate] = whole["candidates"]
         *earlier, last = [
             _candidate([piece]) for part in candidate["content"]["parts"] for piece in _pieces(part)
@@ -145,11 +145,11 @@ class Gemini(Dialect):
         yield {**whole, "candidates": [{**candidate, **last}]}
 
     def counted(self, count: int) -> dict[str, Any]:
-        """The JSON object of a ``CountTokensResponse``."""
+        """Return the JSON object of a ``CountTokensResponse``."""
         return {"totalTokens": count}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """The JSON object of a refusal, as Google's APIs write a ``google.rpc.Status``."""
+        """Return the JSON object of a refusal, a ``google.rpc.Status``."""
         reason = error.get("code") or error.get("type") or "invalid_request_error"
         kind = "type.googleapis.com/google.rpc.ErrorInfo"
         return {
@@ -171,7 +171,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
     if kind not in ("text/plain", "application/json"):
         raise bad_request(
             f"'responseMimeType' is {kind!r:.200}; expected 'text/plain' or 'application/json'. "
-            "For one of several words: 'application/json' and a schema with an enum.",
+            "To get one of several words, use 'application/json' and a schema with an enum.",
             param="responseMimeType",
         )
     if name is None:

@@ -1,7 +1,7 @@
 """The contents of Gemini's API as messages of chat completions.
 
-A content is a role and parts; a part is a text (a thought, where it says so), a call of a function,
-its result, or an image.
+A content has a role and parts. A part is a text (with a flag if it is a thought), a function call,
+the result of a function, or an image.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from evert.bridge.clients.dialects.gemini_tools import read_fields
 
 _PARTS = (
     "a part with text, a functionCall, a functionResponse, or an image. Other media, code and the "
-    "API's own tools are not behind the policy."
+    "hosted API's own tools are not supported."
 )
 
 
 def read_system(system: object) -> list[dict[str, Any]]:
-    """The system's message, its parts a paragraph each; none where there is no instruction."""
+    """Return the system message, with a paragraph for each part; [] without an instruction."""
     if is_absent(system):
         return []
     place = "systemInstruction"
@@ -31,7 +31,7 @@ def read_system(system: object) -> list[dict[str, Any]]:
 
 
 def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The messages; contents of the model that follow on each other, as of a stream, are one."""
+    """Yield the messages; consecutive contents of the model, as from a stream, become one."""
     read = [_read_content(*content) for content in shapes.placed(contents, "contents")]
     for is_reply, group in itertools.groupby(read, lambda content: content[0] == "model"):
         if is_reply:
@@ -48,7 +48,7 @@ def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dic
         raise unexpected(place, content, "an object whose role is 'user' or 'model'.")
     parts = _part_list(fields, place)
     if not parts and role != "model":
-        raise unexpected(place, content, "parts: what the user says.")
+        raise unexpected(place, content, "a content with at least one part.")
     return role, [(where, read_fields(part, where)) for part, where in parts]
 
 
@@ -112,7 +112,7 @@ def _image_url(part: Mapping[str, Any], place: str) -> str | None:
             raise unexpected(place, part, _PARTS)
         if name == "fileData":
             return value
-        standard = value.replace("-", "+").replace("_", "/")  # the SDK writes the other alphabet
+        standard = value.replace("-", "+").replace("_", "/")  # the SDK sends URL-safe base64
         return f"data:{kind};base64,{standard}"
     return None
 
@@ -121,6 +121,6 @@ def _text(part: object, place: str) -> str:
     text = shapes.get(part, "text")
     if isinstance(text, str):
         return text
-    if isinstance(part, Mapping) and {*part} == {"thoughtSignature"}:  # a part that says nothing
+    if isinstance(part, Mapping) and {*part} == {"thoughtSignature"}:
         return ""
     raise unexpected(place, part, _PARTS)

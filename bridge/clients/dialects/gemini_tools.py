@@ -1,8 +1,8 @@
-"""The tools of Gemini's API: declarations, OpenAPI's schemas as JSON's, and the ids of calls.
+"""The tools of Gemini's API: declarations, OpenAPI's schemas as JSON schemas, and ids of calls.
 
-Gemini writes schemas in two ways. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
-schemas; ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
-``nullable``, numbers of 64 bits as text), which ``json_schema`` turns into the former.
+The API has two forms of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
+schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
+``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from evert.bridge.clients.dialects.shapes import function_tool, placed
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "ANY", "NONE")
 
 _TOOLS = (
-    "{'functionDeclarations': [...]}. Searches, code execution and the API's other own tools are "
-    "not behind the policy: offer functions."
+    "{'functionDeclarations': [...]}. Searches, code execution and the hosted API's other tools "
+    "are not supported. Offer functions."
 )
 
 _SCHEMAS = ("items", "additionalProperties")
@@ -30,7 +30,7 @@ _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
-    """An object's fields, without those that are null, by the names that the API gives them.
+    """Return an object's fields by their names in camel case, without those that are null.
 
     As everywhere in Google's APIs, ``max_output_tokens`` is the same as ``maxOutputTokens``.
     """
@@ -48,7 +48,7 @@ def _camel(name: str) -> str:
 
 
 def json_schema(schema: object, place: str) -> dict[str, Any]:
-    """The JSON schema of an OpenAPI schema; what is one already stays as it is."""
+    """Return an OpenAPI schema as a JSON schema; fields that both have stay unchanged."""
     fields = read_fields(schema, place)
     written: dict[str, Any] = {}
     for name, value in fields.items():
@@ -90,7 +90,7 @@ def _typed(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
 
 
 def read_tools(tools: object) -> list[dict[str, Any]]:
-    """The functions of all tools, in the form of chat completions."""
+    """Return the functions of all tools in the form of chat completions."""
     functions: list[dict[str, Any]] = []
     for tool, place in placed(read_tool_list(tools) or (), "tools"):
         fields = read_fields(tool, place)
@@ -112,7 +112,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
-    """What ``toolConfig`` says: whether tools may be called, and of which one has to be."""
+    """Return whether ``toolConfig`` allows calls, and the tools of which one has to be called."""
     outer = read_fields({} if is_absent(config) else config, "toolConfig")
     place = "toolConfig.functionCallingConfig"
     calling = read_fields(outer.get("functionCallingConfig", {}), place)
@@ -132,10 +132,10 @@ def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str,
 
 
 class CallIds:
-    """The ids of a rollout's calls, for those that come back without.
+    """The ids of a rollout's calls, for calls that an agent sends back without ids.
 
-    The API does not insist on ids, and some clients (LiteLLM's) drop them. A call is known again
-    by where it stands in the conversation, by the message before it, and by what it says.
+    The API does not require ids, and some clients (LiteLLM's) drop them. A call is recognised by
+    its index in the conversation, the message before it, its name and its arguments.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class CallIds:
         self._ids.update(ids)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Give calls without an id the one they had, and results that of their call."""
+        """Give calls without an id their former id, and results the id of their call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())
@@ -174,7 +174,7 @@ def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
 
 
 def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
-    """Give a result its call's id: its own, or that of the oldest unanswered call of its name."""
+    """Give a result an id: its own, or that of the oldest unanswered call of the same name."""
     own = result["tool_call_id"]
     found = [call for call in unanswered if call[own is not None] == (own or result["name"])]
     if found:

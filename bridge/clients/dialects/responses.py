@@ -28,24 +28,24 @@ from evert.bridge.clients.dialects.shapes import (
 )
 
 FIELDS = field_policy("responses")
-"""Of every request field (``fields.toml``)."""
+"""The treatment of every request field (``fields.toml``)."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` holds where the text's log-probabilities are wanted.
+"""The value of ``include`` that asks for the text's log-probabilities.
 
-Only this value of it counts: the rest is always there, or never.
+Other values have no effect: what they ask for is always there, or never.
 """
 
 
 class Responses(Dialect):
-    """The dialect over the wire; one for each rollout, since it keeps the rollout's responses."""
+    """The dialect of responses; one for each rollout, since it keeps the rollout's responses."""
 
     def __init__(self, default_model: str) -> None:
         super().__init__(default_model)
         self._conversations: dict[str, list[Any]] = {}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body."""
+        """Return the request in a body."""
         FIELDS.check(body, strict=False)
         fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
@@ -65,7 +65,7 @@ class Responses(Dialect):
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
-        """The conversation without instructions, which do not carry over to the next response."""
+        """Return the conversation without instructions, which apply to one response only."""
         new = read_input(body.get("input"))
         previous = body.get("previous_response_id")
         if fields.is_absent(previous):
@@ -82,7 +82,7 @@ class Responses(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The JSON object of a response, which is remembered unless ``store`` is false."""
+        """Return the JSON object of a response, and keep the response unless ``store`` is false."""
         output = [*_output(reply, number, body.get("tools"))]
         whole = {
             **_envelope(request, number, body),
@@ -95,23 +95,23 @@ class Responses(Dialect):
         if body.get("store") is not False:
             said = request.messages[len(_read_instructions(body.get("instructions"))) :]
             latest = next(reversed(self._conversations.values()), [])
-            # Agents send the same again, and more: what is equal is kept once.
+            # Agents send earlier messages again: equal ones are kept once.
             shared = [old if old == new else new for old, new in zip(latest, said, strict=False)]
             now = [*shared, *said[len(shared) :], *read_input(output)]
             self._conversations[whole["id"]] = now
         return whole
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The response and its items as they come to be, numbered."""
+        """Yield numbered events: the start of the response, its items in order, its end."""
         for number, event in enumerate(_events(whole)):
             yield {**event, "sequence_number": number}
 
     def counted(self, count: int) -> dict[str, Any]:
-        """The JSON object that says how many tokens a prompt has."""
+        """Return the JSON object of a prompt's token count."""
         return {"object": "response.input_tokens", "input_tokens": count}
 
     def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
-        """A refusal in the middle of a stream."""
+        """Return the event of a refusal, for a stream that has begun."""
         event = {
             "type": "error",
             "code": error.get("code") or error.get("type"),
@@ -134,7 +134,7 @@ def _read_instructions(value: object) -> list[dict[str, Any]]:
 
 
 def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
-    """Items as messages of chat completions; what one reply consisted of is one message again."""
+    """Return items as messages of chat completions; the items of one reply become one message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, (list, tuple)) or not value:
@@ -151,11 +151,11 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
 
 
 _REPLY = ("reasoning_content", "content", "tool_calls")
-"""What a reply is made of, in the order in which it is written."""
+"""The parts of a reply, in the order in which they are written."""
 
 
 def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Add an item to the reply before it; False: it belongs to the next reply."""
+    """Add an item to the ``last`` reply; False: the item begins another reply."""
     [kind] = [kind for kind in _REPLY if kind in message]
     if kind == "tool_calls":
         last.setdefault(kind, []).extend(message[kind])
@@ -183,7 +183,7 @@ def _read_item(item: object, place: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
     raise bad_request(
         f"{place} has the type {kind!r:.200}; expected a message, reasoning, a function or custom "
-        "tool call, or the output of one. Send items whole: there is no store to refer to.",
+        "tool call, or the output of one. Send whole items instead of references.",
         param=place,
     )
 

@@ -1,7 +1,7 @@
 """The tools of OpenAI's responses: functions, custom tools of free text, namespaces of both.
 
 The policy sees plain functions. A custom tool becomes a function with one string argument, a tool
-in a namespace becomes ``namespace.name``; a call to one is written back in its own form.
+in a namespace becomes ``namespace.name``. Calls are written in the form of their tool.
 """
 
 import json
@@ -17,7 +17,7 @@ from evert.bridge.clients.dialects.fields import HOSTED_TOOLS
 from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
-"""The one argument of the function that stands for a custom tool."""
+"""The only argument of the function that represents a custom tool."""
 
 _TOOLS = (
     "{'type': 'function', 'name': ..., 'parameters': ...}, a custom tool, or a namespace of them."
@@ -33,7 +33,7 @@ _CUSTOM_PARAMETERS = {
 
 
 def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> Iterator[Any]:
-    """Tools in the form of chat completions; hosted ones are left out."""
+    """Yield tools in the form of chat completions, without hosted ones."""
     for tool, where in placed(tools, place):
         kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
@@ -51,7 +51,7 @@ def _prefixed(prefix: str, name: object) -> object:
 
 
 def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A call among the input items, in the form of chat completions."""
+    """Return an input item's call in the form of chat completions."""
     arguments = item.get("arguments")
     if item.get("type") == "custom_tool_call":
         arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
@@ -61,7 +61,7 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
-    """The output item of a call, in the form of the tool that was offered."""
+    """Return the output item of a call, in the form of its tool in ``tools``."""
     space, tool = _offered(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
     name = call.function.name.removeprefix(f"{space}.") if space else call.function.name
     item: dict[str, Any] = {"call_id": call.id, "name": name}

@@ -1,4 +1,4 @@
-"""What bodies of all APIs are read into: the forms of chat completions."""
+"""The forms of chat completions, into which the bodies of all APIs are read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,49 +10,49 @@ from evert.bridge.chat.reply import TokenLogprob
 
 
 def get(value: object, name: str) -> Any:
-    """A field of an object; None where there is none, or no object."""
+    """Return a field of an object; None if the field is missing or ``value`` is no object."""
     return value.get(name) if isinstance(value, Mapping) else None
 
 
 def placed(values: Iterable[Any], place: str) -> Iterator[tuple[Any, str]]:
-    """The values of a list, each with where it stands."""
+    """Yield each value of a list with its place, for example ``tools[0]``."""
     return ((value, f"{place}[{index}]") for index, value in enumerate(values))
 
 
 def function_tool(name: object, description: object, parameters: object) -> dict[str, Any]:
-    """A tool that is offered."""
+    """Return the definition of a tool."""
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
 def function_call(id: object, name: object, arguments: object) -> dict[str, Any]:
-    """A call of a tool; the arguments are JSON text."""
+    """Return a tool call; the arguments are JSON text."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text among the parts of a content."""
+    """Return a text as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str) -> dict[str, Any]:
-    """An image among the parts of a content."""
+    """Return an image as a part of a message's content."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def system_messages(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The system's message, a paragraph a text."""
+    """Return the system message, with a paragraph for each text."""
     return [{"role": "system", "content": "\n\n".join(texts)}]
 
 
 def call_arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments as an object, for APIs that write one; text that is none is a field of one."""
+    """Return a call's arguments as an object; other text becomes the field ``arguments`` of one."""
     arguments = json_object(call.function.arguments)
     return {"arguments": call.function.arguments} if arguments is None else arguments
 
 
 def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Log-probabilities as both of OpenAI's APIs write them."""
+    """Return log-probabilities in the form of OpenAI's APIs."""
     return [
         {
             "token": one.text,

@@ -1,10 +1,11 @@
-"""The calls of one rollout that come over HTTP: answered whole or as a stream, and retried.
+"""One rollout's calls over HTTP: answered whole or as a stream, and retried.
 
-- A retry that the SDK marks as one (``x-stainless-retry-count``), with the same body, gets the
-  reply of the call it repeats: nothing is sampled twice. An equal body without the mark is a new
-  call. Nobody else's calls are looked at.
-- A stream that waits for the trainer is kept alive by comments, which every SDK skips.
-- A call whose client has gone is given up, unless it is retried within some seconds.
+- A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the reply
+  of the call that it repeats: nothing is sampled twice. An equal body without the mark is a new
+  call. Calls of other rollouts are never searched.
+- Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
+- A call whose client has disconnected is cancelled, unless it is retried within
+  ``RETRY_PATIENCE``.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ from evert.bridge.clients.http.connections import (
 from evert.bridge.errors import AgentAborted
 from evert.bridge.off_loop import off_loop
 
-PING_EVERY = 10.0  # seconds between the comments that keep a waiting stream alive
-RETRY_PATIENCE = 10.0  # seconds that a call outlives its client, for a retry to find it
-REMEMBERED = 8  # latest calls of a rollout that a retry can find
+PING_EVERY = 10.0  # seconds between the pings of a stream that waits
+RETRY_PATIENCE = 10.0  # seconds that a call without a client waits for a retry
+REMEMBERED = 8  # latest answered calls of a rollout that a retry can find
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +42,7 @@ class _Pending:
 
 
 class Calls:
-    """One rollout's endpoint, its connections, and its latest calls by path and body."""
+    """One rollout's endpoint, its idle connections, and its latest calls by path and body."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -50,14 +51,14 @@ class Calls:
         self._at_once = 0
 
     def end(self) -> None:
-        """The rollout is over: its calls are given up, its connections are strangers'."""
+        """Cancel the calls and retire the idle connections of a rollout that is over."""
         for pending in self._pending.values():
             pending.reply.cancel()
         for connection in [*self._resting]:
             connection.retire()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request that brought the rollout's key."""
+        """Answer a request that has the rollout's key."""
         connection = connection_of(request)
         connection.work()
         self._at_once += 1
@@ -73,7 +74,7 @@ class Calls:
             for key in done[:-REMEMBERED]:
                 del self._pending[key]
         if max(self._at_once, len(self._pending)) > connections.AT_ONCE:
-            message = f"The rollout has {connections.AT_ONCE} calls that wait; try again later."
+            message = f"The rollout has {connections.AT_ONCE} calls that wait. Try again later."
             busy = failure(429, message, "rate_limit_error", "too_many_calls")
             return await send(request, whole(busy, last=True))
         content = await body_of(request)
@@ -96,7 +97,7 @@ class Calls:
             return await send(request, whole(await _answer(call, pending.reply)))
         finally:
             pending.clients -= 1
-            if pending.clients == 0 and not pending.reply.done():  # the client has gone
+            if pending.clients == 0 and not pending.reply.done():
                 loop = asyncio.get_running_loop()
                 loop.call_later(RETRY_PATIENCE, _give_up, pending)
 
@@ -119,7 +120,7 @@ def _identity(path: str, content: bytes) -> bytes:
 
 def _retrieve(reply: "asyncio.Task[Reply]") -> None:
     if not reply.cancelled():
-        reply.exception()  # whoever waited has it; nobody may be left to
+        reply.exception()  # else asyncio logs it when no client is left to retrieve it
 
 
 def _give_up(pending: _Pending) -> None:
@@ -137,7 +138,7 @@ async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
 async def _streamed(
     request: web.BaseRequest, call: Call, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply. A refusal that comes at once is sent with its own status."""
+    """Stream a reply. A reply or refusal within ``PING_EVERY`` is sent whole, with its status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

@@ -1,12 +1,12 @@
-"""Connections of the loopback server: who may hold one, how long, and what is read and written.
+"""Connections of the loopback server: their number, their time limits, reading and writing.
 
-A connection is a stranger's until it brings the key of a running rollout. Of strangers' there are
-``STRANGERS`` at most, the oldest makes room: thousands of them keep no rollout from being heard. A
-rollout has ``AT_ONCE`` calls being answered, and ``RESTING`` connections between calls.
+A connection is a *stranger* until a request on it has the key of a running rollout. There may be
+``STRANGERS`` of them; a new one replaces the oldest, so that thousands of them cannot block a
+rollout. A rollout may have ``AT_ONCE`` requests being answered, and ``RESTING`` idle connections.
 
-Headers are aiohttp's business (8190 bytes a line, 128 of them, ``IDLE_TIME`` to send them), and so
-is everything that HTTP can be wrong in. No browser is answered under a foreign name (``is_named``:
-DNS rebinding), nor told that it may read an answer (CORS).
+aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
+malformed HTTP. A request to a host of a foreign name is refused (``is_named``), because of DNS
+rebinding. No answer allows a browser's page of another origin to read it (CORS).
 """
 
 import asyncio
@@ -30,25 +30,25 @@ from evert.bridge.off_loop import off_loop
 logger = logging.getLogger(__name__)
 
 # bytes
-BODY_LIMIT = 64 * 2**20  # of a request's body, unpacked; a longer one is a 413
+BODY_LIMIT = 64 * 2**20  # of a request's body, decompressed; a longer one is a 413
 
 # seconds
-BODY_TIME = 60.0  # that a body may take; a slower one is a 408
+BODY_TIME = 60.0  # to send a body; a slower one is a 408
 IDLE_TIME = 30.0  # from a connection's start, or its last answer, to the end of its next headers
-WRITE_TIME = 30.0  # that a client may take to read what it is sent before it is hung up on
-LINGER_TIME = 2.0  # in which a client that is refused may finish sending, so that it hears why
-YOUNG = 1.0  # in which a connection does not make room, or a client could not speak: see ``rest``
+WRITE_TIME = 30.0  # to read an answer; a slower client's connection is closed
+LINGER_TIME = 2.0  # for a refused client to finish sending, so that it receives the refusal
+YOUNG = 1.0  # in which a connection is not replaced, so that its client can send: see ``rest``
 
 # connections
 STRANGERS = 256  # without a running rollout's key
-RESTING = 256  # of a rollout between calls; as many that are left of rollouts that are over
+RESTING = 256  # idle, of each rollout; also of all rollouts that are over, together
 AT_ONCE = 1024  # requests of a rollout that are being answered; a further one is a 429
-ACCEPTED_AT_ONCE = 16  # that are let in before those that are in have their turn again
+ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-"""What a machine is called by the containers on it; names that nobody can register."""
+"""The names of a machine in its containers; nobody can register them."""
 
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError)
 
@@ -66,7 +66,7 @@ class Connections(web.Server):
         self.is_over = False
 
     def __call__(self) -> "Connection":
-        """A new connection."""
+        """Return a new connection."""
         return Connection(
             self,
             loop=asyncio.get_running_loop(),
@@ -76,15 +76,15 @@ class Connections(web.Server):
         )
 
     async def end(self) -> None:
-        """Let what is being answered be answered, as far as it is, and hang up."""
+        """Give answers in progress 0.1 s, and close all connections."""
         self.is_over = True
         self.pre_shutdown()
         await self.shutdown(0.1)
         for connection in [*self.every]:
-            connection.wire.abort()  # a client that reads nothing would keep it open
+            connection.wire.abort()  # a client that does not read would keep it open
 
     def forget(self) -> None:
-        """Close all sockets where no loop can do it: it is closed, or another process's."""
+        """Close all sockets without the loop, which is closed or another process's."""
         for connection in self.every:
             its = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
             if its is not None:
@@ -94,15 +94,15 @@ class Connections(web.Server):
 class Connection(web.RequestHandler):
     """One connection."""
 
-    wire: asyncio.Transport  # which aiohttp forgets before it is closed
+    wire: asyncio.Transport  # kept here: aiohttp drops its reference before it is closed
     _circle: "OrderedDict[Connection, None] | None" = None
     _since = 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """A client is here, as a stranger."""
+        """Add the new connection to the strangers."""
         self.wire = transport
         self._all: Connections = self._manager  # type: ignore[assignment]
-        if self._all.is_over:  # it was let in just before
+        if self._all.is_over:  # accepted just before the end
             transport.abort()
             return
         self._all.every.add(self)
@@ -110,19 +110,22 @@ class Connection(web.RequestHandler):
         self.rest(self._all.strangers, STRANGERS)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """It is gone."""
+        """Remove the connection."""
         self.work()
         self._all.every.discard(self)
         super().connection_lost(exc)
 
     def work(self) -> None:
-        """It is being answered, and makes room for nobody."""
+        """Mark the connection as busy: it is not replaced by another."""
         if self._circle is not None:
             self._circle.pop(self, None)
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", most: int) -> None:
-        """It waits, as the latest of some; of too many the first are hung up on."""
+        """Mark the connection as idle, the latest in ``circle``; above ``most``, close the oldest.
+
+        While the oldest is younger than ``YOUNG``, four times as many may stay.
+        """
         self.work()
         now = self._loop.time()
         if not self.wire.is_closing():
@@ -130,13 +133,13 @@ class Connection(web.RequestHandler):
             circle[self] = None
         while len(circle) > most:
             first = next(iter(circle))
-            if now - first._since < YOUNG and len(circle) <= 4 * most:  # more of so young ones
+            if now - first._since < YOUNG and len(circle) <= 4 * most:
                 break
             first.work()
             first.wire.abort()
 
     def retire(self) -> None:
-        """It waits, but its rollout is over."""
+        """Mark the connection as idle after the end of its rollout."""
         self.rest(self._all.retired, RESTING)
 
     def handle_error(
@@ -146,21 +149,21 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP, which is not repeated: there may be a key in it."""
+        """Return the answer to a failed request, without quoting it: there may be a key in it."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
-            logger.error("A request could not be answered: a bug of evert's.", exc_info=exc)
+            logger.error("A request could not be answered: a bug in evert.", exc_info=exc)
         if request.writer.output_size > 0:
-            raise ConnectionError("The answer has begun, and cannot become an error.")
-        text = f"This is no HTTP that can be read ({type(exc).__name__})."
+            raise ConnectionError("The answer has already begun; no error can be sent.")
+        text = f"The request is not valid HTTP ({type(exc).__name__})."
         told = text, "invalid_request_error", "bad_http"
         if status >= 500:
             told = "evert failed to answer; its log says why.", "api_error", "internal_error"
         return whole(failure(status, *told), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
-        """Log what nobody expected, which a bad body is not: it was answered."""
+        """Log an error, unless it is a bad body, whose client got an answer."""
         if not isinstance(exc_info, BAD_BODY):
             super().log_exception(*args, exc_info=exc_info, **options)
 
@@ -169,7 +172,7 @@ class Connection(web.RequestHandler):
 
 
 def is_named(request: web.BaseRequest, interface: str) -> bool:
-    """Whether a request is to a name of this server's: an address, or one that nobody registers."""
+    """Whether a request's host is an IP address, or a name of this machine alone."""
     target, hosts = request.raw_path, [request.headers.get("host", LOOPBACK[0])]
     if not target.startswith(("/", "*")):
         hosts.append(urlsplit(target if "://" in target else f"//{target}").netloc)
@@ -177,7 +180,7 @@ def is_named(request: web.BaseRequest, interface: str) -> bool:
 
 
 def is_from_here(request: web.BaseRequest, interface: str) -> bool:
-    """Whether no page of another host makes a request: a browser says whose page it is."""
+    """Whether a request is not from another host's web page: browsers send the page's origin."""
     origin = request.headers.get("origin")
     return origin is None or _is_ours(origin.partition("://")[2], interface)
 
@@ -202,11 +205,11 @@ def _is_address(name: str) -> bool:
     return True
 
 
-# -- what is read and written ----------------------------------------------------------------------
+# -- reading and writing ---------------------------------------------------------------------------
 
 
 async def body_of(request: web.BaseRequest) -> bytes | Answer:
-    """A request's body, unpacked if it was packed; or the answer to one that cannot be had."""
+    """Return a request's body, decompressed, or the answer to a request whose body is refused."""
     too_long = failure(
         413,
         f"The body is longer than {BODY_LIMIT} bytes.",
@@ -230,13 +233,13 @@ async def body_of(request: web.BaseRequest) -> bytes | Answer:
         message = f"The body was not sent within {BODY_TIME:g} s."
         return failure(408, message, "invalid_request_error", "request_timeout")
     except BAD_BODY as error:
-        message = f"The body cannot be read ({type(error).__name__}): bad chunks or packing."
+        message = f"The body cannot be read ({type(error).__name__}): bad chunks or compression."
         return failure(400, message, "invalid_request_error", "bad_body")
     return b"".join(chunks) if size <= LONG_BODY else await off_loop(b"".join, chunks)
 
 
 def whole(answer: Answer, *, last: bool = False) -> web.Response:
-    """An answer as a response, the last of its connection or not."""
+    """Return an answer as a response; ``last`` closes the connection after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )
@@ -246,7 +249,7 @@ def whole(answer: Answer, *, last: bool = False) -> web.Response:
 
 
 async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
-    """Send a whole response, or the end of a stream."""
+    """Send a whole response."""
     async with being_read(request):
         await response.prepare(request)
         await response.write_eof()
@@ -255,7 +258,7 @@ async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.St
 
 @asynccontextmanager
 async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
-    """Hang up on a client that does not read what is sent meanwhile."""
+    """Close the connection if its client does not read within ``WRITE_TIME`` what is sent."""
     try:
         async with asyncio.timeout(WRITE_TIME):
             yield
@@ -265,5 +268,5 @@ async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
 
 
 def connection_of(request: web.BaseRequest) -> Connection:
-    """The connection that a request came by."""
+    """Return the connection of a request."""
     return request.protocol  # type: ignore[return-value]

@@ -1,13 +1,13 @@
 """The rollouts' APIs over loopback HTTP, for agents in other processes.
 
-One server an event loop and interface, however many rollouts there are; each has an unguessable
-key, which its process sends as the API key. (It is looked up in a dict: to learn a key of 192
-random bits from how long that takes, one would have to guess its hash.)
+There is one server per event loop and interface, for any number of rollouts. Each rollout has a key
+of 192 random bits, which its process sends as the API key. (Keys are looked up in a dict. To learn
+a key from the time that this takes, an attacker would have to guess its hash.)
 
-A server listens from the moment that it hands out an address, and stops with the last rollout that
-is released; one on a port that was named, which others know, stops with its loop. What holds it
-lies on its loop, so that it is gone when the loop is closed, in whatever way, or dropped. A fork of
-the process serves nothing.
+A server listens from the moment that it returns an address. It stops when its last rollout is
+released; a server on a given port, which others know, stops with its loop. Only the loop refers to
+the server's ``_Tie``: when the loop is closed, in whatever way, or dropped, the tie's finalizer
+closes the sockets. A forked process serves nothing.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ from evert.bridge.episode.episode import check_running
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, which are told so
+KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for a message that says so
 BACKLOG = 1024
 RELAYED_PORT = 47113
-"""The port in the addresses of a server on a Unix socket, to which a relay of its client leads."""
-AGES = 1e9  # seconds after which nothing happens
+"""The port in the URLs of a server on a Unix socket. Its client runs a relay there."""
+AGES = 1e9  # seconds: a timer that never fires
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a rollout is served: at ``base_url`` for OpenAI's SDK, at ``root_url`` for others.
 
-    With a ``socket``, the path of a Unix socket, these hold where a relay leads there.
+    With ``socket``, a Unix socket's path, the URLs are valid where a relay to the socket runs.
     """
 
     root_url: str
@@ -60,7 +60,7 @@ class Address:
 
 
 class _Tie:
-    """Lies on a loop and nowhere else: when it is gone, the loop is closed."""
+    """An object that only a loop refers to; it is collected when the loop is closed."""
 
 
 class Server:
@@ -79,7 +79,7 @@ class Server:
         self._timer: weakref.ref[asyncio.TimerHandle] | None = None
         tie = _Tie()
         self._end = weakref.finalize(tie, _drop, weakref.ref(self))
-        # in no rollout's context: it would outlive the rollout here
+        # in an empty context: the server may outlive the rollout of the current one
         loop.call_soon_threadsafe(self._begin, tie, context=contextvars.Context())
 
     def _begin(self, tie: _Tie) -> None:
@@ -95,7 +95,7 @@ class Server:
             self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
         )
         await self._listener.start_serving()
-        self._socket.listen(BACKLOG)  # the other backlog is how many are accepted at a time
+        self._socket.listen(BACKLOG)  # the backlog above is asyncio's number of accepts in a row
 
     async def _stop(self) -> None:
         self._end.detach()
@@ -105,7 +105,7 @@ class Server:
         if self._listener is not None:
             with suppress(NotImplementedError):
                 self._loop.remove_reader(self._socket)
-            await asyncio.sleep(0)  # asyncio loses whom it is letting in at its end
+            await asyncio.sleep(0)  # else asyncio loses a connection that it is accepting
             self._listener.close()
         self._socket.close()
         await self._connections.end()
@@ -116,7 +116,7 @@ class Server:
                 del _servers[id(self._loop), self._interface]
 
     def drop(self) -> None:
-        """Be gone at once, where the loop can do nothing for it any more."""
+        """Close all sockets at once, without the loop."""
         self._forget()
         self._socket.close()
         self._connections.forget()
@@ -130,8 +130,8 @@ class Server:
         return Address(self._root, f"{self._root}/v1", key, socket_path)
 
     async def release(self, key: str) -> None:
-        """Serve a rollout no more; with the last one the server stops."""
-        with _lock:  # a thread may be asking for an address meanwhile
+        """Stop serving a rollout; after the last one a server without a given port stops."""
+        with _lock:  # a thread may ask for an address at the same time
             calls = self._rollouts.pop(key)
             self._over.append(key)
             is_over = not self._rollouts and not self._port
@@ -155,9 +155,9 @@ class Server:
 
     def _misnamed(self) -> Answer:
         message = (
-            "The request is to a host that is none of this server's. Call it by its address, by "
-            "'localhost', or from a container by 'host.docker.internal'; a proxy in front of it "
-            "must send one of these as Host."
+            "The request's Host is not a name of this server. Use its IP address, 'localhost', or, "
+            "in a container, 'host.docker.internal'. A proxy in front of the server must send one "
+            "of these as Host."
         )
         return failure(403, message, "permission_error", "unknown_host")
 
@@ -168,16 +168,16 @@ class Server:
                 "every call before the agent ends."
             )
             return failure(400, message, "invalid_request_error", "rollout_over")
-        found = "No rollout has this API key" if key else "The request brings no API key"
+        found = "No rollout has this API key" if key else "The request has no API key"
         message = (
-            f"{found}. Send the rollout's own, which goes with client.base_url: client.api_key, in "
-            "a command {api_key} or the variable OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY."
+            f"{found}. Send client.api_key, the key for client.base_url. A command gets it as "
+            "{api_key} or in OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY."
         )
         return failure(401, message, "authentication_error", "invalid_api_key")
 
 
 def _listening(host: str) -> tuple[socket.socket, str]:
-    """A socket that clients can connect to, and the root of the URLs that lead there."""
+    """Return a listening socket, and the root of its URLs."""
     if not _is_path(host):
         host, port = interface_and_port(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -187,7 +187,7 @@ def _listening(host: str) -> tuple[socket.socket, str]:
     its = socket.socket(socket.AF_UNIX)
     folder = os.open(os.path.dirname(host), os.O_PATH)
     try:
-        its.bind(f"/proc/self/fd/{folder}/{os.path.basename(host)}")  # a whole path may be too long
+        its.bind(f"/proc/self/fd/{folder}/{os.path.basename(host)}")  # the path may be too long
         its.listen(BACKLOG)
     except OSError:
         its.close()
@@ -198,10 +198,10 @@ def _listening(host: str) -> tuple[socket.socket, str]:
 
 
 def interface_and_port(host: str) -> tuple[str, int]:
-    """What "0.0.0.0:8443" and "[::]:8443" name; port 0: any that is free."""
+    """Split "0.0.0.0:8443" or "[::]:8443" into interface and port; no port is 0, any free one."""
     name, _, port = host.rpartition(":")
     is_both = port.isdecimal() and name and (":" not in name or name.endswith("]"))
-    return (name.strip("[]"), int(port)) if is_both else (host, 0)
+    return (name.strip("[]"), int(port)) if is_both else (host.strip("[]"), 0)
 
 
 def _is_path(host: str) -> bool:
@@ -216,16 +216,16 @@ def _key_of(request: web.BaseRequest) -> str:
     return next((request.headers[name] for name in names if name in request.headers), "")
 
 
-# -- one server a loop and interface ---------------------------------------------------------------
+# -- one server per loop and interface -------------------------------------------------------------
 
 _servers: weakref.WeakValueDictionary[tuple[int, str], Server] = weakref.WeakValueDictionary()
-"""By the ``id`` of the loop, which a server keeps from being another's."""
+"""Servers by the loop's ``id`` and the interface. The server keeps its loop, and so the ``id``."""
 
 _lock = threading.RLock()
 
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
-    """Give a rollout an address until its episode is over; once a host. Safe from any thread."""
+    """Return a rollout's one address on a host, until its episode is over. Safe from any thread."""
     check_running(endpoint.episode)
     with _lock:
         if host not in endpoint.addresses:
@@ -246,19 +246,19 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
     try:
         return server.add(endpoint)
     finally:
-        if not server._rollouts:  # it was made for a rollout that is over
+        if not server._rollouts:  # the rollout is over, and the server was made for it
             server.drop()
 
 
 def _drop(server: "weakref.ref[Server]") -> None:
-    """Called when the server's loop is closed."""
+    """Drop a server whose loop is closed."""
     its = server()
     if its is not None:
         its.drop()
 
 
 def _drop_all() -> None:
-    """In a fork: the sockets are the parent's too, and only the parent answers them."""
+    """Close the sockets in a fork: they are the parent's too, and only the parent answers."""
     for server in [*_servers.values()]:
         server.drop()
     _lock.release()

@@ -362,7 +362,7 @@ UNREADABLE: dict[str, list[Row]] = {
             [{"functionCallingConfig": {"mode": "ANY"}}], said="needs tools to choose from"),
         bad("tools[1]", second("tools", TOOLS["gemini"]["tools"][0]),
             [{"googleSearch": {}}, {"codeExecution": {}, "functionDeclarations": []}],
-            said="are not behind the policy: offer"),
+            said="are not supported. Offer"),
         bad("tools[0].functionDeclarations[1]",
             lambda value: {"tools": [{"functionDeclarations": [{"name": "add"}, value]}]},
             ["add", 5], said="must be an object"),

@@ -382,7 +382,7 @@ async def test_a_refused_field_is_the_sdks_bad_request_error() -> None:
         ("responses", openai.BadRequestError, {"background": True}, "is not supported"),
         ("anthropic", anthropic.BadRequestError, {"container": "c"}, "is not supported"),
         ("genai", errors.ClientError, {"candidate_count": 2}, "make the call again"),
-        ("genai", errors.ClientError, {"tools": google_search}, "offer functions"),
+        ("genai", errors.ClientError, {"tools": google_search}, "Offer functions"),
     ]
 
     async def agent(client: AgentClient) -> float:

@@ -232,7 +232,7 @@ async def test_whatever_base_url_is_made_of_it_works() -> None:
 
 # -- keys ----------------------------------------------------------------------------------------
 
-ADVICE = "Send the rollout's own, which goes with client.base_url: client.api_key"
+ADVICE = "Send client.api_key, the key for client.base_url."
 
 
 async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
@@ -264,7 +264,7 @@ async def test_a_key_of_nobodys_and_no_key_at_all() -> None:
                 answer = await http.post(f"{address.base_url}/chat/completions", json=BODY)
         assert answer.status_code == 401
         message = answer.json()["error"]["message"]
-        assert message.startswith(f"The request brings no API key. {ADVICE}")
+        assert message.startswith(f"The request has no API key. {ADVICE}")
         return 1.0
 
     await play_without_a_call(agent)
