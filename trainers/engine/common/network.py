@@ -1,9 +1,10 @@
 """The guard that keeps a process on its own machine while the embedded engine is in use.
 
-``no_network()`` has Python's sockets refuse all but loopback and Unix sockets, and switches the
-Hugging Face Hub to its offline mode, so that cached models still load. It nests, and the last one
-out restores what it found. It is a guard against accidents (an SDK that falls back to a production
-host), not a sandbox: C extensions that open their own sockets, and child processes, get around it.
+``no_network()`` makes Python's sockets refuse all addresses but loopback and Unix sockets, and
+switches the Hugging Face Hub to its offline mode, so that cached models still load. Blocks may be
+nested; the end of the last one restores everything. The guard is against accidents, such as an SDK
+that falls back to a production host. It is not a sandbox: child processes, and C extensions that
+open their own sockets, get around it.
 """
 
 import ipaddress
@@ -38,7 +39,7 @@ class _Allowed:
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     """Refuse every connection beyond this machine inside the block, in every thread.
 
-    ``allow_hosts`` stay reachable; where blocks nest, a host must be allowed by all of them.
+    ``allow_hosts`` stay reachable. In nested blocks, a host must be allowed by all of them.
     """
     allowed = _Allowed(allow_hosts)
     with _lock:
@@ -55,14 +56,14 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
 
 
 def network_is_refused(host: str) -> bool:
-    """Whether the guard is up and would refuse ``host``."""
+    """Whether the guard is active and refuses ``host``."""
     return not _is_this_machine(host) and not all(
         host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
     )
 
 
 def allowed_hosts() -> frozenset[str] | None:
-    """Hosts that the guard lets through; None: it is not up."""
+    """Hosts that the guard allows; None if it is not active."""
     blocks = [allowed.hosts for allowed in list(_active)]
     return frozenset.intersection(*blocks) if blocks else None
 
@@ -73,8 +74,8 @@ def _raise_guard(*, offline_hub: bool) -> None:
     _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
     if offline_hub:
         _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    # The SDK takes any failure to connect for a passing one and retries for five minutes, so its
-    # own clients are told at the door. All of them connect through this class.
+    # The SDK retries every failed connection for five minutes. So its clients are refused when
+    # they are made: all of them connect through this class.
     _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
 
 
@@ -137,8 +138,8 @@ def _advice() -> str:
     if current_owner() is None:
         return ""
     return (
-        " If this is the agent's model call: it reaches the policy by itself through httpx, "
-        "aiohttp and lm15; another HTTP client takes client.base_url and client.api_key."
+        " If this is the agent's model call: calls through httpx, aiohttp and lm15 reach the "
+        "policy; give any other HTTP client client.base_url and client.api_key."
     )
 
 
