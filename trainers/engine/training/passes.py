@@ -164,7 +164,10 @@ def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
 
 
 def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tensor) -> Attend:
-    """Attention to the row's stem (``owners``: its index, ``starts``: its length), then to its tail."""
+    """Attention to each row's stem, then to its tail so far.
+
+    ``owners`` [B] is the index of a row's stem, ``starts`` [B] the stem's length.
+    """
     length = kept[0][0].shape[2]
     on_stem = torch.arange(length, device=owners.device) < starts[:, None]
 
