@@ -43,7 +43,7 @@ REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
     ([sft([1, 2], advantages=[0.0] * 2)], CE, None, r"Datum 0 .*not understood \['advantages'\]"),
     ([GOOD], "gspo", None, r"missing \['advantages', 'logprobs', 'seq"),
     ([SEEN], CE, None, "Datum 0 has a chunk that is not text"),
-    ([GOOD], "mse", None, "'mse' is not one"),
+    ([GOOD], "mse", None, "no loss 'mse'"),
     ([GOOD], "custom", None, "forward_backward_custom"),
     ([GOOD], CE, {"clip": 1}, "key 'clip'"),
     ([rl([1, 2])], "stable_reinforce", None, "Datum 0.* has no provenance"),
