@@ -35,8 +35,8 @@ NO_COPY = (
 
 REFUSED = {
     "copy_weights": NO_COPY,
-    "get_weights_info_by_tinker_path": "call get_training_run_by_tinker_path(path), which has the "
-    "base model and the adapter's rank.",
+    "get_weights_info_by_tinker_path": "it describes weights by their run. "
+    "get_training_run_by_tinker_path(path) has the base model and the adapter's rank.",
     "get_audit_log": "it keeps no log of who did what. Ask the hosted service.",
     "publish_checkpoint_from_tinker_path": _NOT_PUBLIC,
     "unpublish_checkpoint_from_tinker_path": _NOT_PUBLIC,

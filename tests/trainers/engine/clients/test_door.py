@@ -138,12 +138,12 @@ def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
     found, expected = (client.optim_step(ADAM).result().metrics for client in (training, twin))
     assert found == pytest.approx(expected, rel=1e-3)
     assert caplog.text.count("stable_reinforce is in alpha") == 1
-    assert "what the service computes is not public" in caplog.text
+    assert "the service's formula is not public" in caplog.text
 
 
 def test_stable_reinforce_wants_recorded_samples(training: Any) -> None:
     silent = training.save_weights_and_get_sampling_client().result()
-    with pytest.raises(LossInputError, match="nothing was recorded.*record_stability_info=True"):
+    with pytest.raises(LossInputError, match="not recorded.*record_stability_info=True"):
         training.forward_backward(rollout(silent), "stable_reinforce")
     path = training.save_weights_for_sampler("x").result().path
     service: Any = tinker.ServiceClient()
