@@ -41,9 +41,9 @@ def embedded_engine(
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of
             models below 50 million parameters, an adapter for larger ones. The ``rank`` that the
             Cookbook asks for applies to adapters only.
-        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA for models
-            that are trained by adapters, else float32. Adapters are stored in float32, and
-            multiplied in this type.
+        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA if at most
+            adapters are trained (see ``full_parameter``), else float32. Adapters are stored in
+            float32, and multiplied in this type.
         gradient_checkpointing: Whether the backward pass computes each layer again, which takes
             less memory and a third more time. None: only if a pass would not fit otherwise.
         threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is

@@ -45,7 +45,7 @@ class Plan:
     cache_tokens: int  # Most tokens in a sampler's key-value cache
     cache: int  # Most bytes of that cache
     pass_tokens: int  # Most tokens of a micro-batch
-    checkpointing: bool  # Whether such a pass computes its layers again in the backward pass
+    checkpointing: bool  # Whether its backward pass computes the layers again
     training_pass: int  # Activations and logits of that micro-batch
     longest: int  # Most tokens of one datum, with checkpointing; at most the context
     free: int  # Free memory of the device now

@@ -52,5 +52,5 @@ def _check_finite(examples: Sequence[Example]) -> None:
             if wrong:
                 raise LossInputError(
                     f"Datum {i}: {key} is {values[(*wrong[0],)].item()} at position {wrong[0]}; "
-                    "expected finite numbers. Look at what it was computed from."
+                    "expected finite numbers. Check how it was computed."
                 )

@@ -100,8 +100,8 @@ class Engine:
     ) -> TrainingRun:
         """Load a checkpoint into a new run.
 
-        ``user_metadata`` None: keep that of the checkpoint's run, which only a ``tinker://`` path
-        names; a folder has none.
+        If ``user_metadata`` is None, the run gets that of the checkpoint's run, or none if ``path``
+        is a folder, which names no run.
         """
         self.check_open()
         info = self.store.read(path)
@@ -133,8 +133,8 @@ class Engine:
     def occasion(self, steps: int) -> int:
         """Count earlier requests for a sampler of weights after ``steps`` steps: 0, 1, ...
 
-        Both numbers seed the sampler, so a resumed run samples what an uninterrupted run samples.
-        Requests are counted and not loads, because loading threads race.
+        ``steps`` and the count seed the sampler, so a resumed run samples what an uninterrupted run
+        samples. Requests are counted, not loads, because loading threads race.
         """
         occasion = self._occasions[steps]
         self._occasions[steps] += 1

@@ -42,7 +42,7 @@ def finished(value: T) -> AwaitableConcurrentFuture[T]:
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
-    """A future of ``then(first's result)``'s result; cancelling it cancels that second future."""
+    """A future of ``then(first.result())``'s result; cancelling it cancels ``then``'s future."""
     outer: Future[T] = Future()
 
     def start(done: "Future[S]") -> None:
@@ -60,7 +60,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def together(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """A future of all results, in order; if several fail, of the first future's error."""
+    """A future of all results, in order; if any fail, it has the error of the first of these."""
     outer: Future[list[T]] = Future()
     left, lock = len(futures), threading.Lock()
 
@@ -135,7 +135,10 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
 
 
 def refusing(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Do ``async_forms``; methods in ``reasons`` raise ``UnsupportedError`` in both forms."""
+    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
+
+    Adds the ``_async`` forms, too (``async_forms``).
+    """
 
     def add(ours: C) -> C:
         for name, reason in reasons.items():

@@ -42,7 +42,7 @@ class Wanted:
     last_n: int | None = None
 
     def check(self, length: int) -> None:
-        """Check these wishes against a prompt of ``length`` tokens."""
+        """Check the request's options for a prompt of ``length`` tokens."""
         if self.topk < 0:
             raise SamplingRequestError(
                 f"topk_prompt_logprobs is {self.topk}; expected 0 (none) or more."
@@ -61,8 +61,8 @@ class Wanted:
         ):
             raise SamplingRequestError(
                 f"target_prompt_logprobs is {targets.dtype} of shape {targets.shape}; expected "
-                f"int64 of shape [{length - 1}, K]: a row for each token of the prompt but the "
-                "first, -1 where nothing is wanted."
+                f"int64 of shape [{length - 1}, K]: a row for each token of the prompt except the "
+                "first, -1 for none."
             )
 
 
@@ -145,7 +145,7 @@ class _Targets:
         if rows and int(self._ids.max()) >= self._vocabulary:
             raise SamplingRequestError(
                 f"target_prompt_logprobs names token id {int(self._ids.max())}; the model knows 0 "
-                f"to {self._vocabulary - 1}. Use its own tokenizer, and -1 for none."
+                f"to {self._vocabulary - 1}. Use the model's tokenizer, and -1 for none."
             )
         dense = torch.zeros(self._ids.shape)
         for i, row in enumerate(rows[1:]):

@@ -50,7 +50,7 @@ REFUSED = {
     "get_billing_usage": _NO_BILL,
     "get_current_checkpoint_storage_usage": _NO_BILL,
 }
-"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
 def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:

@@ -46,7 +46,7 @@ REFUSED = {
     "from_sampler_handle": _NO_HANDLES,
     "get_sampler_handle": _NO_HANDLES,
 }
-"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 REFUSED_OPTIONS = {
     "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
@@ -150,7 +150,7 @@ class SamplingClient(Ready):
         return self._source.base_model
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
-        """Do nothing: there is no queue of a service."""
+        """Do nothing: there is no service's queue."""
 
     @property
     def sampler(self) -> Sampler:

@@ -29,7 +29,7 @@ REFUSED = {
     "create_custom_loss": "it traces no loss. Pass forward_backward_custom a callable "
     "(data, logprobs), which may do anything.",
 }
-"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
 @refusing(tinker.ServiceClient, REFUSED)

@@ -1,4 +1,4 @@
-"""Errors of the embedded engine, under evert's one root and the Tinker SDK's.
+"""Errors of the embedded engine; each is also an error of the Tinker SDK.
 
     EvertError
     ├── ModelNotFoundError     (NotFoundError)       a model that cannot be loaded here
@@ -28,7 +28,7 @@ _REQUEST = httpx.Request("POST", "http://embedded-engine")  # Never sent; the SD
 
 
 class _Status(Exception):
-    status: ClassVar[int] = 400  # HTTP's
+    status: ClassVar[int] = 400  # HTTP status
 
     def __init__(self, message: str) -> None:
         response = httpx.Response(self.status, request=_REQUEST)

@@ -38,9 +38,9 @@ _LAZY = (
 
 
 def import_lazy_modules() -> None:
-    """Import the modules that transformers imports at their first use.
+    """Import the modules that transformers imports lazily.
 
-    Two threads that use them for the first time at once see half-imported modules and fail.
+    Two threads that first use them at the same time see half-imported modules and fail.
     """
     for name in _LAZY:
         importlib.import_module(name)
@@ -133,8 +133,8 @@ def _checked_folder(base_model: str, folder: Path) -> str:
     if (folder / "adapter_config.json").exists():
         raise ModelNotFoundError(
             f"Model {base_model!r} has an adapter beside its weights (adapter_config.json in "
-            f"{folder}); expected a whole model. Merge the two (peft's merge_and_unload), or take "
-            "adapter_config.json away."
+            f"{folder}); expected a whole model. Merge the two (peft's merge_and_unload), or "
+            "remove adapter_config.json."
         )
     with _not_found():
         pretrained.check_folder(base_model, folder)

@@ -1,8 +1,8 @@
 """Makes tokenizers safe for several threads.
 
 Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
-change it for a moment, in several threads (``rl/message_env.py``). Two at once raise ``Already
-borrowed``, or read the text ``<|im_end|>`` of a message as the special token.
+change it for a moment, in several threads (``rl/message_env.py``). Two threads at once raise
+``Already borrowed``, or read the text ``<|im_end|>`` of a message as the special token.
 """
 
 from threading import Lock

@@ -55,7 +55,7 @@ class Imported:
         renders_tails: Whether each turn renders only its new messages.
         shows_tools: Whether the renderer can offer tools.
         changed: The first sample that encoding and decoding changes; None if there is none.
-        answer: Its greedy reply to ``QUESTION``, at most 24 tokens.
+        answer: The model's greedy reply to ``QUESTION``, at most 24 tokens.
     """
 
     renderer_name: str

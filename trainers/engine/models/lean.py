@@ -1,6 +1,6 @@
 """A lean forward pass for Llama-like models, of few, fused operations.
 
-For a model of a million parameters, the number of operations costs time, and not their size.
+For a model of a million parameters, time depends on the number of operations, not their size.
 ``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
 matrix, gate and up projections in another. A copy is frozen, with
 

@@ -41,18 +41,18 @@ _KEPT_BYTES = 2**28  # Of the pictures read last: each turn and then training ne
 class Picture:
     """An image, ready for a model."""
 
-    name: int  # Below 0; equal for equal bytes
+    name: int  # Below 0; equal for equal bytes and settings
     patches: Tensor  # [P, D] float32
     grid: tuple[int, int, int]  # Patches in time (1), from top to bottom, and from left to right
-    merge: int  # This many patches on each side become one token
+    merge: int  # ``merge`` by ``merge`` patches become one token
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that it takes."""
+        """Number of its tokens."""
         return math.prod(self.grid) // self.merge**2
 
 
-_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Pictures in use
+_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those in use
 _lock = Lock()  # Held to look a picture up, or to enter one
 
 
@@ -198,7 +198,7 @@ def sight_of(model: Any) -> Sight | None:
 
 
 def is_text(prompt: types.ModelInput) -> bool:
-    """Whether a prompt holds token ids alone."""
+    """Whether a prompt has only token ids."""
     return all(isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks)
 
 

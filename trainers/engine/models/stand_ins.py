@@ -63,8 +63,8 @@ class StandIns:
         if absent not in self._said:
             self._said.add(absent)
             logger.warning(
-                "%s STANDS IN FOR %s (stand_ins). All sampling, training and measuring here uses "
-                "the first, and says nothing about the second.",
+                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics here are the "
+                "first's, and say nothing about the second.",
                 *(present, absent),
             )
 

@@ -124,7 +124,7 @@ class Batch(ABC):
             deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
 
     def park(self, row: int, tokens: Sequence[int]) -> None:
-        """Cache a row that ends, except for its last token, which was sampled and not run."""
+        """Cache a row that ends, except for its last token, which was sampled but not run."""
         done = np.asarray(tokens[:-1], dtype=np.int64)
         self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
 

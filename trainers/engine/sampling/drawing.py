@@ -42,8 +42,8 @@ class Temper:
     """The temperature and the truncation of each row's distribution."""
 
     temperature: Tensor  # [B] float32; 0 means greedy
-    top_k: Tensor | None  # [B] int64, V for no limit; None where no row has a limit
-    top_p: Tensor | None  # [B] float32, 1 for no limit; None where no row has a limit
+    top_k: Tensor | None  # [B] int64, V for no limit; None if no row has a limit
+    top_p: Tensor | None  # [B] float32, 1 for no limit; None if no row has a limit
     plain: bool  # All temperatures are 1 and nothing is truncated
 
     def of(self, rows: slice) -> "Temper":
@@ -96,7 +96,7 @@ def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
         # top_p is a share of what top_k leaves, as in vLLM and transformers.
         left = values.masked_fill(cut, float("-inf"))
         before = torch.softmax(left, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        # The likeliest token stays, even where top_p is 0.
+        # The likeliest token stays, even if top_p is 0.
         before[:, 0] = -1
         cut |= before >= temper.top_p[:, None]
     return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))

@@ -18,7 +18,7 @@ from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
-_PREFIX_SHARE = 8  # One part in this many of the cache's memory goes to the prefix cache
+_PREFIX_SHARE = 8  # The prefix cache gets the cache's memory divided by this
 
 
 class FrozenModel:
@@ -58,7 +58,7 @@ class FrozenGeneric(FrozenModel):
     kind = GenericBatch
 
     def __init__(self, model: Any) -> None:
-        """Copy ``model``, with its LoRA adapter merged; beside a shared base, copy the adapter."""
+        """Copy ``model`` with its adapter merged in; of a shared base, copy only the adapter."""
         shared = original_of(model) is not None
         copied = with_own_modules(model) if shared else copy.deepcopy(model)
         frozen: Any = copied.eval().requires_grad_(False)

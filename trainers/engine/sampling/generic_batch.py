@@ -52,7 +52,7 @@ class GenericBatch(Batch):
 
     @property
     def joinable(self) -> bool:
-        """Always, if the model has only keys and values; else before the first row."""
+        """True if the model has only keys and values; else True before the first row."""
         return self._attends or self._cache is None
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class GenericBatch(Batch):
         places = places - lengths[rows] + width
         pixels, positions = self._seen(jobs, mask)
         most = self._most_wanted(jobs)
-        # A pass is cut in pieces only if its wanted logits are too many for one.
+        # A row is cut in pieces only if its wanted logits are too many for one pass.
         whole = most == 1 or not self._attends or bool(pixels)
         piece = width if whole else max(1, self._most_logits // len(jobs))
         for start in range(0, width, piece):

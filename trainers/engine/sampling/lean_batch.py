@@ -25,8 +25,8 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96  # Least rows of a step on a core
-_LANE_TOKENS = 256  # Least tokens of prompts on a core
+_LANE_ROWS = 96  # Fewest rows of a step for each core
+_LANE_TOKENS = 256  # Fewest prompt tokens for each core
 
 
 class LeanBatch(Batch):
@@ -253,7 +253,7 @@ def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
         heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
-    else:  # Rounds as PyTorch's kernel does, which the trainer uses, and which is slow here
+    else:  # Rounds as PyTorch's kernel does: the trainer runs it, but it is slow here
         scores = grouped.float() @ keys.float().transpose(-1, -2) + bias
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = shares.to(values.dtype).float() @ values.float() / shares.sum(-1, keepdim=True)

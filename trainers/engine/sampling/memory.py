@@ -16,9 +16,9 @@ from evert.trainers.engine.models.logits import STRETCH_BYTES
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
-_SHARE = 2  # One part in this many of the free memory is for a training pass
+_SHARE = 2  # A training pass gets the free memory divided by this
 _LEAST_TOKENS = 256  # Fewer would be slow; if these do not fit, the pass runs out of memory
-_CACHE_SHARE = 4  # One part in this many of it is for the keys and values of a sampler
+_CACHE_SHARE = 4  # A sampler's keys and values get the free memory divided by this
 _CACHE_BYTES = 2 * 2**30  # No sampler needs more on a CPU
 
 
@@ -51,7 +51,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """Bytes that a training pass keeps for a token, without logits: a high estimate."""
+    """Bytes that a training pass keeps for each token, without logits: a high estimate."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * hidden

@@ -18,7 +18,7 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, in_line
 
 LOGITS_BYTES = 2**29  # Most bytes of logits held at once
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
-_PASS_SHARE = 32  # An extra pass costs as much as one part in this many of a chunk's tokens
+_PASS_SHARE = 32  # An extra pass costs as much as a chunk's tokens divided by this
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ def forget_little(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget: first those without a cached prefix."""
+    """Group jobs of similar lengths within a budget: those with nothing cached first, apart."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)

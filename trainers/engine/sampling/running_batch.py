@@ -55,7 +55,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Number of these tokens."""
+        """Number of tokens in ``begun``."""
         return len(self.request.prompt) + len(self.tokens)
 
 

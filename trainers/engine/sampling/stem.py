@@ -16,8 +16,8 @@ from torch import Tensor
 from evert.trainers.engine.sampling.prefill import beginnings
 from evert.trainers.engine.sampling.prefix_cache import Kept
 
-_LEAST_SAVED = 2048  # Least copies of tokens that a stem must save
-_LEAST_LENGTH = 128  # Least tokens of a stem; attention over copies of fewer is no slower
+_LEAST_SAVED = 2048  # Fewest copies of tokens that a stem must save
+_LEAST_LENGTH = 128  # Fewest tokens of a stem; attention over copies of fewer is no slower
 _ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as its cache holds the scores of
 
 

@@ -98,7 +98,7 @@ def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
 
 
 def bare(datum: types.Datum, where: str, weights: Tensor | None = None) -> types.Datum:
-    """A custom loss's datum for cross-entropy: its targets and ``weights`` (None: 0), no more."""
+    """A custom loss's datum for cross-entropy, with only targets and ``weights`` (None: 0)."""
     targets = datum.loss_fn_inputs.get("target_tokens")
     if targets is None:
         raise LossInputError(

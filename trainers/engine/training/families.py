@@ -25,7 +25,7 @@ class Family:
     """Rows that go through the model together."""
 
     rows: list[int]  # Their indices
-    stem: int  # Length of the common prefix; the rows' length if there is one or all are equal
+    stem: int  # Length of the common prefix; the whole length for one row or equal rows
     tail: int  # Length of the longest tail
     tails: int  # Number of different tails; 0 if no row is longer than the stem
 

@@ -108,7 +108,7 @@ class Passes:
         places = torch.from_numpy(folded.places).to(self.device)
         if targets.ndim > 1 or len(hidden) == len(places):
             return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
-        # Many rows ask the same of a shared token, except where their tails begin: compute it once.
+        # Rows want the same target of a shared token, except where tails begin: compute it once.
         asked, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
         places, targets = asked // self.vocabulary, asked % self.vocabulary
         return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]
@@ -186,7 +186,7 @@ def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tenso
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:
-    """Whether the logits are, bitwise, the output layer's of the decoder's last hidden state."""
+    """Whether the output layer turns the decoder's last hidden state into the logits, bitwise."""
     head = model.get_output_embeddings()
     if head is None or decoder is base_of(model):
         return False

@@ -294,7 +294,7 @@ class Trainer:
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
-            with torch.set_grad_enabled(backward):  # per thread, and this may be another
+            with torch.set_grad_enabled(backward):  # it is set by thread
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
                 value = loss.total(logprobs, inputs, settings)
             slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
