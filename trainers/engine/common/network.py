@@ -139,7 +139,7 @@ def _advice() -> str:
         return ""
     return (
         " If this is the agent's model call: calls through httpx, aiohttp and lm15 reach the "
-        "policy; give any other HTTP client client.base_url and client.api_key."
+        "policy; any other HTTP client takes client.base_url and client.api_key."
     )
 
 
