@@ -210,8 +210,6 @@ class SamplingClient(Ready):
         return answer
 
     def _scored(self, row: Row) -> Score:
-        """The scoring function for a prompt's tokens."""
-
         def score(tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
             return chain(
                 self._sampler, lambda sampler: sampler.score(tokens, last_n, read, row.pictures)
@@ -234,26 +232,25 @@ class SamplingClient(Ready):
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
 """Clients made in this process, by key: unpickling one here finds the client itself."""
-_guests: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
+_received: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
 """The last clients from other processes, by process and key: a pool's worker unpickles the same
 client for every task and must not load it each time."""
-_MAX_GUESTS = 4
+_MAX_RECEIVED = 4
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
-    home = _clients.get(state.key) if state.process == os.getpid() else None
-    if home is not None:
-        return home
-    guest = _guests.get((state.process, state.key))
-    if guest is None:
-        guest = _guests[state.process, state.key] = _settle(state)
-        while len(_guests) > _MAX_GUESTS:
-            _guests.popitem(last=False)
-    return guest
+    own = _clients.get(state.key) if state.process == os.getpid() else None
+    if own is not None:
+        return own
+    client = _received.get((state.process, state.key))
+    if client is None:
+        client = _received[state.process, state.key] = _receive(state)
+        while len(_received) > _MAX_RECEIVED:
+            _received.popitem(last=False)
+    return client
 
 
-def _settle(state: _Pickled) -> SamplingClient:
-    """Make a client that another process has sent."""
+def _receive(state: _Pickled) -> SamplingClient:
     engine = _engine_of(state.settings)
     if state.path is None:
         found = engine.base_sampler(state.base_model)

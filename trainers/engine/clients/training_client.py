@@ -11,7 +11,7 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
-from evert.trainers.engine.clients.door import check_custom_data, check_data, check_step
+from evert.trainers.engine.clients.checks import check_custom_data, check_data, check_step
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
 from evert.trainers.engine.clients.futures import Ready, async_forms, finished, submit
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client

@@ -22,7 +22,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
 
-_DOORS = ("connect", "connect_ex", "sendto", "sendmsg")
+_METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
 _lock = threading.Lock()
 _active: list["_Allowed"] = []
@@ -44,7 +44,7 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     allowed = _Allowed(allow_hosts)
     with _lock:
         if not _active:
-            _raise_guard(offline_hub="huggingface.co" not in allowed.hosts)
+            _start_guard(offline_hub="huggingface.co" not in allowed.hosts)
         _active.append(allowed)
     try:
         yield
@@ -68,9 +68,9 @@ def allowed_hosts() -> frozenset[str] | None:
     return frozenset.intersection(*blocks) if blocks else None
 
 
-def _raise_guard(*, offline_hub: bool) -> None:
-    for name in _DOORS:
-        _replace(socket.socket, name, _guarded_door(name))
+def _start_guard(*, offline_hub: bool) -> None:
+    for name in _METHODS:
+        _replace(socket.socket, name, _guarded_method(name))
     _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
     if offline_hub:
         _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -90,10 +90,10 @@ def _replace(owner: Any, name: str, value: Any) -> None:
         _guard.callback(setattr, owner, name, original)
 
 
-def _guarded_door(name: str) -> Callable[..., Any]:
+def _guarded_method(name: str) -> Callable[..., Any]:
     original = getattr(socket.socket, name)
 
-    def door(self: socket.socket, *args: Any) -> Any:
+    def method(self: socket.socket, *args: Any) -> Any:
         # connect(address), connect_ex(address), sendto(data[, flags], address), and
         # sendmsg(buffers[, ancillary, flags, address]), whose address may be None
         named = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
@@ -101,7 +101,7 @@ def _guarded_door(name: str) -> Callable[..., Any]:
             _check(args[-1][0])
         return original(self, *args)
 
-    return door
+    return method
 
 
 def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What is wrong with a training request is told at the door, and hurts no other request."""
+"""What is wrong with a training request is refused before the worker, and hurts no other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ async def test_what_is_wrong_is_refused_and_hurts_nothing(training: Any, tiny_mo
     assert loss_of(training) == pytest.approx(loss_of(twin), rel=1e-4)
 
 
-def test_custom_losses_have_the_same_door(training: Any) -> None:
+def test_custom_losses_have_the_same_checks(training: Any) -> None:
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         return torch.stack([each.sum() for each in logprobs]).sum(), {}
 
