@@ -22,7 +22,7 @@ class Delta:
 
     down: Tensor  # [R, in]
     up: Tensor  # [out, R], scaled
-    used: Tensor | None = None  # [B, R] 1 where a row uses it, else 0; None: all 1
+    used: Tensor | None = None  # [B, R] 1 for ranks that a row uses, else 0; None: all 1
 
 
 def delta_of(*linears: Any) -> Delta | None:
@@ -52,7 +52,7 @@ def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
 
 
 def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:
-    """Join several adapters of a layer: row i of a batch uses that of ``which[i]``."""
+    """Join the adapters of a layer into one: row i of a batch uses ``deltas[which[i]]``."""
     found = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not found:
         return None

@@ -13,7 +13,7 @@ From the outside in:
     row_cache.py      its keys and values, row by row
     stem.py           the common prefix of its rows, held once
     generic_batch.py  a batch of any other model
-    prefill.py        common prefixes of rows come first, and once
+    prefill.py        orders rows so that common prefixes come first, and once
     prefix_cache.py   keys and values, found by their tokens
     memory.py         how much memory there is, and what fits
 """

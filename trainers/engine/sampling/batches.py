@@ -107,10 +107,11 @@ class Batch(ABC):
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
-        """Run and cache the tokens of jobs that are not cached; with ``join`` jobs become rows.
+        """Run the tokens of jobs that are not cached yet, and cache them.
 
         Yields the jobs of each pass, and their wanted logits, job by job: one or more [N, V],
-        float32, not to be held all at once. A job with nothing to run is left out.
+        float32, not to be held all at once. A job with nothing to run is left out. ``join`` makes
+        the jobs rows of the batch.
         """
         for job in jobs:
             job.start, job.kept = self.weights.prefixes.longest(job.tokens, job.first)

@@ -145,7 +145,7 @@ class GenericBatch(Batch):
         """A cache with the cached prefixes of some rows, all ending at the same column."""
         from transformers import DynamicCache
 
-        # Without the configuration it keeps tokens behind a sliding window: rows can be padded.
+        # Without the configuration it keeps tokens behind a sliding window, so rows can be padded.
         cache = DynamicCache() if self._attends else DynamicCache(config=self._model.config)
         length = max(job.start for job in jobs)
         if length:

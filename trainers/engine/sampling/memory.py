@@ -31,7 +31,7 @@ class PassBudget:
     at_once: int = 1  # Most micro-batches that run side by side
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """The next budget if rows of these lengths ran out of memory; None if none is smaller."""
+        """The next smaller budget for rows of these lengths; None if there is none."""
         if self.at_once > 1:
             return replace(self, at_once=1)
         if not self.checkpointing:
