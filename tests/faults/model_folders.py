@@ -299,8 +299,8 @@ ROWS = [
     Row("an adapter of another folder's model", changed("adapter_config.json",
         base_model_name_or_path="/elsewhere", peft_type="LORA"), to_sample_from,
         "Model 'FOLDER' has an adapter beside its weights (adapter_config.json in FOLDER); "
-        "expected a whole model. Merge the two (peft's merge_and_unload), or take "
-        "adapter_config.json away."),
+        "expected a whole model. Merge the two (peft's merge_and_unload), or "
+        "remove adapter_config.json."),
     Row("weights that its index has elsewhere", replaced("model.safetensors",
         lambda path: changed("model.safetensors.index.json", metadata={},
         weight_map={"a": "../../w"})(path.parent)), to_sample_from, f"{SAYS}FileNotFoundError: …"),

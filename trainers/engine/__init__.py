@@ -2,12 +2,12 @@
 
 From the outside in:
 
-    embedded.py    ``embedded_engine``: puts its clients in the SDK's place
-    clients/       Tinker's clients, and what is checked before anything is computed
-    store/         checkpoints: saved, listed, copied
+    embedded.py    ``embedded_engine``: replaces the SDK's clients with the engine's
+    clients/       Tinker's clients, and the checks of their requests
+    store/         checkpoints: saving, listing, repair
     training/      forward, backward, optimizer step; the losses
-    sampling/      many requests, one running batch
-    models/        base models and adapters, and what computes them
-    planning.py    what a model takes, before it is loaded
-    common/        what all of it uses: errors, the network guard, threads, swapped names
+    sampling/      many requests decoded in one running batch
+    models/        base models and adapters: loading them, computing their logits
+    planning.py    the memory that a model needs, before it is loaded
+    common/        parts that all of it uses: errors, the network guard, threads
 """

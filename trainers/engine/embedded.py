@@ -1,4 +1,4 @@
-"""``embedded_engine``: installs the engine in the place of Tinker's clients."""
+"""``embedded_engine``: replaces the Tinker SDK's clients with the engine's inside a block."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,33 +30,34 @@ def embedded_engine(
     allow_hosts: Collection[str] = (),
     stand_ins: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """Serve Tinker's clients from this process, and keep it off the network, inside the block.
+    """Serve Tinker's clients from this process inside the block, and refuse the network.
 
     Args:
         root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
-            where that is not set.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
+            if that is not set.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA if there is a GPU, else the CPU.
         seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
             the same tokens, up to rounding (``sampler.py``).
-        full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight
-            below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
-            counts for adapters only.
-        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA where
-            adapters are trained or nothing is, and else float32. Adapters are in float32, and
-            multiplied in this type.
+        full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of
+            models below 50 million parameters, an adapter for larger ones. The ``rank`` that the
+            Cookbook asks for applies to adapters only.
+        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA if at most
+            adapters are trained (see ``full_parameter``), else float32. Adapters are stored in
+            float32, and multiplied in this type.
         gradient_checkpointing: Whether the backward pass computes each layer again, which takes
-            less memory and a third more time. None: where a pass would not fit otherwise.
-        threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often
-            fastest for a tiny model on a shared machine, where threads wait for one another.
-        allow_hosts: Hosts beyond this machine that stay reachable, for example a tool's server.
-        stand_ins: Models by patterns of the names that they stand for, the first that fits:
-            ``{"Qwen/*": "evert-tiny"}``; see ``stand_ins.py``.
+            less memory and a third more time. None: only if a pass would not fit otherwise.
+        threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is
+            often fastest for a tiny model on a shared machine, where threads wait for one another.
+        allow_hosts: Other machines' hosts that stay reachable, for example a tool's server.
+        stand_ins: Patterns of model names, with the model to use instead:
+            ``{"Qwen/*": "evert-tiny"}``. The first pattern that matches counts; see
+            ``stand_ins.py``.
 
     Yields:
         The engine.
 
     Raises:
-        ModelNotFoundError: There is no such device or type of weights, or a stand-in is not here.
+        ModelNotFoundError: The device or dtype is unknown, or a stand-in is not on this machine.
     """
     folder = None if root is None else Path(root)
     settings = EngineSettings(folder, device, seed, full_parameter, dtype, gradient_checkpointing)

@@ -1,6 +1,6 @@
-"""What a model takes in memory, told from its configuration before anything is loaded.
+"""The memory that a model needs, computed from its configuration before anything is loaded.
 
-Sizes of tensors are exact, those of passes the estimate that the engine itself goes by.
+Sizes of tensors are exact. Sizes of passes are the estimates that the engine itself uses.
 """
 
 from dataclasses import dataclass
@@ -26,47 +26,47 @@ from evert.trainers.engine.sampling.memory import (
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
 
-_ADAM = 3  # Gradient and two moments: numbers that each trained weight has beside itself
+_ADAM = 3  # Extra numbers for each trained weight: its gradient and Adam's two moments
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one training client and some samplers of a model hold; sizes in bytes."""
+    """The memory of one training client and some samplers of a model; sizes in bytes."""
 
     model: str
     parameters: int
-    rank: int | None  # Of the adapter; None where all weights are trained
+    rank: int | None  # Of the adapter; None if all weights are trained
     device: torch.device
     dtype: torch.dtype
-    base: int  # The base's weights, as they are loaded
-    adapter: int  # The adapter's weights; 0 where there is none
+    base: int  # The base's weights, in ``dtype``
+    adapter: int  # The adapter's weights; 0 if there is none
     optimizer: int  # Gradient and Adam's moments
-    samplers: int  # All versions of the weights that are sampled from
-    cache_tokens: int  # Most tokens whose keys and values a sampler keeps
-    cache: int  # What these take, at most
+    samplers: int  # The trained weights, once for each sampler
+    cache_tokens: int  # Most tokens in a sampler's key-value cache
+    cache: int  # Most bytes of that cache
     pass_tokens: int  # Most tokens of a micro-batch
-    checkpointing: bool  # Whether passes of that many tokens compute their layers again
-    training_pass: int
-    longest: int  # Most tokens of one datum, layers computed again; or the context
-    free: int  # What is free on the device now
+    checkpointing: bool  # Whether its backward pass computes the layers again
+    training_pass: int  # Activations and logits of that micro-batch
+    longest: int  # Most tokens of one datum, with checkpointing; at most the context
+    free: int  # Free memory of the device now
 
     @property
     def held(self) -> int:
-        """What is held all the time."""
+        """Bytes held all the time."""
         return self.base + self.adapter + self.optimizer + self.samplers
 
     def rows(self, tokens: int) -> int:
-        """Most prompts of so many tokens, replies included, that are sampled at a time."""
+        """Most rows of ``tokens`` tokens, prompt and reply, that are sampled at a time."""
         return max(1, min(MAX_ROWS, self.cache_tokens // tokens))
 
     @property
     def fits(self) -> bool:
-        """Whether that and one training pass are less than what is free."""
+        """Whether ``held`` and one training pass fit into the free memory."""
         return self.held + self.training_pass <= self.free
 
 
 def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> Plan:
-    """Count what a model takes with an adapter of a rank, and so many versions sampled from."""
+    """Plan a model's memory with an adapter of rank ``rank`` and ``samplers`` samplers."""
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
     config, context = outline.config, context_length(outline)
@@ -97,5 +97,5 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
 
 def _adapter_bytes(outline: Any, rank: int) -> int:
     adapted = attach_lora(outline, rank, seed=0)
-    # In float32, whatever the base is in.
+    # Adapters are in float32, whatever the base's type.
     return sum(4 * p.numel() for p in adapted.parameters() if p.requires_grad)

@@ -1,13 +1,13 @@
-"""Tinker's clients, and what is checked before anything is computed.
+"""Tinker's clients, and the checks of their requests.
 
-What makes what, and then what they share:
+The clients, then the parts that they share:
 
-    service_client.py   the one that makes the others
-    training_client.py  a model in training
-    sampling_client.py  frozen weights
-    rest_client.py      runs and checkpoints
-    door.py             what a training request holds is checked before the worker
-    readings.py         what a request wants to know of its prompt
-    futures.py          the futures they return
-    engine.py           everything that is loaded
+    service_client.py   makes the other clients
+    training_client.py  trains a model
+    sampling_client.py  samples from frozen weights
+    rest_client.py      lists and deletes runs and checkpoints
+    checks.py           checks training requests before the worker gets them
+    readings.py         log-probabilities that a request wants of its prompt
+    futures.py          the futures that clients return
+    engine.py           holds everything that is loaded
 """

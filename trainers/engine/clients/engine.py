@@ -1,6 +1,6 @@
-"""The engine: everything that is loaded, behind Tinker's clients inside this process.
+"""The engine: holds everything that is loaded for Tinker's clients in this process.
 
-``embedded.py`` puts its clients in the place of the SDK's; its settings are in
+``embedded.py`` replaces the SDK's clients with the engine's; its settings are in
 ``models/loading.py``.
 """
 
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingRun:
-    """A model in training, with what its checkpoints need to know."""
+    """A model in training, with the facts that its checkpoints record."""
 
     run_id: str
     base_model: str
     lora_rank: int | None
-    """None where the whole model is trained."""
+    """None if all weights are trained."""
     trainer: Trainer
 
 
@@ -55,9 +55,9 @@ class Engine:
         self.store = CheckpointStore(self.settings.root)
         self.loader = Worker("evert-loader")
         self.eyes = Worker("evert-eyes")
-        """Reads the images of prompts, one after the other: their order is kept."""
+        """Reads the images of prompts, one prompt after the other, so that their order is kept."""
         self.asked_for: set[str] = set()
-        """Base models that somebody trains or samples."""
+        """Base models that clients were made for."""
         self._occasions: Counter[int] = Counter()
         self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
@@ -68,7 +68,7 @@ class Engine:
         self._closed = False
 
     def check_open(self) -> None:
-        """Raise where the engine is no longer in use."""
+        """Raise ``EngineClosedError`` if the engine is no longer in use."""
         if self._closed:
             raise EngineClosedError(
                 "This client belongs to an embedded engine that is no longer in use. Make its "
@@ -76,14 +76,14 @@ class Engine:
             )
 
     def new_worker(self) -> Worker:
-        """One thread that runs what it is given in order; the engine ends it."""
+        """Start a thread that runs calls in order; the engine ends it."""
         self.check_open()
         worker = Worker("evert-trainer")
         self._workers.add(worker)
         return worker
 
     def reader(self, base_model: str) -> PictureReader:
-        """What reads the prompts and data of a base model."""
+        """The reader of a base model's prompts and data."""
         return self._readers.setdefault(base_model, PictureReader(base_model))
 
     def start_run(
@@ -100,7 +100,8 @@ class Engine:
     ) -> TrainingRun:
         """Load a checkpoint into a new run.
 
-        Without ``user_metadata``, its own run's is kept, which a folder's path does not name.
+        If ``user_metadata`` is None, the run gets that of the checkpoint's run, or none if ``path``
+        is a folder, which names no run.
         """
         self.check_open()
         info = self.store.read(path)
@@ -114,13 +115,13 @@ class Engine:
         return run
 
     def reload(self, run: TrainingRun, path: str, *, with_optimizer: bool) -> None:
-        """Put a checkpoint's weights into a run; a gradient that has accumulated is forgotten."""
+        """Load a checkpoint's weights into a run; its accumulated gradient is dropped."""
         info = self.store.read(path)
         theirs, ours = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
         if theirs != ours:
             raise CheckpointError(
                 f"{path} holds weights of {theirs[0]!r} with LoRA rank {theirs[1]}; this client "
-                f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a client of it: "
+                f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a new client: "
                 "ServiceClient.create_training_client_from_state."
             )
         model = self._load_saved(path, info)
@@ -130,17 +131,17 @@ class Engine:
         run.trainer = trainer
 
     def occasion(self, steps: int) -> int:
-        """How often before a sampler of weights after ``steps`` steps was asked for: 0, 1, ...
+        """Count earlier requests for a sampler of weights after ``steps`` steps: 0, 1, ...
 
-        Both key what it draws: a resumed run draws what the whole run would have drawn. Counted
-        where a sampler is asked for, and not where it is loaded: loading threads race.
+        ``steps`` and the count seed the sampler, so a resumed run samples what an uninterrupted run
+        samples. Requests are counted, not loads, because loading threads race.
         """
         occasion = self._occasions[steps]
         self._occasions[steps] += 1
         return occasion
 
     def base_sampler(self, base_model: str) -> Sampler:
-        """The sampler of a base model's own weights; loaded once while somebody uses it."""
+        """The sampler of a base model's own weights; loaded once while it is in use."""
         self.check_open()
         sampler = self._bases.get(base_model)
         if sampler is None:
@@ -150,17 +151,17 @@ class Engine:
         return sampler
 
     def saved_sampler(self, path: str, *number: int) -> Sampler:
-        """A sampler of a checkpoint; samplers of other numbers draw otherwise."""
+        """A sampler of a checkpoint, seeded by the checkpoint's steps and ``number``."""
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)
         return self.new_sampler(self._load_saved(path, info), tokenizer, info.steps, *number)
 
     def close(self) -> None:
-        """Stop all threads, a pass before its next micro-batch; clients refuse further calls."""
+        """Stop all threads and refuse further calls; a pass ends before its next micro-batch."""
         self._closed = True
         for thread in (self.loader, self.eyes, *self._workers):
-            thread.shutdown(wait=True)  # What waits there asks ``check_open`` in its turn
+            thread.shutdown(wait=True)  # Calls that still wait raise in ``check_open``
         for sampler in [*self._samplers]:
             sampler.close()
         for scheduler in [*self._schedulers.values()]:
@@ -189,7 +190,7 @@ class Engine:
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
-        """A sampler of a model's present weights, of which it keeps a copy, a shared base's not."""
+        """A sampler of a model's present weights, which are copied, except for a shared base."""
         frozen = freeze(model)
         sampler = Sampler(
             frozen,

@@ -1,9 +1,9 @@
-"""Futures in the shapes the SDK's callers use: awaited, ``.result()``, or already the thing itself.
+"""Futures as the SDK's callers use them: awaited, by ``.result()``, or as the result itself.
 
-``submit`` puts a call on a worker and returns the SDK's own ``AwaitableConcurrentFuture``;
-``settled`` makes it at once. ``Ready`` lets a finished client stand in for the future of a client
-that the SDK's methods return. ``async_forms`` and ``refusing`` give a client the methods that are
-told by the SDK's: the ``_async`` forms, and those that only the hosted service can answer.
+``submit`` queues a call on a worker and returns the SDK's ``AwaitableConcurrentFuture``;
+``settled`` runs the call at once. ``Ready`` makes a finished client usable as the future that the
+SDK's methods return for a client. ``async_forms`` and ``refusing`` add methods of the SDK's class:
+the ``_async`` forms, and those that only the hosted service can answer.
 """
 
 import functools
@@ -25,24 +25,24 @@ C = TypeVar("C", bound=type)
 def submit(
     worker: Executor, call: Callable[..., T], *args: Any, **kwargs: Any
 ) -> AwaitableConcurrentFuture[T]:
-    """Run ``call`` on ``worker``, after what was submitted to it before."""
+    """Run ``call`` on ``worker``, after the calls submitted before."""
     return AwaitableConcurrentFuture(worker.submit(call, *args, **kwargs))
 
 
 def settled(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
-    """Run ``call`` now: a future that has its result, or what it raised."""
+    """Run ``call`` now; the future has its result or its error."""
     future: Future[T] = Future()
     _settle(future, functools.partial(call, *args))
     return AwaitableConcurrentFuture(future)
 
 
 def finished(value: T) -> AwaitableConcurrentFuture[T]:
-    """A future that has its result."""
+    """A future that already has the result ``value``."""
     return settled(lambda: value)
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
-    """A future of ``then(first's result)``'s result; cancelling it cancels the second stage."""
+    """A future of ``then(first.result())``'s result; cancelling it cancels ``then``'s future."""
     outer: Future[T] = Future()
 
     def start(done: "Future[S]") -> None:
@@ -60,7 +60,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def together(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """A future of all results, in order; of several errors, it has the first future's."""
+    """A future of all results, in order; if any fail, it has the error of the first of these."""
     outer: Future[list[T]] = Future()
     left, lock = len(futures), threading.Lock()
 
@@ -89,7 +89,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class Ready(APIFuture[Any]):
-    """A client that is also the finished future of itself: the Cookbook uses some as either."""
+    """A client that is also a finished future of itself: the Cookbook uses some clients as both."""
 
     def result(self, timeout: float | None = None) -> Self:
         """The client."""
@@ -108,7 +108,10 @@ class Ready(APIFuture[Any]):
 
 
 def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
-    """Give a client the ``_async`` form of each of its methods that the SDK's class has one of."""
+    """Add the ``_async`` form of each method that has one in the SDK's class.
+
+    Answers of type ``keep`` are returned as they are; other futures are awaited.
+    """
 
     def add(ours: C) -> C:
         for name in dir(sdk):
@@ -132,7 +135,10 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
 
 
 def refusing(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Give a client the methods of the SDK's class that raise ``UnsupportedError`` here."""
+    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
+
+    Adds the ``_async`` forms, too (``async_forms``).
+    """
 
     def add(ours: C) -> C:
         for name, reason in reasons.items():

@@ -1,12 +1,12 @@
-"""What a request wants to know of the tokens of its prompt, read from the logits of each.
+"""Log-probabilities that a request wants of the tokens of its prompt.
 
-    prompt_logprobs          how likely each token was
-    topk_prompt_logprobs     the k likeliest tokens in the place of each
-    target_prompt_logprobs   how likely named tokens would have been there
+    prompt_logprobs          of each token
+    topk_prompt_logprobs     of the k likeliest tokens at each position
+    target_prompt_logprobs   of tokens that the request names for each position
 
-Each is read while the logits are there (``scoring.py``): the prompt goes through the model once for
-all of them, and what is remembered of it not at all. Log-probabilities are the model's own, at
-temperature 1 and untruncated, as everywhere.
+All are read in the same pass over the prompt (``scoring.py``). Tokens before the first position
+wanted may come from the prefix cache. Log-probabilities are the model's own, at temperature 1 and
+untruncated.
 
 Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a token.
 """
@@ -28,21 +28,21 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
 Score = Callable[[Sequence[int], int | None, Read], "Future[list[Any]]"]
-"""(tokens, how many of the last are wanted, a reader) -> a value a token, or None."""
+"""(tokens, number of last tokens to read or None for all, reader) -> a value or None per token."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks of its prompt."""
+    """The values that a request wants of its prompt."""
 
     logprobs: bool = False
     topk: int = 0
     targets: types.TensorData | None = None
-    """[T - 1, K] int64, -1 for none; dense or sparse."""
+    """[T - 1, K] int64 token ids, -1 for none; dense or sparse."""
     last_n: int | None = None
 
     def check(self, length: int) -> None:
-        """Check that a prompt of so many tokens can be asked for it."""
+        """Check the request's options for a prompt of ``length`` tokens."""
         if self.topk < 0:
             raise SamplingRequestError(
                 f"topk_prompt_logprobs is {self.topk}; expected 0 (none) or more."
@@ -61,8 +61,8 @@ class Wanted:
         ):
             raise SamplingRequestError(
                 f"target_prompt_logprobs is {targets.dtype} of shape {targets.shape}; expected "
-                f"int64 of shape [{length - 1}, K]: a row for each token of the prompt but the "
-                "first, -1 where nothing is wanted."
+                f"int64 of shape [{length - 1}, K]: a row for each token of the prompt except the "
+                "first, -1 for none."
             )
 
 
@@ -76,7 +76,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 
 def prompt_parts(score: Score, tokens: Sequence[int], wanted: Wanted) -> "dict[str, Future[Any]]":
-    """Ask for what is wanted of a prompt: fields of a ``SampleResponse``."""
+    """Start reading what a request wants; returns fields of a ``SampleResponse`` as futures."""
     parts: dict[str, Future[Any]] = {}
     if wanted.logprobs:
         found = score(tokens, wanted.last_n, log_probabilities)
@@ -91,7 +91,7 @@ def prompt_parts(score: Score, tokens: Sequence[int], wanted: Wanted) -> "dict[s
 def _topk(
     score: Score, tokens: Sequence[int], last_n: int | None, k: int
 ) -> "Future[TopkLogprobs]":
-    """The k likeliest tokens in the place of each, the likeliest first; for the last n alone."""
+    """The k likeliest tokens at each of the last n positions, the likeliest first."""
 
     def joined(rows: list[Any]) -> TopkLogprobs:
         ids = np.zeros((len(rows), k), np.int32)
@@ -106,7 +106,7 @@ def _topk(
 
 @cache
 def _likeliest(k: int) -> Read:
-    """One reader for all requests with the same k: they are read together."""
+    """The same reader for all requests with the same k, so that they are read together."""
 
     def read(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         best = torch.log_softmax(logits, dim=-1).topk(min(k, logits.shape[1]), dim=-1)
@@ -117,35 +117,35 @@ def _likeliest(k: int) -> Read:
 
 
 class _Targets:
-    """Reads how likely named tokens are, each in the place it was named for."""
+    """Reads the log-probabilities of the tokens that are named for each position."""
 
     def __init__(self, wanted: types.TensorData) -> None:
         self._wanted = wanted
         self._ids = wanted.to_torch(pad_value=-1)
         self._vocabulary = 0
-        """Tokens the model knows; 0 before it was asked."""
+        """Size of the model's vocabulary; 0 until the first read."""
 
     def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         self._vocabulary = logits.shape[1]
         ids = self._ids[torch.from_numpy(places - 1)].to(logits.device)
-        # What the model does not know is refused in the end: others are read here, too.
+        # ``joined`` refuses unknown ids: an error here would fail other requests, too.
         known = ids.clamp(0, self._vocabulary - 1)
         found = torch.log_softmax(logits, dim=-1).gather(1, known)
         return list(found.masked_fill(ids < 0, 0.0).cpu().unbind())
 
     def ask(self, score: Score, tokens: Sequence[int]) -> "Future[types.TensorData]":
-        """Ask for all of them; what comes before the first one named is not computed."""
+        """Start reading; tokens before the first named one are not read."""
         named = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
         if not named:
             return finished(self.joined([])).future()
         return _then(score(tokens, len(tokens) - 1 - named[0], self), self.joined)
 
     def joined(self, rows: list[Any]) -> types.TensorData:
-        """The log-probabilities in the layout of what was asked."""
+        """The log-probabilities in the layout of the request."""
         if rows and int(self._ids.max()) >= self._vocabulary:
             raise SamplingRequestError(
                 f"target_prompt_logprobs names token id {int(self._ids.max())}; the model knows 0 "
-                f"to {self._vocabulary - 1}. Use its own tokenizer, and -1 for none."
+                f"to {self._vocabulary - 1}. Use the model's tokenizer, and -1 for none."
             )
         dense = torch.zeros(self._ids.shape)
         for i, row in enumerate(rows[1:]):
@@ -155,7 +155,7 @@ class _Targets:
 
 
 def _laid_out(dense: Tensor, like: types.TensorData) -> types.TensorData:
-    """A tensor in the layout of another: the same cells, where that is sparse."""
+    """A tensor in the layout of ``like``, with the same cells if ``like`` is sparse."""
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)
     counts = np.diff(like.sparse_crow_indices)

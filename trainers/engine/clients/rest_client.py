@@ -1,7 +1,7 @@
-"""The REST client: runs and checkpoints listed, described, located, kept longer, deleted.
+"""The REST client: lists, describes, locates and deletes runs and checkpoints.
 
-All of it comes from the engine's folder (``catalog.py``). What needs accounts, sessions or a bill
-is refused, with what to do instead.
+All answers come from the engine's folder (``catalog.py``). Methods that need accounts, sessions or
+billing are refused; the message says what to do instead.
 """
 
 import time
@@ -19,23 +19,23 @@ from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 24 * 3600
-"""Seconds: what the service takes, an hour to ten years."""
+"""The service's range in seconds: an hour to ten years."""
 
 _NO_SESSIONS = "it keeps no sessions. list_training_runs() lists the runs of its folder."
 _NO_BILL = "nothing is billed here. list_user_checkpoints() has the size of each checkpoint."
 _NOT_PUBLIC = (
-    "its checkpoints are files on this machine. Hand the folder on, or copy it: "
+    "its checkpoints are files on this machine. Share or copy the folder: "
     "get_external_weights_urls(path) lists the files."
 )
 
 NO_COPY = (
-    "it has no projects. create_training_client_from_state_with_optimizer(path) starts a run of "
-    "its own, and get_external_weights_urls(path) lists the files."
+    "it has no projects. create_training_client_from_state_with_optimizer(path) starts a new run, "
+    "and get_external_weights_urls(path) lists the files."
 )
 
 REFUSED = {
     "copy_weights": NO_COPY,
-    "get_weights_info_by_tinker_path": "it has one answer for both. "
+    "get_weights_info_by_tinker_path": "it describes weights by their run. "
     "get_training_run_by_tinker_path(path) has the base model and the adapter's rank.",
     "get_audit_log": "it keeps no log of who did what. Ask the hosted service.",
     "publish_checkpoint_from_tinker_path": _NOT_PUBLIC,
@@ -50,11 +50,11 @@ REFUSED = {
     "get_billing_usage": _NO_BILL,
     "get_current_checkpoint_storage_usage": _NO_BILL,
 }
-"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
 def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
-    """The models that always work here, and those that were asked for."""
+    """The shipped bases, and the models that clients were made for."""
     models = [
         types.SupportedModel(
             model_name=name,
@@ -75,13 +75,13 @@ class RestClient:
     engine: ClassVar[Engine]
 
     def __init__(self, **options: Any) -> None:
-        """Take what the SDK's client takes; nothing of it means anything here."""
+        """Accept the SDK's options and ignore them."""
         self._store = self.engine.store
 
     def get_server_capabilities(
         self,
     ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
-        """The models that always work here, and those that were asked for."""
+        """The shipped bases, and the models that clients were made for."""
         return settled(capabilities, self.engine)
 
     def get_training_run(
@@ -93,7 +93,7 @@ class RestClient:
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: str = "owned"
     ) -> AwaitableConcurrentFuture[types.TrainingRun]:
-        """The run a checkpoint belongs to."""
+        """The run that a checkpoint belongs to."""
         return settled(catalog.training_run, self._store, tinker_path)
 
     def list_training_runs(
@@ -103,7 +103,7 @@ class RestClient:
         access_scope: str = "owned",
         project_id: str | None = None,
     ) -> AwaitableConcurrentFuture[types.TrainingRunsResponse]:
-        """The runs of the engine's folder, the latest first; there are no projects."""
+        """The runs of the engine's folder, the latest first; ``project_id`` is ignored."""
         return settled(catalog.page_of_runs, self._store, offset, limit)
 
     def list_checkpoints(
@@ -121,19 +121,19 @@ class RestClient:
     def get_external_weights_urls(
         self, tinker_path: str
     ) -> AwaitableConcurrentFuture[types.ExternalWeightsUrlsResponse]:
-        """A ``file://`` address of each file of a checkpoint, of whatever kind."""
+        """A ``file://`` URL of each file of a checkpoint of any kind."""
         return settled(catalog.file_urls, self._store, tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> AwaitableConcurrentFuture[None]:
-        """Write down when a checkpoint expires; None for never. Nothing is deleted by itself."""
+        """Record when a checkpoint expires; None for never. Nothing is deleted automatically."""
         return settled(self._keep, tinker_path, ttl_seconds)
 
     def delete_checkpoint(
         self, training_run_id: str, checkpoint_id: str
     ) -> AwaitableConcurrentFuture[None]:
-        """Delete a checkpoint, named as listings name it (``weights/000010``)."""
+        """Delete a checkpoint by its id in listings (``weights/000010``)."""
         return self.delete_checkpoint_from_tinker_path(
             f"tinker://{training_run_id}/{checkpoint_id}"
         )
@@ -151,6 +151,6 @@ class RestClient:
         if ttl_seconds is not None and not SHORTEST_TTL <= ttl_seconds <= LONGEST_TTL:
             raise CheckpointError(
                 f"ttl_seconds of {path} is {ttl_seconds}; expected {SHORTEST_TTL} (an hour) to "
-                f"{LONGEST_TTL} (ten years), or None for no end."
+                f"{LONGEST_TTL} (ten years), or None for never."
             )
         self._store.expire(path, None if ttl_seconds is None else time.time() + ttl_seconds)

@@ -1,8 +1,8 @@
-"""Sampling clients: frozen weights to sample from, and their way to other processes.
+"""Sampling clients: frozen weights to sample from, in this process and in others.
 
-A client holds the future of a sampler, so it can be used at once while the weights load. Pickled,
-it is a reference: in the process it came from it is found again, elsewhere the weights are loaded
-from disk, where they are written the moment somebody pickles a client that had none there.
+A client holds the future of a sampler, so it can be used while the weights load. A pickled client
+is a reference. In the process that made it, unpickling finds the client itself; in another process
+it loads the weights from disk. Pickling saves weights that are not on disk yet.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ REFUSED = {
     "from_sampler_handle": _NO_HANDLES,
     "get_sampler_handle": _NO_HANDLES,
 }
-"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 REFUSED_OPTIONS = {
     "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
@@ -56,7 +56,7 @@ REFUSED_OPTIONS = {
 
 
 class Source:
-    """Where another process finds weights again: of a base, and a path, or how to save at one."""
+    """Where other processes find a client's weights: a base, and a path or a call that saves."""
 
     def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
         self.base_model = base_model
@@ -64,7 +64,7 @@ class Source:
         self._lock = threading.Lock()
 
     def path(self) -> str | None:
-        """The checkpoint's path, saved now if it was not; None for the base itself."""
+        """The checkpoint's path, saved first if it is not on disk; None for the base itself."""
         with self._lock:
             if callable(self._path):
                 self._path = self._path()
@@ -75,9 +75,9 @@ class Source:
 class _Pickled:
     process: int
     key: int
-    """Of the client, in the process it was made in."""
+    """The client's number in the process that made it."""
     copy: int
-    """How many copies of it were sent before."""
+    """The number of this copy, from 1; it seeds what the copy samples."""
     base_model: str
     path: str | None
     settings: EngineSettings
@@ -86,7 +86,7 @@ class _Pickled:
 
 @refusing(tinker.SamplingClient, REFUSED)
 class SamplingClient(Ready):
-    """Frozen weights to sample from; a copy in another process draws numbers of its own."""
+    """Frozen weights to sample from; copies in other processes have their own random streams."""
 
     def __init__(
         self,
@@ -150,22 +150,22 @@ class SamplingClient(Ready):
         return self._source.base_model
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
-        """Nothing: requests wait for this machine alone."""
+        """Do nothing: there is no service's queue."""
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler behind this client; waits for it to load. Its ``stats`` count its work."""
+        """The client's sampler; waits until it is loaded. Its ``stats`` count its work."""
         return self._sampler.result()
 
     async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
-        """The client, once its weights are loaded; raises what went wrong if they cannot be."""
+        """The client, once its weights are loaded; raises the error if loading failed."""
         async with asyncio.timeout(timeout):
-            # Cancelling it does not reach the loading, for which others wait.
+            # Cancelling does not stop the loading: other callers wait for it.
             await asyncio.wrap_future(chain(self._sampler, lambda _: self.future()))
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
-        # by reference to the weights, which are saved now if they were not yet
+        # A reference to the weights, which are saved now if they are not on disk yet
         state = _Pickled(
             os.getpid(),
             self._key,
@@ -180,7 +180,7 @@ class SamplingClient(Ready):
     def _read(
         self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]"
     ) -> "_AwaitableFutureCompatWrapper[T]":
-        """What is asked of a prompt once it is read: in another thread if it holds images."""
+        """Call ``ask`` with the prompt as a row; images are read in another thread."""
         self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
@@ -190,7 +190,7 @@ class SamplingClient(Ready):
         )
 
     def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> Row:
-        self._engine.check_open()  # It may have closed since this was asked for
+        self._engine.check_open()  # It may have closed since the call was made
         try:
             return reader.read(prompt)
         except ValueError as error:
@@ -206,12 +206,10 @@ class SamplingClient(Ready):
         )
         parts = prompt_parts(self._scored(row), row.ids, wanted)
         answer = chain(replies, lambda found: self._respond(found, parts))
-        answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
+        answer.add_done_callback(lambda _: replies.cancel())  # cancelling the answer stops sampling
         return answer
 
     def _scored(self, row: Row) -> Score:
-        """How a prompt's tokens, and what follows them, are scored."""
-
         def score(tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
             return chain(
                 self._sampler, lambda sampler: sampler.score(tokens, last_n, read, row.pictures)
@@ -233,27 +231,26 @@ class SamplingClient(Ready):
 
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
-"""Clients made in this process, by key: one that comes home is itself again."""
-_guests: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
-"""The last clients that came from other processes, by process and key: a pool's worker unpickles
-the same one for every task and must not load it each time."""
-_MAX_GUESTS = 4
+"""Clients made in this process, by key: unpickling one here finds the client itself."""
+_received: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
+"""The last clients from other processes, by process and key: a pool's worker unpickles the same
+client for every task and must not load it each time."""
+_MAX_RECEIVED = 4
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
-    home = _clients.get(state.key) if state.process == os.getpid() else None
-    if home is not None:
-        return home
-    guest = _guests.get((state.process, state.key))
-    if guest is None:
-        guest = _guests[state.process, state.key] = _settle(state)
-        while len(_guests) > _MAX_GUESTS:
-            _guests.popitem(last=False)
-    return guest
+    own = _clients.get(state.key) if state.process == os.getpid() else None
+    if own is not None:
+        return own
+    client = _received.get((state.process, state.key))
+    if client is None:
+        client = _received[state.process, state.key] = _receive(state)
+        while len(_received) > _MAX_RECEIVED:
+            _received.popitem(last=False)
+    return client
 
 
-def _settle(state: _Pickled) -> SamplingClient:
-    """Make a client in a process that is not the one it came from."""
+def _receive(state: _Pickled) -> SamplingClient:
     engine = _engine_of(state.settings)
     if state.path is None:
         found = engine.base_sampler(state.base_model)
@@ -266,7 +263,7 @@ def _settle(state: _Pickled) -> SamplingClient:
 
 @cache
 def _engine_of(settings: EngineSettings) -> Engine:
-    """Of a process that clients come to: they share what is loaded."""
+    """This process's engine for clients from other processes, which share what it loads."""
     return Engine(settings)
 
 
@@ -283,7 +280,7 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """A client of the present weights of a model that others train; close its sampler."""
+    """A client of the present weights of a model that another trainer has; close its sampler."""
 
     def nowhere() -> str:
         raise SamplingRequestError(

@@ -1,10 +1,10 @@
-"""The service client, which makes the others; all have the surface the Tinker SDK's have.
+"""The service client, which makes the other clients.
 
-Methods are the SDK's, in both their plain and ``_async`` forms, with the SDK's names, arguments and
-results; what they do is documented there. What only the hosted service can do is refused
-(``UnsupportedError``). Two differences: the ``_async`` forms do not warn that they are deprecated,
-and errors are evert's own beside the SDK's. Futures of clients act as the clients, as the SDK's do:
-they are the SDK's classes, and warn as those do.
+All clients have the SDK's methods, plain and ``_async``, with the SDK's names, arguments and
+results; the SDK documents them. Methods that only the hosted service can serve raise
+``UnsupportedError``. Two things differ: the ``_async`` forms do not warn that they are deprecated,
+and errors are evert's classes as well as the SDK's. Futures of clients are the SDK's classes. They
+act as the clients themselves, with the SDK's warnings.
 """
 
 from abc import ABCMeta
@@ -29,7 +29,7 @@ REFUSED = {
     "create_custom_loss": "it traces no loss. Pass forward_backward_custom a callable "
     "(data, logprobs), which may do anything.",
 }
-"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
 @refusing(tinker.ServiceClient, REFUSED)
@@ -44,7 +44,7 @@ class ServiceClient:
         project_id: str | None = None,
         **options: Any,
     ) -> None:
-        """Take what the SDK's client takes; only ``user_metadata`` means anything here."""
+        """Accept the SDK's options; only ``user_metadata`` is used."""
         self._user_metadata = dict(user_metadata or {})
 
     def create_lora_training_client(
@@ -58,7 +58,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> tinker.BackcompatTrainingClientFuture:
-        """Start training a base model: the whole of it, or an adapter, as the engine is set."""
+        """Start training a base model: all its weights or an adapter, by the engine's settings."""
         _check_optimizer(optimizer)
         base_model = self.engine.stand_ins.of(base_model)
         choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
@@ -84,7 +84,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> tinker.BackcompatTrainingClientFuture:
-        """Go on training from a checkpoint as if nothing had happened."""
+        """Resume training from a checkpoint, with its optimizer state."""
         return self._resumed(path, base_model, user_metadata, with_optimizer=True)
 
     def create_sampling_client(
@@ -94,7 +94,7 @@ class ServiceClient:
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Sample from a checkpoint (a path or its folder) or a base, loaded in the background."""
+        """Sample from a checkpoint (its path or folder) or a base, loaded in the background."""
         engine = self.engine
         engine.check_open()
         if model_path is not None:
@@ -112,22 +112,22 @@ class ServiceClient:
         return SamplingClient(engine, loading, source, records=record_stability_info)
 
     def create_rest_client(self) -> RestClient:
-        """Ask about checkpoints."""
+        """A client that lists, describes and deletes runs and checkpoints."""
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The models that always work here, and those that were asked for; any folder works."""
+        """The shipped bases, and the models that clients were made for; any model folder works."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:
-        """Where the engine's checkpoints are: there is no console."""
+        """URL of the folder of the engine's checkpoints; there is no console."""
         return self.engine.store.root.absolute().as_uri()
 
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""
 
     def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
-        """Nothing to finish: the engine outlives its service clients."""
+        """Do nothing: the engine outlives its service clients."""
         return finished(None)
 
     def __enter__(self) -> Self:
@@ -163,19 +163,19 @@ class ServiceClient:
 def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
     if optimizer is not None and not isinstance(optimizer, types.AdamOptimizerConfig):
         raise UnsupportedError(
-            f"optimizer is {optimizer!r}; the embedded engine has AdamW alone (what a step of "
-            "Dimuon computes is not public). Leave it out, or pass AdamOptimizerConfig()."
+            f"optimizer is {optimizer!r}; the embedded engine has only AdamW (Dimuon's formula is "
+            "not public). Leave it out, or pass AdamOptimizerConfig()."
         )
 
 
 def _check_base(asked: str | None, saved: str) -> None:
     if asked not in (None, saved):
         raise UnsupportedError(
-            f"base_model is {asked!r}, and the checkpoint's own is {saved!r}; the embedded engine "
-            "trains a checkpoint on the base that it was saved from. Leave base_model out."
+            f"base_model is {asked!r}, but the checkpoint was saved from {saved!r}; the embedded "
+            "engine trains a checkpoint on that base only. Leave base_model out."
         )
 
 
-# A script may ask what it holds by the SDK's classes.
+# Scripts may check clients by ``isinstance`` with the SDK's classes.
 cast(ABCMeta, tinker.TrainingClient).register(TrainingClient)
 cast(ABCMeta, tinker.SamplingClient).register(SamplingClient)

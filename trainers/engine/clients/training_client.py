@@ -11,7 +11,7 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
-from evert.trainers.engine.clients.door import check_custom_data, check_data, check_step
+from evert.trainers.engine.clients.checks import check_custom_data, check_data, check_step
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
 from evert.trainers.engine.clients.futures import Ready, async_forms, finished, submit
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
@@ -53,7 +53,7 @@ class TrainingClient(Ready):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Add the gradient of the summed loss to what has accumulated since the last step."""
+        """Add the gradient of the summed loss to the gradient accumulated since the last step."""
         check_data(data, loss_fn, loss_fn_config, self._run.trainer.limits)
         return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
 
@@ -79,12 +79,12 @@ class TrainingClient(Ready):
         *,
         adam_params: types.AdamParams | None = None,
     ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
-        """One AdamW step with the accumulated gradient."""
+        """Take one AdamW step with the accumulated gradient."""
         given = [params for params in (optim_params, adam_params) if params is not None]
         if len(given) != 1 or not isinstance(given[0], types.AdamParams):
             raise TrainingError(
-                f"optim_step got {given}; the embedded engine has AdamW and expects AdamParams, "
-                "once. Pass optim_step(AdamParams(learning_rate=...))."
+                f"optim_step got {given}; the embedded engine has AdamW and expects one "
+                "AdamParams. Pass optim_step(AdamParams(learning_rate=...))."
             )
         params = given[0]
         check_step(params)
@@ -97,7 +97,7 @@ class TrainingClient(Ready):
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
-        """Save weights and optimizer, to train on from."""
+        """Save weights and optimizer state, to resume training from."""
 
         def write(trainer: Trainer, folder: Path) -> None:
             trainer.save_weights(folder)
@@ -110,13 +110,13 @@ class TrainingClient(Ready):
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
-        """Train on from a checkpoint's weights, with a fresh optimizer, after the calls so far."""
+        """Load a checkpoint's weights, after the calls made before, with a fresh optimizer."""
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
-        """Train on from a checkpoint as if nothing had happened since, after the calls so far."""
+        """Load a checkpoint's weights and optimizer state, after the calls made before."""
         return self._load(path, with_optimizer=True)
 
     def save_weights_for_sampler(
@@ -125,7 +125,7 @@ class TrainingClient(Ready):
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
-        """Save weights, to sample from."""
+        """Save weights to sample from."""
         answer, write = types.SaveWeightsForSamplerResponse, Trainer.save_weights
         return self._save(answer, "sampler_weights", name, write, ttl_seconds, user_metadata)
 
@@ -135,7 +135,7 @@ class TrainingClient(Ready):
         ttl_seconds: int | None = None,
         age_encryption_recipients: list[str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsExternalResponse]:
-        """Save weights to take elsewhere (``RestClient.get_external_weights_urls``)."""
+        """Save weights for use elsewhere (``RestClient.get_external_weights_urls``)."""
 
         def write(trainer: Trainer, folder: Path) -> None:
             trainer.save_weights(folder)
@@ -152,7 +152,7 @@ class TrainingClient(Ready):
         record_stability_info: bool = False,
         kind: types.SamplingClientKind = "snapshot",
     ) -> tinker.BackcompatSamplingClientFuture:
-        """A client for a copy of the present weights, in memory, of either kind and any name."""
+        """A client of a copy of the present weights in memory; ignores ``name`` and ``kind``."""
         take = functools.partial(self._snapshot, records=record_stability_info)
         return tinker.BackcompatSamplingClientFuture(self._submit(take))
 
@@ -182,7 +182,7 @@ class TrainingClient(Ready):
         return self._run.trainer.tokenizer
 
     def get_console_url(self) -> str:
-        """Where this run's checkpoints are: there is no console."""
+        """URL of the folder of this run's checkpoints; there is no console."""
         return (self._engine.store.root / self.model_id).absolute().as_uri()
 
     def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
@@ -190,8 +190,8 @@ class TrainingClient(Ready):
         return submit(self._worker, self._in_turn, call)
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
-        self._engine.check_open()  # It may have closed since this was asked for
-        # Looked up now: ``load_state`` before it may have changed the trainer.
+        self._engine.check_open()  # It may have closed since the call was made
+        # Looked up now: an earlier ``load_state`` may have replaced the trainer.
         return call(self._run.trainer)
 
     def _load(

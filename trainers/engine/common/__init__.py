@@ -1,9 +1,9 @@
-"""What all of the engine uses.
+"""Parts that the whole engine uses.
 
 In any order:
 
     errors.py      the engine's errors
-    installing.py  names of others that are ours inside a block, and threads
-    network.py     nothing leaves this machine
-    parallel.py    passes side by side, on all cores
+    installing.py  inside a block, replaces names in all modules, sets PyTorch's threads
+    network.py     refuses connections beyond this machine
+    parallel.py    runs passes side by side, on all cores
 """

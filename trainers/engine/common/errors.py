@@ -1,4 +1,4 @@
-"""Errors of the embedded engine, under evert's one root and the Tinker SDK's.
+"""Errors of the embedded engine; each is also an error of the Tinker SDK.
 
     EvertError
     ├── ModelNotFoundError     (NotFoundError)       a model that cannot be loaded here
@@ -6,15 +6,15 @@
     ├── SamplingRequestError   (BadRequestError)     a prompt or parameters that cannot be served
     ├── UnsupportedError       (BadRequestError)     a call that only the hosted service answers
     ├── CheckpointError        (APIStatusError)      a checkpoint that is corrupt or unwritable
-    │   ├── NoCheckpointError      (NotFoundError)   there is none of that name, or it has expired
-    │   └── CheckpointExistsError  (ConflictError)   there is one of that name already
-    ├── TrainingError          (RequestFailedError)  a training step that could not be taken
+    │   ├── NoCheckpointError      (NotFoundError)   there is no checkpoint or run of that name
+    │   └── CheckpointExistsError  (ConflictError)   a checkpoint of that name exists
+    ├── TrainingError          (RequestFailedError)  a training call that failed
     ├── EngineClosedError      (TinkerError)         a call on an engine that is no longer in use
     └── NetworkRefusedError    (RuntimeError)        something tried to leave this machine
 
-In brackets the SDK's class, by which a script written for the service catches it; each keeps a
-parent of the standard library, too. Each message says what we got, what was expected and what to
-do next.
+Brackets name the SDK's class: a script written for the service catches the error by it. Each error
+also has a parent in the standard library. Each message says what we got, what was expected and
+what to do next.
 """
 
 from typing import Any, ClassVar
@@ -24,15 +24,15 @@ import tinker
 
 from evert.bridge.errors import EvertError
 
-_REQUEST = httpx.Request("POST", "http://embedded-engine")  # Never sent; errors answer it
+_REQUEST = httpx.Request("POST", "http://embedded-engine")  # Never sent; the SDK's errors need one
 
 
 class _Status(Exception):
-    status: ClassVar[int] = 400  # Of HTTP
+    status: ClassVar[int] = 400  # HTTP status
 
     def __init__(self, message: str) -> None:
         response = httpx.Response(self.status, request=_REQUEST)
-        super().__init__(message, response, None)  # an APIStatusError's, which comes next
+        super().__init__(message, response, None)  # the next class is APIStatusError
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self),)
@@ -53,7 +53,7 @@ class SamplingRequestError(_Status, EvertError, tinker.BadRequestError, ValueErr
 
 
 class UnsupportedError(_Status, EvertError, tinker.BadRequestError, NotImplementedError):
-    """A call, or an option of one, that only the hosted service can answer."""
+    """A call or an option that only the hosted service supports."""
 
 
 class CheckpointError(_Status, EvertError, tinker.APIStatusError, OSError):
@@ -61,19 +61,19 @@ class CheckpointError(_Status, EvertError, tinker.APIStatusError, OSError):
 
 
 class NoCheckpointError(CheckpointError, tinker.NotFoundError):
-    """There is no checkpoint, or no run, of this name here; it may have expired."""
+    """There is no checkpoint, or no run, of this name here."""
 
     status = 404
 
 
 class CheckpointExistsError(CheckpointError, tinker.ConflictError):
-    """There is a checkpoint of this name already, and it was not to be replaced."""
+    """A checkpoint of this name exists, and ``overwrite`` was not set."""
 
     status = 409
 
 
 class TrainingError(EvertError, tinker.RequestFailedError, RuntimeError):
-    """A training step could not be taken; the weights are unchanged by it."""
+    """A training call failed, and left the weights unchanged."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "embedded-engine", tinker.types.RequestErrorCategory.User)
@@ -89,6 +89,6 @@ class EngineClosedError(EvertError, tinker.TinkerError, RuntimeError):
 class NetworkRefusedError(EvertError, tinker.TinkerError, RuntimeError):
     """A connection beyond this machine was attempted while the embedded engine was in use.
 
-    A ``RuntimeError`` and not an ``OSError`` on purpose: HTTP clients retry connection errors for
-    minutes, and a refusal is final.
+    It is a ``RuntimeError``, not an ``OSError``: HTTP clients retry connection errors for minutes,
+    and a refusal is final.
     """

@@ -1,7 +1,7 @@
-"""What is different in this process inside a block: names of others that are ours, threads.
+"""Changes to this process inside a block.
 
-swapped        classes and functions replaced in every module that holds them
-cpu_threads    how many threads PyTorch computes with
+swapped        replaces classes and functions in every module that holds them
+cpu_threads    sets the number of threads PyTorch computes with
 """
 
 import sys
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-Swap = tuple[str, Any, Any]  # A name, what it is elsewhere, and what it is inside the block
+Swap = tuple[str, Any, Any]  # A name, its value outside the block, its value inside
 
 
 @contextmanager
 def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
-    """Have the names be ours inside the block, wherever they were imported to."""
+    """Replace the named objects inside the block, in every module that has imported them."""
     for name, theirs, ours in swaps:
         _swap_everywhere(name, theirs, ours)
     try:
@@ -34,7 +34,7 @@ def _swap_everywhere(name: str, old: Any, new: Any) -> None:
 
 @contextmanager
 def cpu_threads(threads: int | None) -> Iterator[None]:
-    """Set PyTorch's threads inside the block; None leaves them as they are."""
+    """Set the number of PyTorch's threads inside the block; None leaves it unchanged."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,9 +1,10 @@
 """The guard that keeps a process on its own machine while the embedded engine is in use.
 
-``no_network()`` has Python's sockets refuse all but loopback and Unix sockets, and switches the
-Hugging Face Hub to its offline mode, so that cached models still load. It nests, and the last one
-out restores what it found. It is a guard against accidents (an SDK that falls back to a production
-host), not a sandbox: C extensions that open their own sockets, and child processes, get around it.
+``no_network()`` makes Python's sockets refuse all addresses but loopback and Unix sockets, and
+switches the Hugging Face Hub to its offline mode, so that cached models still load. Blocks may be
+nested; the end of the last one restores everything. The guard is against accidents, such as an SDK
+that falls back to a production host. It is not a sandbox: child processes, and C extensions that
+open their own sockets, get around it.
 """
 
 import ipaddress
@@ -21,7 +22,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
 
-_DOORS = ("connect", "connect_ex", "sendto", "sendmsg")
+_METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
 _lock = threading.Lock()
 _active: list["_Allowed"] = []
@@ -38,12 +39,12 @@ class _Allowed:
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     """Refuse every connection beyond this machine inside the block, in every thread.
 
-    ``allow_hosts`` stay reachable; where blocks nest, a host must be allowed by all of them.
+    ``allow_hosts`` stay reachable. In nested blocks, a host must be allowed by all of them.
     """
     allowed = _Allowed(allow_hosts)
     with _lock:
         if not _active:
-            _raise_guard(offline_hub="huggingface.co" not in allowed.hosts)
+            _start_guard(offline_hub="huggingface.co" not in allowed.hosts)
         _active.append(allowed)
     try:
         yield
@@ -55,26 +56,26 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
 
 
 def network_is_refused(host: str) -> bool:
-    """Whether the guard is up and would refuse ``host``."""
+    """Whether the guard is active and refuses ``host``."""
     return not _is_this_machine(host) and not all(
         host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
     )
 
 
 def allowed_hosts() -> frozenset[str] | None:
-    """Hosts that the guard lets through; None: it is not up."""
+    """Hosts that the guard allows; None if it is not active."""
     blocks = [allowed.hosts for allowed in list(_active)]
     return frozenset.intersection(*blocks) if blocks else None
 
 
-def _raise_guard(*, offline_hub: bool) -> None:
-    for name in _DOORS:
-        _replace(socket.socket, name, _guarded_door(name))
+def _start_guard(*, offline_hub: bool) -> None:
+    for name in _METHODS:
+        _replace(socket.socket, name, _guarded_method(name))
     _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
     if offline_hub:
         _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    # The SDK takes any failure to connect for a passing one and retries for five minutes, so its
-    # own clients are told at the door. All of them connect through this class.
+    # The SDK retries every failed connection for five minutes. So its clients are refused when
+    # they are made: all of them connect through this class.
     _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
 
 
@@ -89,10 +90,10 @@ def _replace(owner: Any, name: str, value: Any) -> None:
         _guard.callback(setattr, owner, name, original)
 
 
-def _guarded_door(name: str) -> Callable[..., Any]:
+def _guarded_method(name: str) -> Callable[..., Any]:
     original = getattr(socket.socket, name)
 
-    def door(self: socket.socket, *args: Any) -> Any:
+    def method(self: socket.socket, *args: Any) -> Any:
         # connect(address), connect_ex(address), sendto(data[, flags], address), and
         # sendmsg(buffers[, ancillary, flags, address]), whose address may be None
         named = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
@@ -100,7 +101,7 @@ def _guarded_door(name: str) -> Callable[..., Any]:
             _check(args[-1][0])
         return original(self, *args)
 
-    return door
+    return method
 
 
 def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,8 +138,8 @@ def _advice() -> str:
     if current_owner() is None:
         return ""
     return (
-        " If this is the agent's model call: it reaches the policy by itself through httpx, "
-        "aiohttp and lm15; another HTTP client takes client.base_url and client.api_key."
+        " If this is the agent's model call: calls through httpx, aiohttp and lm15 reach the "
+        "policy; any other HTTP client takes client.base_url and client.api_key."
     )
 
 

@@ -1,7 +1,7 @@
-"""Work on several of this machine's cores: threads of our own, and PyTorch's for each of them.
+"""Runs work on several cores of this machine: in our threads, each of which uses PyTorch's threads.
 
-Where passes are too short for PyTorch's threads, they run side by side in ours. Results come in the
-order of the work: sums are the same to the bit on any number of cores.
+Passes that are too short for PyTorch's threads run side by side in ours. Results come in the order
+of the work, so sums are bitwise equal on any number of cores.
 """
 
 import ctypes
@@ -21,16 +21,16 @@ from evert.trainers.system.machine import cores
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_SOFT = 1  # OpenMP's omp_pause_soft: what was set stays
+_SOFT = 1  # OpenMP's omp_pause_soft: settings stay
 
 
 def lanes(device: torch.device) -> int:
-    """Passes that may run at a time: as many as there are cores for PyTorch's threads of each."""
+    """Most passes at a time: the cores divided by PyTorch's threads; 1 if not on a CPU."""
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """What a call returns of each item, each in a thread of its own: for work of milliseconds."""
+    """Return ``call(item)`` of each item, with a thread for each; for work of milliseconds."""
     if len(items) < 2:
         return [*map(call, items)]
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
@@ -41,7 +41,7 @@ def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 def in_stretches(
     call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
 ) -> Tensor:
-    """What a call computes of a batch's rows, a stretch of ``least`` or more on each core."""
+    """Run ``call`` on slices of a batch's rows, one per core, each of ``least`` rows or more."""
     count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
     if count < 2:
         return call(slice(0, rows))
@@ -54,7 +54,7 @@ def in_stretches(
 def side_by_side(
     call: Callable[[Item], Result], items: Sequence[Item], most: int
 ) -> Iterator[Result]:
-    """What a call returns of each item, in their order, at most ``most`` calls at a time."""
+    """Yield ``call(item)`` of each item, in order, with at most ``most`` calls at a time."""
     if min(most, len(items)) < 2:
         yield from map(call, items)
         return
@@ -69,13 +69,13 @@ def side_by_side(
 
 
 class Worker(ThreadPoolExecutor):
-    """One thread that runs what it is given in order, and holds no core in between."""
+    """One thread that runs calls in order, and uses no core between them."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, thread_name_prefix=name)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Run a call, as an executor does."""
+        """Queue a call, as an executor does."""
 
         def run() -> Result:
             try:
@@ -87,11 +87,11 @@ class Worker(ThreadPoolExecutor):
 
 
 def give_back_threads() -> None:
-    """End the threads that PyTorch computed with for this thread; the next pass starts them anew.
+    """End PyTorch's helpers of the calling thread; its next pass starts them again.
 
-    GNU's OpenMP gives each thread that computes helpers of its own, which spin for their next work.
-    Where it has more than there are cores, idle ones counted, it has all of them sleep instead, and
-    a pass takes up to 1.7 times as long.
+    GNU's OpenMP gives each thread that computes helper threads, which spin while they wait. If
+    there are more helpers than cores, idle ones included, OpenMP makes all of them sleep instead,
+    and a pass takes up to 1.7 times as long.
     """
     openmp = _openmp()
     if openmp is not None and torch.get_num_threads() > 1:
@@ -100,7 +100,7 @@ def give_back_threads() -> None:
 
 @cache
 def _openmp() -> Any:
-    """GNU's OpenMP as PyTorch brings it; None where it brings another."""
+    """The GNU OpenMP library in PyTorch's package; None if PyTorch has another OpenMP."""
     for file in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
         library = ctypes.CDLL(str(file))
         if hasattr(library, "omp_pause_resource_all"):

@@ -1,16 +1,16 @@
-"""Base models and adapters, and what computes them.
+"""Base models and adapters: loading them, and computing their logits.
 
 From a name to its logits:
 
     base_models.py  base models by name; LoRA
-    loading.py      settings, and loading what they ask for
-    shared.py       one base in memory, whoever uses it
-    adapters.py     what adapters add to a base beside them
-    lean.py         a forward pass of our own for Llama-like models
-    products.py     products with the weights of layers
-    logits.py       logits and log-probabilities, a stretch at a time
-    encoding.py     tokenizers that threads share
+    loading.py      the engine's settings; loads models by them
+    shared.py       keeps a base in memory once, for all its users
+    adapters.py     computes adapters beside a shared base
+    lean.py         our own forward pass for Llama-like models
+    products.py     matrix products with weights
+    logits.py       logits and log-probabilities, in slices
+    encoding.py     makes tokenizers safe for several threads
     pictures.py     images among tokens
-    importing.py    models from elsewhere, as a folder
-    stand_ins.py    models that answer for names of others
+    importing.py    writes models from elsewhere into a folder
+    stand_ins.py    uses a model in the place of another
 """

@@ -1,10 +1,9 @@
-"""LoRA adapters beside a base that stays as it is: what they add to the output of its layers.
+"""LoRA adapters beside an unchanged base: what they add to the output of its layers.
 
-An adapter of rank r adds ``up @ down @ x``, with matrices of r rows and r columns. Layers that are
-computed as one have their adapters computed as one, too: the ``down`` lie one below the other, the
-``up`` along a diagonal. The numbers are those of ``peft``. An adapter is in float32, and is
-multiplied in the base's type: in float32 it could take a GPU longer than a base in bfloat16
-does.
+An adapter of rank r adds ``up @ down @ x``; ``down`` has r rows, ``up`` has r columns. Layers that
+are computed as one also have one adapter: their ``down`` are stacked, their ``up`` form a block
+diagonal. The results are those of ``peft``. An adapter is stored in float32 and multiplied in the
+base's type: in float32 it could take a GPU longer than a base in bfloat16.
 """
 
 from collections.abc import Sequence
@@ -19,22 +18,22 @@ from evert.trainers.engine.models.products import linear
 
 @dataclass(frozen=True)
 class Delta:
-    """What an adapter adds to a linear layer, from ``in`` to ``out`` features."""
+    """The addition of an adapter to a linear layer from ``in`` to ``out`` features."""
 
     down: Tensor  # [R, in]
     up: Tensor  # [out, R], scaled
-    used: Tensor | None = None  # [B, R] 1 where a row has it, else 0; None: all have all
+    used: Tensor | None = None  # [B, R] 1 for ranks that a row uses, else 0; None: all 1
 
 
 def delta_of(*linears: Any) -> Delta | None:
-    """What adapters add to layers computed as one; None where none has one."""
+    """The joint addition to layers that are computed as one; None if none has an adapter."""
     found = [_factors(linear) for linear in linears]
     if not any(found):
         return None
     downs = [down for factors in found for down, _ in factors]
     ups: list[Tensor] = []
     for layer, factors in zip(linears, found, strict=True):
-        # Of no columns where a layer has no adapter: its rows of the diagonal stay 0.
+        # A layer without an adapter has no columns: its rows of the block diagonal are 0.
         empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     together: Any = torch.block_diag
@@ -43,7 +42,7 @@ def delta_of(*linears: Any) -> Delta | None:
 
 
 def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """A layer's [..., out] of x [..., in], with what an adapter adds."""
+    """A layer's ``result`` [..., out] of x [..., in], plus the adapter's addition."""
     if delta is None:
         return result
     inner = linear(x, delta.down)
@@ -53,7 +52,7 @@ def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
 
 
 def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:
-    """What several adapters add to a layer, row i of a batch getting that of ``which[i]``."""
+    """Join the adapters of a layer into one: row i of a batch uses ``deltas[which[i]]``."""
     found = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not found:
         return None

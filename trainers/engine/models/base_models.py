@@ -2,7 +2,7 @@
 
 A name is one of three things, tried in this order: a shipped base (``evert-tiny``), a folder in
 Hugging Face format, or the name of a model on the Hugging Face Hub. Order here: names, loading,
-LoRA, and what a model can do (context length, stop tokens).
+LoRA, and a model's properties (context length, stop tokens).
 """
 
 import importlib
@@ -25,7 +25,7 @@ from evert.trainers.engine.common.network import network_is_refused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMALL_MODEL_PARAMETERS = 50_000_000  # A model of fewer is trained whole, by default
+SMALL_MODEL_PARAMETERS = 50_000_000  # By default, smaller models have all weights trained
 LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -33,21 +33,21 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _LAZY = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
-    "transformers.models.qwen3.modeling_qwen3",  # and with it what all models share
+    "transformers.models.qwen3.modeling_qwen3",  # and with it the parts that all models share
 )
 
 
 def import_lazy_modules() -> None:
-    """Import what transformers imports when it is first used.
+    """Import the modules that transformers imports lazily.
 
-    Two threads that use it for the first time at once see half-imported modules and fail.
+    Two threads that first use them at the same time see half-imported modules and fail.
     """
     for name in _LAZY:
         importlib.import_module(name)
 
 
 def resolve_model(base_model: str) -> str:
-    """Turn a model name into what ``from_pretrained`` takes: a folder's path, or a Hub name."""
+    """Turn a model name into what ``from_pretrained`` accepts: a folder's path, or a Hub name."""
     if base_model in BASES:
         return _checked_folder(base_model, base_path(base_model))
     folder = Path(base_model).expanduser()
@@ -66,7 +66,7 @@ def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "Pr
     """Load a base model, ready to train or to sample from."""
     source = resolve_model(base_model)
     with no_progress_bars():
-        straight = None if device.type == "cpu" else {"": device}  # not by way of the CPU's memory
+        straight = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
         options = {"dtype": dtype, "device_map": straight}
         model = from_pretrained(_auto_class(base_model), base_model, source, **options)
     return model.eval()  # type: ignore[no-any-return]
@@ -88,7 +88,7 @@ def load_config(base_model: str) -> Any:
 
 
 def _auto_class(base_model: str) -> Any:
-    """What loads a model: as one of text, where transformers has it as that; else with images."""
+    """The auto class of a model: for text if transformers has the model there, else for images."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto as known
 
@@ -133,8 +133,8 @@ def _checked_folder(base_model: str, folder: Path) -> str:
     if (folder / "adapter_config.json").exists():
         raise ModelNotFoundError(
             f"Model {base_model!r} has an adapter beside its weights (adapter_config.json in "
-            f"{folder}); expected a whole model. Merge the two (peft's merge_and_unload), or take "
-            "adapter_config.json away."
+            f"{folder}); expected a whole model. Merge the two (peft's merge_and_unload), or "
+            "remove adapter_config.json."
         )
     with _not_found():
         pretrained.check_folder(base_model, folder)
@@ -150,9 +150,9 @@ def _not_found() -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
-    """What one of ``transformers``' auto classes loads; see ``bridge/tokens/pretrained.py``.
+    """Load by one of ``transformers``' auto classes; see ``bridge/tokens/pretrained.py``.
 
-    ``base_model`` is the name as the user gave it, ``source`` what ``resolve_model`` made of it.
+    ``base_model`` is the name that the user gave, ``source`` the result of ``resolve_model``.
     """
     load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
@@ -189,8 +189,8 @@ def attach_lora(
 ) -> Any:
     """Wrap a model in a fresh adapter of ``peft``; only the adapter is trained.
 
-    The output layer is left out where it shares the input embedding. The adapter's first factor is
-    drawn from ``seed``; the second starts at zero.
+    The output layer is left out if it shares the input embedding's weights. The adapter's first
+    factor is random, from ``seed``; the second starts at zero.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -227,17 +227,17 @@ def _lora_targets(
 
 
 def base_of(model: Any) -> "PreTrainedModel":
-    """The Hugging Face model inside, whether or not it wears an adapter."""
+    """The Hugging Face model itself, without its adapter if it has one."""
     return model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[no-any-return]
 
 
 def context_length(model: Any) -> int:
-    """Most tokens, prompt and reply together, the model can hold."""
+    """Most tokens that the model can hold, prompt and reply together."""
     return _configured_context(base_of(model).config)
 
 
 def base_context_length(base_model: str) -> int:
-    """The same of a base model, going by its configuration alone."""
+    """The context length of a base model, from its configuration only."""
     return _configured_context(load_config(base_model))
 
 
@@ -246,14 +246,14 @@ def _configured_context(config: Any) -> int:
 
 
 def attention_sizes(config: Any) -> tuple[int, int, int]:
-    """Query heads, key heads, and the size of each."""
+    """Number of query heads, number of key heads, and head size."""
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """Tokens that end a reply when a request names no stop of its own."""
+    """Tokens that end a reply if a request names no stops."""
     configured = getattr(base_of(model).generation_config, "eos_token_id", None)
     tokens = configured if isinstance(configured, list) else [configured]
     return frozenset(t for t in [*tokens, tokenizer.eos_token_id] if isinstance(t, int))

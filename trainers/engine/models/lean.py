@@ -1,18 +1,18 @@
-"""A lean forward pass for Llama-like models: few, fused operations, and a cache of one's own.
+"""A lean forward pass for Llama-like models, of few, fused operations.
 
-For a model of a million parameters, what costs time is the number of operations, not their size.
+For a model of a million parameters, time depends on the number of operations, not their size.
 ``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
 matrix, gate and up projections in another. A copy is frozen, with
 
-- a LoRA adapter, where there is one, merged in;
+- the LoRA adapter, if there is one, merged in;
 - the two halves of each head interleaved, so that the rotary embedding is one complex product
-  (scores do not change when queries and keys are permuted alike);
+  (scores do not change if queries and keys are permuted alike);
 - the ``1 / sqrt(D)`` of attention folded into the queries.
 
-A view has the weights of the model itself, which ``lay_out`` has put side by side, and adds the
-adapter to what they compute (``adapters.py``): a large base is in memory once. It is differentiable
-with respect to the adapter. The logits equal the original's up to rounding. What attends to what is
-the caller's business (``attend``).
+A view uses the weights of the model itself, which ``lay_out`` has put side by side, and adds the
+adapter's part to their output (``adapters.py``): a large base is in memory once. A view is
+differentiable with respect to the trained weights. The logits equal the original's up to rounding.
+The caller computes attention (``attend``), and keeps the key-value cache.
 
 Shapes: B rows, T tokens a row, H hidden, Hq query heads, Hkv key heads, D head size, V vocabulary.
 """
@@ -43,8 +43,8 @@ class Fused:
     """Linear layers that are computed as one."""
 
     weight: Tensor  # [out, in]
-    bias: Tensor | None = None  # [out], or None where they have no bias
-    delta: Delta | None = None  # None where there is no adapter, or it is merged in
+    bias: Tensor | None = None  # [out], or None if they have no bias
+    delta: Delta | None = None  # None if there is no adapter, or it is merged in
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -57,7 +57,7 @@ class LeanLayer:
 
     attention_norm: Tensor  # [H]
     qkv: Fused  # H -> (Hq + 2 Hkv) D
-    qk_norm: Tensor | None  # [Hq + Hkv, D], or None where queries and keys are not normalised
+    qk_norm: Tensor | None  # [Hq + Hkv, D], or None if queries and keys are not normalised
     out: Fused  # Hq D -> H
     mlp_norm: Tensor  # [H]
     gate_up: Fused  # H -> 2 I
@@ -68,7 +68,7 @@ class LeanModel:
     """A Llama-like model, fused; see the module's docstring."""
 
     def __init__(self, model: Any, *, copied: bool = True) -> None:
-        """Copy the weights of what ``can_be_lean`` accepted, or look at them as they are."""
+        """Copy the weights of a model that ``can_be_lean`` accepts, or use them in place."""
         base: Any = base_of(model)
         self._copied = copied
         self.query_heads, self.key_heads, self.head_size = attention_sizes(base.config)
@@ -100,8 +100,8 @@ class LeanModel:
     ) -> Tensor:
         """Run the layers over [B, T] ids at [B, T] positions; returns [B, T, H], normalised.
 
-        ``attend`` says what each layer's queries see; with ``checkpointing`` a backward pass
-        computes each layer again.
+        ``attend`` computes each layer's attention; with ``checkpointing`` a backward pass computes
+        each layer again.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self._rotary[positions].unsqueeze(2)
@@ -117,7 +117,7 @@ class LeanModel:
         return changed(float_logits(hidden, self.head), hidden, self.head_delta)
 
     def reserve(self, length: int) -> None:
-        """Make sure that positions below ``length`` have a rotary embedding."""
+        """Make sure that the rotary table has all positions below ``length``."""
         if length > self._rotary.shape[0]:
             self._rotary = self._rotary_table(max(length, 2 * self._rotary.shape[0]))
 
@@ -146,7 +146,7 @@ class LeanModel:
         return layer.out(attend(index, queries, keys, values))
 
     def _pairs(self, heads: Tensor) -> Tensor:
-        """[..., D] -> [..., D / 2] complex: what the rotary embedding turns."""
+        """[..., D] -> [..., D / 2] complex: the pairs that the rotary embedding rotates."""
         if self._copied:
             return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
         return torch.complex(*heads.chunk(2, dim=-1))
@@ -190,7 +190,7 @@ class LeanModel:
         return tensor.detach().clone() if self._copied else tensor
 
     def _as_one(self, *linears: Any) -> Fused:
-        """Weights, biases and deltas of layers as one: views, or a copy with adapters merged in."""
+        """Join layers' weights, biases and deltas: as views, or a copy with adapters merged in."""
         weights = [_merged(each) if self._copied else base_layer(each).weight for each in linears]
         biases = [base_layer(each).bias for each in linears]
         bias = None if any(each is None for each in biases) else self._own(_one(biases))
@@ -209,7 +209,7 @@ class LeanModel:
 
 
 def mixed(models: Sequence[LeanModel], which: Tensor) -> LeanModel:
-    """Views of one base in several adapters as one model; ``which`` [B] is each row's view."""
+    """Join views of one base with several adapters: row i of a batch uses ``models[which[i]]``."""
     together = copy.copy(models[0])
     together.head_delta = dealt([model.head_delta for model in models], which)
     together.layers = [
@@ -244,7 +244,7 @@ def can_be_lean(model: Any) -> bool:
 
 
 def lay_out(model: Any) -> None:
-    """Put what ``LeanModel`` fuses side by side in memory: parameters become frozen views."""
+    """Put the weights that ``LeanModel`` fuses side by side in memory, as frozen views."""
     placed: set[int] = set()
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -253,12 +253,12 @@ def lay_out(model: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         if id(parameter) not in placed:
-            # Loaded weights are a mapped file, which would stay in memory whole for these alone.
+            # Loaded weights map a file, all of which would stay in memory for these few.
             parameter.data = parameter.data.clone()
 
 
 def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
-    """Make the layers' weights views of one matrix; ids of the new parameters."""
+    """Make the layers' weights views of one matrix; returns the ids of the new parameters."""
     placed: set[int] = set()
     for kind in ("weight", "bias"):
         parts = [getattr(linear, kind) for linear in linears]
@@ -273,7 +273,7 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
 
 
 def _one(parts: list[Tensor]) -> Tensor:
-    """Tensors as one: a view where they lie side by side."""
+    """Concatenate tensors; a view if they lie side by side in memory."""
     if len(parts) == 1:
         return parts[0]
     first, place = parts[0], parts[0].data_ptr()

@@ -1,6 +1,7 @@
-"""Loading models for one engine: bases, to train whole or to share, and checkpoints.
+"""Loads models for one engine: base models and checkpoints.
 
-What is trained whole is everybody's own; what adapters are trained of is in memory once.
+A model whose weights are all trained is loaded for each user. A base for adapters is loaded once
+and shared.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine computes; see ``embedded_engine`` for what the fields mean."""
+    """Settings of an engine; ``embedded_engine`` documents the fields."""
 
     root: Path | None = None
     device: str = "auto"
@@ -36,7 +37,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class LoraChoice:
-    """Which layers an adapter is for, and its size."""
+    """Size and seed of an adapter, and the layers that it adapts."""
 
     rank: int
     seed: int | None = None
@@ -46,7 +47,7 @@ class LoraChoice:
 
 
 class Loader:
-    """Loads what one engine trains and samples from."""
+    """Loads the models that one engine trains and samples from."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -55,30 +56,33 @@ class Loader:
         self._shared = SharedBases()
 
     def trains_whole(self, model: Any) -> bool:
-        """Whether all of a model's weights are trained, rather than an adapter."""
+        """Whether all of a model's weights are trained, not an adapter."""
         if self.settings.full_parameter is not None:
             return self.settings.full_parameter
         return count_parameters(model) < SMALL_MODEL_PARAMETERS
 
     def dtype(self, *, whole: bool) -> torch.dtype:
-        """bfloat16 on CUDA, but for weights that are trained: it rounds small steps away."""
+        """Type of the weights; by default bfloat16 on CUDA and float32 elsewhere.
+
+        Weights that are all trained are float32 on CUDA, too: bfloat16 rounds small steps away.
+        """
         if self._dtype is not None:
             return self._dtype
         shared_on_gpu = self.device.type == "cuda" and not whole
         return torch.bfloat16 if shared_on_gpu else torch.float32
 
     def base(self, name: str) -> Any:
-        """A base model: a copy of its own to train whole, or one that shares its weights."""
+        """A base model: a copy of its own if all weights are trained, else with shared weights."""
         if self.trains_whole(load_outline(name)):
             return self.own(name)
         return self._share(name)
 
     def own(self, name: str) -> Any:
-        """A model to train whole."""
+        """A model whose weights may all be trained."""
         return load_model(name, self.device, self.dtype(whole=True))
 
     def to_train(self, name: str, choice: LoraChoice) -> tuple[Any, int | None]:
-        """A base model ready to train, and the rank of its adapter; None where all is trained."""
+        """A base model ready to train, and its adapter's rank: None if all weights are trained."""
         model = self.base(name)
         if self.trains_whole(model):
             return model, None
@@ -86,10 +90,10 @@ class Loader:
         return attach_lora(model, **asdict(replace(choice, seed=seed))), choice.rank
 
     def adapted(self, name: str, folder: Path) -> Any:
-        """A base model in an adapter that was saved."""
+        """A base model with an adapter that was saved."""
         from peft import PeftModel
 
-        # Also where the base would be trained whole today: the adapter was saved when it was not.
+        # Also if all weights would be trained today: when it was saved, only the adapter was.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 
@@ -99,14 +103,13 @@ class Loader:
 
 
 def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A type of weights, by itself or by its name; None and "auto" for the engine's choice."""
+    """Read a type of weights or its name; None for None and "auto", which let the engine choose."""
     if dtype is None or dtype == "auto":
         return None
     found = DTYPES.get(str(dtype).removeprefix("torch."))
     if found is None:
         raise ModelNotFoundError(
-            f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}, or None for what fits the "
-            "device."
+            f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}, or None to fit the device."
         )
     return found
 
@@ -123,5 +126,5 @@ def _resolve_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise ModelNotFoundError(
             f"Device {device!r} was asked for, which PyTorch does not know; expected 'cpu', 'cuda' "
-            "or 'auto' (CUDA where there is one)."
+            "or 'auto' (CUDA if there is a GPU)."
         ) from error

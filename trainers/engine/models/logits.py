@@ -1,7 +1,7 @@
-"""From hidden states to logits and to log-probabilities: in float32, and a stretch at a time.
+"""Logits and log-probabilities from hidden states: in float32, and in slices.
 
 The logits of 8,000 tokens take 4.9 GB at a vocabulary of 151,936, and a backward pass holds
-several such tensors. So they are computed in stretches, and again in the backward pass. They are in
+several such tensors. So they are computed in slices, and again in the backward pass. They are in
 float32: rounded to bfloat16, a logit of 20 would be off by up to 0.06.
 
 Shapes: N tokens, H hidden, V vocabulary, K targets a token.
@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from evert.trainers.engine.models.products import linear
 
-STRETCH_BYTES = 2**27  # Of logits at once in training; a backward pass holds about three such
+STRETCH_BYTES = 2**27  # Of a slice of logits in training; a backward pass holds about three
 _BLOCK = {"cpu": 2**10, "cuda": 2**14}
-"""Rows of the output layer that are turned into float32 at once; a CPU's stay in its cache."""
+"""Rows of the output layer that are converted to float32 at once; a CPU's cache holds them."""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,13 +37,13 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 def computed_again(call: Callable[..., Tensor], *args: Any) -> Tensor:
-    """What a call returns; a backward pass computes it again, so that its insides are not kept."""
+    """Run ``call``; a backward pass runs it again, so that its inner results are not kept."""
     made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
     return made
 
 
 def fits_whole(tokens: int, vocabulary: int) -> bool:
-    """Whether the logits of so many tokens may stand at once."""
+    """Whether the logits of ``tokens`` tokens may be in memory at once."""
     return tokens * vocabulary * 4 <= STRETCH_BYTES
 
 
@@ -52,7 +52,7 @@ def target_logprobs(
 ) -> Tensor:
     """Log-probabilities of [N] or [N, K] targets in float32, without all logits at once.
 
-    ``head`` goes from [n, H] to [n, V] logits in float32.
+    ``head`` maps [n, H] to [n, V] logits in float32.
     """
     rows = max(1, STRETCH_BYTES // (4 * vocabulary))
 

@@ -1,9 +1,9 @@
-"""Images among tokens: what a row of ids holds in their place, and what a model is given for it.
+"""Images among tokens: their place in a row of ids, and the model's inputs for them.
 
-An image stands in a row of ids by its *name*, a negative number made of its bytes and of how they
-are prepared, as often as it has tokens. So whatever finds rows by ids (remembered prefixes, equal
-prompts, random streams) knows nothing of images. Whoever has a row in work holds its pictures;
-names are looked up where a pass runs.
+In a row of ids, an image is its *name*, repeated for each of its tokens. The name is a negative
+number, a hash of the image's bytes and of the processor's settings. So code that finds rows by ids
+(prefix cache, equal prompts, random streams) needs to know nothing of images. A pass looks pictures
+up by name; whoever works on a row holds its pictures until then.
 
 Shapes: B rows, T tokens a row, P patches of an image, D numbers of a patch.
 """
@@ -33,48 +33,49 @@ from evert.trainers.engine.models.base_models import (
     resolve_model,
 )
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # That are shown images
-_KEPT_BYTES = 2**28  # Of the pictures read last: sampled from, turn by turn, then trained on
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # That accept images
+_KEPT_BYTES = 2**28  # Of the pictures read last: each turn and then training need them again
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
     """An image, ready for a model."""
 
-    name: int  # Below 0; the same for the same bytes
+    name: int  # Below 0; equal for equal bytes and settings
     patches: Tensor  # [P, D] float32
     grid: tuple[int, int, int]  # Patches in time (1), from top to bottom, and from left to right
-    merge: int  # Patches a side that become one token
+    merge: int  # ``merge`` by ``merge`` patches become one token
 
     @property
     def tokens(self) -> int:
-        """How many tokens it takes."""
+        """Number of its tokens."""
         return math.prod(self.grid) // self.merge**2
 
 
-_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those that are held
-_lock = Lock()  # Held by a reader that looks a picture up, or enters one
+_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those in use
+_lock = Lock()  # Held to look a picture up, or to enter one
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a prompt or a datum is read into; hold it while its ids are in work."""
+    """A prompt or a datum as ids and pictures; hold it while its ids are in use."""
 
     ids: list[int]  # Token ids, and names of pictures
     pictures: tuple[Picture, ...] = ()
 
 
 class PictureReader:
-    """Reads what is given to one base model."""
+    """Reads the prompts and data of one base model."""
 
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model
         self._last: OrderedDict[int, Picture] = OrderedDict()
 
     def read(self, prompt: types.ModelInput) -> Row:
-        """The ids of a prompt, and its pictures. May be called by several threads.
+        """Read the ids and pictures of a prompt. Several threads may call it.
 
-        A ``ValueError`` says what this model does not take; its text goes on from "The prompt".
+        Raises:
+            ValueError: The model does not accept the prompt; the text continues "The prompt".
         """
         if is_text(prompt):
             return Row(prompt.to_ints())
@@ -93,9 +94,9 @@ class PictureReader:
                 ids += [pictures[-1].name] * pictures[-1].tokens
             else:
                 raise ValueError(
-                    f"has a chunk that is not text and no image, of type {chunk.type!r}; the "
-                    "embedded engine takes an image as its bytes (ImageChunk), and no sound. Send "
-                    "text and images alone."
+                    f"has a chunk of type {chunk.type!r}, neither text nor an image; the embedded "
+                    "engine takes images as bytes (ImageChunk), and no sound. Send only text and "
+                    "images."
                 )
         return Row(ids, tuple(pictures))
 
@@ -106,7 +107,7 @@ class PictureReader:
             picture = self._last.pop(name, None) or _named.get(name)
         if picture is None:
             picture = self._prepared(name, chunk.data)
-        with _lock:  # another thread may have read it, too: rows are to hold the one that is named
+        with _lock:  # another thread may have read it, too: all rows hold the object in ``_named``
             picture = self._last[name] = _named.setdefault(name, picture)
             while sum(kept.patches.nbytes for kept in self._last.values()) > _KEPT_BYTES:
                 self._last.popitem(last=False)
@@ -121,7 +122,7 @@ class PictureReader:
         try:
             with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
                 found = self._processor(images=[image.convert("RGB")], return_tensors="pt")
-        except Exception as error:  # Pillow's decoders raise what they like
+        except Exception as error:  # Pillow's decoders raise anything
             raise ValueError(
                 f"has an image of {len(data)} bytes that cannot be read; expected a whole PNG or "
                 f"JPEG. {type(error).__name__}: {error!s:.200}"
@@ -137,37 +138,37 @@ class PictureReader:
 
     @cached_property
     def _processor(self) -> Any:
-        # Not transformers' own name for it, which wants torchvision where Pillow is enough.
+        # transformers' top-level name requires torchvision, though Pillow is enough.
         from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         kind = load_config(self._base_model).model_type
         if kind not in FAMILIES:
             raise ValueError(
                 f"has a chunk that is not text, and {self._base_model} is a model of type {kind}. "
-                f"The embedded engine shows images to {', '.join(FAMILIES)}: take one of these, "
-                "or an engine behind base_url."
+                f"The embedded engine takes images for {', '.join(FAMILIES)}: use one of these, "
+                "or a service behind base_url."
             )
         source = resolve_model(self._base_model)
         return from_pretrained(AutoImageProcessor, self._base_model, source)
 
 
 class Sight:
-    """How a model is given rows that may hold pictures."""
+    """Builds a model's inputs for rows that may hold pictures."""
 
     def __init__(self, config: Any) -> None:
         self._image: int = config.image_token_id
         self._other: int = config.video_token_id
 
     def ids(self, tokens: Tensor) -> Tensor:
-        """[B, T] ids as the model looks them up: pictures are its image token, and nothing else is.
+        """[B, T] ids for the model's embedding: the names of pictures become its image token.
 
-        A text that holds that token, which a policy may sample, has the video token in its place.
+        An image token in the text, which a policy may sample, becomes the video token.
         """
         spelled = torch.where(tokens == self._image, self._other, tokens)
         return torch.where(tokens < 0, self._image, spelled)
 
     def pixels(self, rows: Sequence[np.ndarray], device: torch.device) -> dict[str, Tensor]:
-        """What a pass takes beside the ids of some rows, each [T]; nothing where all is text."""
+        """A pass's inputs for the pictures of some rows, each [T]; empty if all is text."""
         seen = [picture for row in rows for _, picture in pictures_in(row)]
         if not seen:
             return {}
@@ -176,7 +177,7 @@ class Sight:
         return {"pixel_values": patches, "image_grid_thw": grids}
 
     def positions(self, row: np.ndarray) -> np.ndarray:
-        """[3, T] where each token is: in time, from the top, from the left; text alike in all."""
+        """[3, T] positions of each token: in time, from the top, from the left; equal for text."""
         found = np.empty((3, len(row)), np.int64)
         done = place = 0
         for start, picture in pictures_in(row):
@@ -191,18 +192,18 @@ class Sight:
 
 
 def sight_of(model: Any) -> Sight | None:
-    """How a model is given images; None where it takes none, or not in a way that is known here."""
+    """The ``Sight`` of a model; None if its type is not in ``FAMILIES``."""
     config = base_of(model).config
     return Sight(config) if config.model_type in FAMILIES else None
 
 
 def is_text(prompt: types.ModelInput) -> bool:
-    """Whether a prompt holds token ids alone."""
+    """Whether a prompt has only token ids."""
     return all(isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks)
 
 
 def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
-    """Where the pictures of a row [T] begin, and which they are; each has to be whole."""
+    """Each picture of a row [T], with its start; every picture must be whole."""
     end = 0
     for place in np.flatnonzero(row < 0).tolist():
         if place >= end:
@@ -212,7 +213,7 @@ def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
 
 
 def whole_from(row: np.ndarray, start: int) -> int:
-    """The last place up to ``start`` from which on no picture of a row [T] is cut."""
+    """The last index up to ``start`` at which a cut of a row [T] splits no picture."""
     while 0 < start < len(row) and row[start] < 0 and row[start] == row[start - 1]:
         start -= 1
     return start

@@ -1,8 +1,8 @@
-"""Products with the weights of layers: by oneDNN, where PyTorch's own way is slow.
+"""Matrix products with weights, by oneDNN where PyTorch's default is slow.
 
-PyTorch gives float32 products to MKL, which computes with half the width of an AMD processor:
-oneDNN, which PyTorch has in it, takes half the time there, forward and backward. It has bfloat16's
-products anyhow. A call of it costs 10 us more, so that small products stay as they are.
+PyTorch computes float32 products by MKL, which uses half the vector width of an AMD processor.
+oneDNN, a part of PyTorch, takes half the time there, forward and backward. PyTorch uses it for
+bfloat16 anyway. A call of oneDNN costs 10 us more, so small products stay with MKL.
 
 Shapes: ``...`` rows, I features in, O out.
 """
@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """``_product``, with its derivatives."""
+    """``_product`` with its derivatives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -61,7 +61,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _gains(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.numel() * weight.numel() >= _GAINS  # asked first: it is the cheapest
+        x.numel() * weight.numel() >= _GAINS  # first, as the cheapest test
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and _onednn_is_faster()

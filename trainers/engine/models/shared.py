@@ -1,8 +1,8 @@
-"""One base in memory, whoever trains adapters of it and samples from them.
+"""Keeps one base in memory for all adapters that are trained on it or sampled from.
 
-A base that is not trained whole is loaded once, while somebody uses it. Everybody gets a ``tree``:
-a model with modules of its own, so that an adapter can be put into it, and with the weights of the
-one that was loaded, which nobody changes.
+Such a base is loaded once, and stays loaded while it is used. Each user gets a ``tree``: a model
+with its own modules, so that an adapter can be put into it, and with the shared weights, which
+never change.
 """
 
 import copy
@@ -18,14 +18,14 @@ _ORIGINAL = "_evert_original"
 
 
 class SharedBases:
-    """The bases that are in use, by name."""
+    """The bases in use, by name."""
 
     def __init__(self) -> None:
         self._loaded: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def tree(self, name: str, load: Callable[[], Any]) -> Any:
-        """A model with the weights of a base, which ``load`` loads where nobody uses it yet."""
+        """A model with the shared weights of a base; ``load`` loads them if they are not in use."""
         with self._lock:
             original = self._loaded.get(name)
             if original is None:
@@ -35,18 +35,18 @@ class SharedBases:
                     lay_out(original)
                 self._loaded[name] = original
         tree = with_own_modules(original)
-        # Not an attribute like others: its parameters are not the tree's a second time.
+        # Not a submodule: the tree would count the shared parameters twice.
         tree.__dict__[_ORIGINAL] = original
         return tree
 
 
 def original_of(model: Any) -> Any:
-    """The shared model whose weights a model has; None where its weights are its own."""
+    """The shared base whose weights a model uses; None if its weights are its own."""
     return base_of(model).__dict__.get(_ORIGINAL)
 
 
 def with_own_modules(model: Any) -> Any:
-    """A copy of a model, but for the weights that are not trained: those stay the same tensors."""
+    """A copy of a model that shares the weights that are not trained."""
     keep = {id(p): p for p in model.parameters() if not p.requires_grad}
     original = original_of(model)
     return copy.deepcopy(model, keep | {id(original): original})

@@ -1,11 +1,11 @@
-"""Stand-ins: a model that is here answers where a script names one that is not.
+"""Stand-ins: a model on this machine is used in the place of one that a script names.
 
-    StandIns    which model stands for a name
-    lookups     the Cookbook's own look-ups by name, which then find the stand-in
-    tokenizers  the same for transformers' ``AutoTokenizer``, inside a block
+    StandIns    maps a name to the model that stands for it
+    lookups     makes the Cookbook's look-ups by name find the stand-in
+    tokenizers  does the same for transformers' ``AutoTokenizer``, inside a block
 
-A name is replaced where a client is made of it: from there on everything, checkpoints too, says
-what it really is.
+A name is replaced when a client is made of it. From then on everything, checkpoints included, has
+the stand-in's name.
 """
 
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Which model stands for a name: the first pattern's that fits; what is here stays."""
+    """Maps names to stand-ins, by the first pattern that matches; models that are here stay."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
@@ -41,14 +41,14 @@ class StandIns:
                 base_context_length(model)
             except ModelNotFoundError as error:
                 raise ModelNotFoundError(
-                    f"stand_ins has {model!r} for {pattern!r}, and it is not here: {error}"
+                    f"stand_ins has {model!r} for {pattern!r}, which is not here: {error}"
                 ) from error
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
     def of(self, name: str) -> str:
-        """The model that stands for ``name``, or ``name``; what is replaced is said once."""
+        """The model that stands for ``name``, or ``name``; warns once for each name replaced."""
         if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
             return name
         bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
@@ -59,20 +59,20 @@ class StandIns:
         return name
 
     def say(self, present: str, absent: str) -> None:
-        """Warn, once, that one stands for the other."""
+        """Warn once that ``present`` stands for ``absent``."""
         if absent not in self._said:
             self._said.add(absent)
             logger.warning(
-                "%s STANDS IN FOR %s (stand_ins). What is sampled, trained and measured here is "
-                "the first's, and says nothing of the other.",
+                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics here are the "
+                "first's, and say nothing about the second.",
                 *(present, absent),
             )
 
 
 def lookups(stand_ins: StandIns) -> list[Swap]:
-    """The Cookbook's look-ups by a model's name: what they are called, are, and become.
+    """The swaps of the Cookbook's look-ups by a model's name.
 
-    Its table of models knows the shipped bases, too.
+    The new look-up of a model's attributes knows the shipped bases, too.
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 

@@ -2,18 +2,18 @@
 
 From the outside in:
 
-    sampler.py        frozen weights, asked for replies and log-probabilities
-    scheduler.py      many requests, one running batch
-    running_batch.py  the rows of one batch, and drawing for them
-    drawing.py        drawing tokens, stops
-    scoring.py        what is asked of given tokens
+    sampler.py        checks requests for replies and log-probabilities
+    scheduler.py      serves many requests in one running batch
+    running_batch.py  samples a token for each row of a batch
+    drawing.py        random numbers, truncation, stops
+    scoring.py        reads values from the logits of given tokens
     frozen.py         weights ready to sample from
-    batches.py        rows decoded together over a cache
-    lean_batch.py     those of a model of our own
-    row_cache.py      their keys and values, row by row
-    stem.py           what its rows begin with, held once
-    generic_batch.py  those of any other
-    prefill.py        what rows share is computed once
+    batches.py        rows decoded together over a key-value cache
+    lean_batch.py     a batch of our own forward pass
+    row_cache.py      its keys and values, row by row
+    stem.py           the common prefix of its rows, held once
+    generic_batch.py  a batch of any other model
+    prefill.py        orders rows so that common prefixes come first, and once
     prefix_cache.py   keys and values, found by their tokens
     memory.py         how much memory there is, and what fits
 """

@@ -1,10 +1,10 @@
 """Running batches: rows that are decoded together, one token at a time, over a key-value cache.
 
 ``LeanBatch`` decodes a ``LeanModel``, ``GenericBatch`` any Hugging Face causal language model. Rows
-join and leave while the batch runs. What rows begin with alike, or like rows before them, is
-computed once and found again in the ``PrefixCache``.
+join and leave while the batch runs. A prefix that rows share with each other, or with earlier rows,
+is computed once and found again in the ``PrefixCache``.
 
-Shapes: B rows, T tokens a row, N tokens that something is wanted of, V vocabulary.
+Shapes: B rows, T tokens a row, N tokens whose logits are wanted, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 
 
 class Admitted(NamedTuple):
-    """What ``admit`` returns: the new rows, in order, after those that were there."""
+    """The result of ``admit``: the new rows, in order, which follow the rows already there."""
 
     owners: list[int]  # For each new row, the index of its prompt
     logits: Tensor  # [new rows, V] logits of the first token to sample, float32
@@ -40,20 +40,20 @@ class Admitted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """What rows are computed with."""
+    """The weights that rows are computed with, and their prefix cache."""
 
-    model: Any  # What computes them
-    vocabulary: int  # How many logits a token has
-    prefixes: PrefixCache  # What was computed with it so far
+    model: Any  # A ``LeanModel`` or a Hugging Face model
+    vocabulary: int  # Number of logits of a token
+    prefixes: PrefixCache  # Keys and values computed with it so far
 
 
 class Batch(ABC):
     """Rows that are decoded together."""
 
     def __init__(self, weights: Weights) -> None:
-        self.weights = weights  # Of the prompts to come: others, of another adapter, may follow
+        self.weights = weights  # Of the next prompts; may be set to another adapter's
         self.passes = 0  # Forward passes over given tokens so far
-        self.computed_tokens = 0  # Given tokens it has computed so far, padding not counted
+        self.computed_tokens = 0  # Given tokens computed so far, without padding
         self.device: torch.device = weights.model.device
         self._most_logits = max(1, LOGITS_BYTES // (4 * weights.vocabulary))
 
@@ -73,10 +73,10 @@ class Batch(ABC):
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; returns, for each row that is left, its old number."""
+        """Drop all rows but these; returns the old index of each row that is left."""
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
-        """Add ``copies[i]`` rows that begin with ``prompts[i]``, all of which differ."""
+        """Add ``copies[i]`` rows with the prompt ``prompts[i]``; the prompts must differ."""
         first = self.size
         rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         for level in self.shared(rows, [len(row) - 1 for row in rows]):
@@ -97,7 +97,7 @@ class Batch(ABC):
         return Admitted([order[at] for at in picks], found)
 
     def shared(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[list[Shared]]:
-        """What is to be computed once, level by level, if ``most`` tokens of a row are given."""
+        """Prefixes to compute once, level by level; row i may use ``most[i]`` cached tokens."""
         if len(rows) < 2:
             return []
         prefixes = self.weights.prefixes
@@ -107,10 +107,11 @@ class Batch(ABC):
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
-        """Run what is not remembered of some rows, and remember it; with ``join`` they become rows.
+        """Run the tokens of jobs that are not cached yet, and cache them.
 
-        Yields jobs that were run together, and the logits that are wanted of them, job by job: one
-        or more [N, V], float32, not to be held all at once. A job with nothing to do is left out.
+        Yields the jobs of each pass, and their wanted logits, job by job: one or more [N, V],
+        float32, not to be held all at once. A job with nothing to run is left out. ``join`` makes
+        the jobs rows of the batch.
         """
         for job in jobs:
             job.start, job.kept = self.weights.prefixes.longest(job.tokens, job.first)
@@ -121,10 +122,10 @@ class Batch(ABC):
             self.computed_tokens += sum(job.todo for job in chunk)
             logits = self._run(chunk, join)
             yield chunk, logits
-            deque(logits, maxlen=0)  # A generator: who wanted nothing has not run it.
+            deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
 
     def park(self, row: int, tokens: Sequence[int]) -> None:
-        """Remember a row that ends; its last token was drawn and never computed."""
+        """Cache a row that ends, except for its last token, which was sampled but not run."""
         done = np.asarray(tokens[:-1], dtype=np.int64)
         self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
 
@@ -148,7 +149,7 @@ class Batch(ABC):
 
     @abstractmethod
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        """Run and remember a chunk; the logits that are wanted, as ``compute`` has them."""
+        """Run and cache a chunk; yields the wanted logits, as ``compute`` does."""
 
     @abstractmethod
     def _read(self, row: int, start: int, end: int) -> Kept:
@@ -164,7 +165,7 @@ class Batch(ABC):
 
 
 def places_wanted(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[N] row in the chunk, and [N] place from its row's first token, of what is wanted."""
+    """The tokens whose logits are wanted: [N] row in the chunk, [N] index in the row."""
     spans = [np.arange(job.first, len(job.tokens)) for job in jobs]
     rows = np.repeat(np.arange(len(jobs)), [len(span) for span in spans])
     columns = np.concatenate(spans)

@@ -1,7 +1,7 @@
-"""Drawing tokens: random numbers, truncation, and when a reply stops.
+"""Sampling tokens: random numbers, truncation, and stops.
 
-Every sample has a random stream of its own (``stream_key``), addressed by step number, so what it
-draws depends on nothing that runs beside it. Shapes: B rows, V vocabulary.
+Every sample has its own random stream (``stream_key``), indexed by step number, so its tokens do
+not depend on the other rows of the batch. Shapes: B rows, V vocabulary.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-_AT_ONCE = 2**20  # Logits drawn from at once on a CPU: what is computed of them stays in its cache
+_AT_ONCE = 2**20  # Logits sampled from at once on a CPU, so that its cache holds them
 
 
 def stream_key(*parts: bytes | int) -> int:
@@ -39,25 +39,25 @@ def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Temper:
-    """How each row's distribution is shaped before the draw."""
+    """The temperature and the truncation of each row's distribution."""
 
     temperature: Tensor  # [B] float32; 0 means greedy
-    top_k: Tensor | None  # [B] int64, V for no limit; None where no row has a limit
-    top_p: Tensor | None  # [B] float32, 1 for no limit; None where no row has a limit
+    top_k: Tensor | None  # [B] int64, V for no limit; None if no row has a limit
+    top_p: Tensor | None  # [B] float32, 1 for no limit; None if no row has a limit
     plain: bool  # All temperatures are 1 and nothing is truncated
 
     def of(self, rows: slice) -> "Temper":
-        """How some of the rows are shaped."""
+        """The same for some of the rows."""
         top_k = None if self.top_k is None else self.top_k[rows]
         top_p = None if self.top_p is None else self.top_p[rows]
         return Temper(self.temperature[rows], top_k, top_p, self.plain)
 
 
 def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """One token a row for [B, V] logits and [B] numbers in [0, 1), by inverting the distribution.
+    """Sample a token for each row of [B, V] logits, by inverse transform of [B] numbers in [0, 1).
 
-    Returns [B] token ids, and [B] their log-probabilities under the model itself, at temperature 1
-    and untruncated, whatever ``temper`` says: what a trainer computes for the same token.
+    Returns [B] token ids, and [B] their log-probabilities: the model's own, at temperature 1 and
+    untruncated, whatever ``temper`` says. A trainer computes the same for these tokens.
     """
     few = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= few:
@@ -83,7 +83,7 @@ def _draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tens
 
 def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
     temperature = torch.where(temper.temperature == 0, 1.0, temper.temperature)
-    # The likeliest token has 0: divided by next to nothing, all others may become infinite.
+    # The likeliest token has 0, so a tiny temperature makes only the others infinite.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
     if temper.top_k is None and temper.top_p is None:
         return shaped
@@ -93,10 +93,10 @@ def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
     if temper.top_k is not None:
         cut |= rank >= temper.top_k[:, None]
     if temper.top_p is not None:
-        # A share of what top_k has left, as vLLM and transformers take it.
+        # top_p is a share of what top_k leaves, as in vLLM and transformers.
         left = values.masked_fill(cut, float("-inf"))
         before = torch.softmax(left, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        # The likeliest token stays, even where top_p is 0.
+        # The likeliest token stays, even if top_p is 0.
         before[:, 0] = -1
         cut |= before >= temper.top_p[:, None]
     return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))
@@ -104,11 +104,11 @@ def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
 
 @dataclass(frozen=True)
 class Stops:
-    """What ends a reply: token ids, and texts that may span tokens."""
+    """The stops of a reply: token ids, and texts that may span tokens."""
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
-    window: int = 0  # Number of last tokens whose text must be looked at; 0 without texts
+    window: int = 0  # Number of last tokens to search for texts; 0 without texts
 
     def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
         """Whether the last token of a reply completed a stop."""
@@ -125,8 +125,8 @@ def make_stops(
 ) -> Stops:
     """Read ``SamplingParams.stop``.
 
-    None: the model's own end tokens. An empty list: no stop at all. Token ids: they alone. Texts
-    (also of special tokens, such as ``"<|im_end|>"``) join the model's own end tokens.
+    None: the model's end tokens. An empty list: no stops. Token ids: only these. Texts (also of
+    special tokens, such as ``"<|im_end|>"``): these and the model's end tokens.
     """
     if stop is None:
         return Stops(frozenset(end_tokens))
@@ -138,6 +138,6 @@ def make_stops(
         raise SamplingRequestError(
             f"SamplingParams.stop is {stop!r}; expected token ids, or non-empty texts, or None."
         )
-    # A token carries at least one byte of text, save for a few at the edges of characters.
+    # A token has at least one byte of text, except for a few at the edges of characters.
     window = max(len(text.encode()) for text in texts) + 8
     return Stops(frozenset(end_tokens), texts, window)

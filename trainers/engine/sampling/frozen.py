@@ -1,7 +1,7 @@
 """A frozen model: weights that training no longer changes, ready to sample from.
 
-``freeze`` makes a ``FrozenLean`` of a Llama-like model, a ``FrozenGeneric`` of any other. Both open
-batches, to decode in and to score given tokens in.
+``freeze`` makes a ``FrozenLean`` of a Llama-like model, a ``FrozenGeneric`` of any other. Both
+open batches, which decode rows and score given tokens.
 """
 
 import copy
@@ -18,22 +18,22 @@ from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
-_PREFIX_SHARE = 8  # One part in so many of the cache's memory goes to remembered prefixes
+_PREFIX_SHARE = 8  # The prefix cache gets the cache's memory divided by this
 
 
 class FrozenModel:
-    """Weights that do not change; batches of them share what they remember."""
+    """Weights that do not change; their batches share a prefix cache."""
 
-    kind: ClassVar[type[Batch]]  # Of its batches
+    kind: ClassVar[type[Batch]]  # Class of its batches
 
     def __init__(self, model: Any, config: Any, vocabulary: int, *, remembers: bool) -> None:
         self.device: torch.device = model.device
-        self.base: Any = None  # What its rows share a batch by; None for a base of its own
+        self.base: Any = None  # Models of one base share batches; None if the base is not shared
         self.cache_tokens = cache_bytes(self.device) // cache_token_bytes(config, model.dtype)
-        """Tokens whose keys and values there is memory for, over all rows."""
+        """Most tokens in the key-value cache, over all rows."""
         remembered = self.cache_tokens // _PREFIX_SHARE if remembers else 0
         self.weights = Weights(model, vocabulary, PrefixCache(remembered))
-        """What rows of it are computed with, in a batch of its own or of another's of its base."""
+        """The weights of its rows, in its own batches and in those of other models of its base."""
 
     def new_batch(self) -> Batch:
         """Open an empty batch."""
@@ -53,12 +53,12 @@ class FrozenLean(FrozenModel):
 
 
 class FrozenGeneric(FrozenModel):
-    """A frozen copy of any Hugging Face causal language model, its adapter inside of it."""
+    """A frozen copy of any Hugging Face causal language model, with its adapter."""
 
     kind = GenericBatch
 
     def __init__(self, model: Any) -> None:
-        """Copy ``model``, with its LoRA adapter merged in; a shared base stays, and beside it."""
+        """Copy ``model`` with its adapter merged in; of a shared base, copy only the adapter."""
         shared = original_of(model) is not None
         copied = with_own_modules(model) if shared else copy.deepcopy(model)
         frozen: Any = copied.eval().requires_grad_(False)

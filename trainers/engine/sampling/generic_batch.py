@@ -1,11 +1,12 @@
 """Continuous batching over any Hugging Face causal language model, through its own forward pass.
 
-All rows end at the same column: shorter ones are padded on the left, and masked there; columns that
-no row uses any more are cut off. Rows that run together are as long as the longest of them needs:
-another computes again what is remembered of it, so that no row has a gap. Pictures are run whole.
+All rows end at the same column. Shorter rows are padded on the left, and masked there; columns that
+no row uses any more are cut off. All rows of a pass run as many tokens as the row with the most to
+run: the others compute part of their cached prefix again, so that no row has a gap. No pass starts
+inside a picture.
 
-Models that keep something else than keys and values (state-space layers) decode in batches, too;
-but no row joins a batch of theirs that has begun, and nothing of them is remembered.
+Models with other state than keys and values (state-space layers) decode in batches, too. But no row
+can join such a batch after its start, and nothing is cached.
 
 Shapes: B rows, T tokens a row, L columns, V vocabulary.
 """
@@ -42,7 +43,7 @@ class GenericBatch(Batch):
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
         self._ahead = torch.zeros(0, 1, dtype=torch.long, device=model.device)
-        """[B, 1] by how much each row's next position differs from its length."""
+        """[B, 1] each row's next position minus its length; not 0 after pictures."""
 
     @property
     def size(self) -> int:
@@ -51,7 +52,7 @@ class GenericBatch(Batch):
 
     @property
     def joinable(self) -> bool:
-        """Where there are only keys and values, always; else before the first row."""
+        """True if the model has only keys and values; else True before the first row."""
         return self._attends or self._cache is None
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class GenericBatch(Batch):
         places = places - lengths[rows] + width
         pixels, positions = self._seen(jobs, mask)
         most = self._most_wanted(jobs)
-        # Only a row too long for one pass with all of its logits is cut in pieces.
+        # A row is cut in pieces only if its wanted logits are too many for one pass.
         whole = most == 1 or not self._attends or bool(pixels)
         piece = width if whole else max(1, self._most_logits // len(jobs))
         for start in range(0, width, piece):
@@ -103,13 +104,13 @@ class GenericBatch(Batch):
             self._join(cache, mask, positions)
 
     def _most_wanted(self, jobs: Sequence[Job]) -> int:
-        """Most logits that are wanted of a row; at least one, which every pass computes."""
+        """Most logits wanted of a row; at least 1, which every pass computes."""
         if "logits_to_keep" not in self._takes:
             return max((job.todo for job in jobs), default=1)
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
     def _seen(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Pixels of what is to be run; positions of whole rows: [B, L], with pictures [3, B, L]."""
+        """Pixels of the tokens to run; positions of whole rows: [B, L], with pictures [3, B, L]."""
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)
         rows = [job.tokens for job in jobs]
         if self._sight is None or not any((row < 0).any() for row in rows):
@@ -129,7 +130,7 @@ class GenericBatch(Batch):
         positions: Tensor,
         pixels: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """[B, T, V] in float32, of the last ``wanted`` tokens at least."""
+        """Logits [B, wanted, V] in float32, of the last ``wanted`` tokens."""
         options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache, **pixels}
         if self._sight is not None:
             tokens = self._sight.ids(tokens)
@@ -141,10 +142,10 @@ class GenericBatch(Batch):
         return logits[:, -wanted:].float()
 
     def _restored(self, jobs: Sequence[Job]) -> Any:
-        """A cache that holds what is remembered of some rows, all ending at the same column."""
+        """A cache with the cached prefixes of some rows, all ending at the same column."""
         from transformers import DynamicCache
 
-        # Without the configuration it keeps what a sliding window has left: rows can be padded.
+        # Without the configuration it keeps tokens behind a sliding window, so rows can be padded.
         cache = DynamicCache() if self._attends else DynamicCache(config=self._model.config)
         length = max(job.start for job in jobs)
         if length:
@@ -173,7 +174,7 @@ class GenericBatch(Batch):
         return _read(self._cache, row, gap + start, gap + end)
 
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
-        """Nothing: the cache grows with every token."""
+        """Do nothing: the cache grows with every token."""
 
     def _repeat(self, rows: Sequence[int]) -> None:
         if rows:
@@ -191,7 +192,7 @@ class GenericBatch(Batch):
 
 
 def _lined_up(jobs: Sequence[Job]) -> int:
-    """Have all rows go back as far as the longest has to; returns how many tokens that is."""
+    """Make all rows run as many tokens as the row with the most to run; returns how many."""
     while True:
         width = max(job.todo for job in jobs)
         starts = [whole_from(job.tokens, max(0, len(job.tokens) - width)) for job in jobs]
@@ -202,13 +203,13 @@ def _lined_up(jobs: Sequence[Job]) -> int:
 
 
 def attends(model: Any) -> bool:
-    """Whether a model keeps keys and values and nothing else: only those can be remembered."""
+    """Whether a model's state is only keys and values; nothing else can be cached."""
     config = model.config.get_text_config(decoder=True)
     return set(getattr(config, "layer_types", None) or []) <= _ATTENTION
 
 
 def _padded(job: Job, index: int, length: int) -> Tensor:
-    """One of the tensors that are kept of a row, [H, length, D], zeros where it has no token."""
+    """A row's cached tensor ``index``, padded on the left with zeros: [H, length, D]."""
     whole = torch.cat([piece[index] for piece in job.kept], dim=-2)[:, : job.start]
     return _left(whole, length)
 

@@ -1,9 +1,9 @@
 """Continuous batching over a ``LeanModel``.
 
-Each row has a stretch of the cache, from the first of its tokens that is its own: those of the
-stem, which many rows begin with, are held once (``stem.py``). Nothing is left-padded. The active
-rows are the first ``size`` ones: when rows finish, the last ones move into the gaps. Behind them is
-scratch, where prompts and given tokens are computed.
+Each row has a row of the cache for its own tokens. The stem, a prefix that many rows share, is held
+once (``stem.py``). Nothing is left-padded. The active rows are the first ``size`` ones: when rows
+finish, the last ones move into the gaps. The cache rows behind them are scratch, in which prompts
+and given tokens are computed.
 
 Shapes: B rows, T tokens a row, L cache length, P tokens of the stem, Hkv key heads, G queries a key
 head, D head size, V vocabulary.
@@ -25,8 +25,8 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96  # Rows whose step is worth a core of their own
-_LANE_TOKENS = 256  # Tokens of prompts that are
+_LANE_ROWS = 96  # Fewest rows of a step for each core
+_LANE_TOKENS = 256  # Fewest prompt tokens for each core
 
 
 class LeanBatch(Batch):
@@ -36,22 +36,22 @@ class LeanBatch(Batch):
         model: LeanModel = weights.model
         self._decoder = model  # Steps all rows, whatever their adapters
         super().__init__(weights)
-        self._weights: list[Weights] = []  # For each row, what it is computed with
+        self._weights: list[Weights] = []  # For each row, the weights that compute it
         self._lengths: list[int] = []
-        self._starts: list[int] = []  # For each row, how many of its tokens are the stem's
+        self._starts: list[int] = []  # For each row, the number of its tokens in the stem
         self._stem: Stem | None = None
         self._stem_weights = weights
-        self._without: Tensor | None = None  # [B] which rows are without it; None where none is
+        self._without: Tensor | None = None  # [B] True for rows without it; None if all have it
         self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
         self._columns = self._positions
-        """[B] where the next token of each row goes: in the whole row, and in its stretch."""
+        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
         self._rows = self._columns  # [B] 0, 1, ...
         self._open, self._shut = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """What is added to the score of a token that is there, and of one that is not."""
-        self._longest = self._widest = 0  # The most of either
+        """Added to the attention score of a token that a row has, and of one that it has not."""
+        self._longest = self._widest = 0  # Maxima of both
         self._cache = RowCache(model)
 
     @property
@@ -63,7 +63,7 @@ class LeanBatch(Batch):
         """Append one token to every row; see ``Batch``."""
         self._cache.reserve(self.size, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        # Rows of several adapters are not cut: who has which is told for all of them.
+        # With several adapters the batch is not cut: their model takes all rows together.
         least = _LANE_ROWS if self._decoder is self._weights[0].model else self.size
         logits = in_stretches(partial(self._step, tokens), self.size, least, self.device)
         self._lengths = [length + 1 for length in self._lengths]
@@ -94,7 +94,7 @@ class LeanBatch(Batch):
         return self._decoder.logits(hidden[:, 0])
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; the last ones kept fill the gaps the others leave."""
+        """Drop all rows but these; the last rows kept fill the gaps."""
         kept = sorted(rows)
         count = len(kept)
         gaps = sorted(set(range(count)) - set(kept))
@@ -141,7 +141,7 @@ class LeanBatch(Batch):
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
         self.weights.model.reserve(int(starts.max()) + tokens.shape[1])
         offsets = torch.tensor(stems, device=device)
-        # Padding goes where no row has anything yet; it is overwritten before it is ever seen.
+        # Padding is written behind a row's tokens, and overwritten before it is read.
         columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
 
@@ -225,7 +225,7 @@ class LeanBatch(Batch):
         self._cache.move(sources, targets, max(lengths, default=0))
 
     def _sync(self) -> None:
-        """Lay out what a step needs of the rows; called when they come or go."""
+        """Update the tensors that each step needs; called when rows come or go."""
         self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
         self._columns = self._positions - starts
@@ -249,11 +249,11 @@ def _together(weights: Sequence[Weights]) -> LeanModel:
 
 
 def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """[B,1,Hq,D] queries over [B,Hkv,L,D] keys, to whose scores ``bias`` [B,1,1,L] is added."""
+    """Attention of [B,1,Hq,D] queries over [B,Hkv,L,D] keys; adds ``bias`` [B,1,1,L] to scores."""
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
         heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
-    else:  # Rounded where PyTorch's kernel rounds, which a trainer runs, and which is slow here
+    else:  # Rounds as PyTorch's kernel does: the trainer runs it, but it is slow here
         scores = grouped.float() @ keys.float().transpose(-1, -2) + bias
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = shares.to(values.dtype).float() @ values.float() / shares.sum(-1, keepdim=True)
@@ -261,7 +261,7 @@ def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """[B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask`` [B,1,T,L], or None for causal."""
+    """Attention of [B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask`` [B,1,T,L]: None if causal."""
     attend = partial(F.scaled_dot_product_attention, scale=1.0)
     if mask is None or queries.device.type == "cpu":
         mixed = attend(
@@ -269,7 +269,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
             attn_mask=mask, is_causal=mask is None, enable_gqa=True,
         )  # fmt: skip
         return mixed.transpose(1, 2).flatten(2)
-    # CUDA's kernels with a mask have as many query heads as key heads: the rest become rows.
+    # CUDA's kernels with a mask need as many query heads as key heads: the rest become rows.
     rows, count, heads, size = queries.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = queries.reshape(rows, count, key_heads, groups, size).permute(0, 2, 3, 1, 4)

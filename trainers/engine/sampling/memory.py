@@ -1,7 +1,7 @@
 """How much memory there is, and how many tokens a training pass may have in it.
 
-Where a pass would keep more than there is room for, each layer keeps its input alone and is run
-again, and the batch is cut into smaller ones. The gradient is the same sum either way.
+If a pass would not fit, each layer keeps only its input and is computed again in the backward pass,
+and the batch is cut into smaller ones. The gradient is the same sum either way.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from evert.trainers.engine.models.logits import STRETCH_BYTES
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
-_SHARE = 2  # One part in so many of the free memory is for a training pass
-_LEAST_TOKENS = 256  # Fewer would only be slow; where these do not fit, running out of memory tells
-_CACHE_SHARE = 4  # One part in so many of the free memory is for the keys and values of a sampler
-_CACHE_BYTES = 2 * 2**30  # More than this no sampler needs on a CPU
+_SHARE = 2  # A training pass gets the free memory divided by this
+_LEAST_TOKENS = 256  # Fewer would be slow; if these do not fit, the pass runs out of memory
+_CACHE_SHARE = 4  # A sampler's keys and values get the free memory divided by this
+_CACHE_BYTES = 2 * 2**30  # No sampler needs more on a CPU
 
 
 @dataclass(frozen=True)
 class PassBudget:
     """How a batch is cut for training."""
 
-    tokens: int  # Most tokens of a micro-batch, padding included; a longer row is one of its own
+    tokens: int  # Most tokens of a micro-batch, padding included; a longer row is alone
     checkpointing: bool  # Whether layers are computed again in the backward pass
     at_once: int = 1  # Most micro-batches that run side by side
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """What to try where rows of these lengths were too much; None where nothing is left."""
+        """The next smaller budget for rows of these lengths; None if there is none."""
         if self.at_once > 1:
             return replace(self, at_once=1)
         if not self.checkpointing:
@@ -43,7 +43,7 @@ class PassBudget:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that may still be taken on a device."""
+    """Free memory of a device, in bytes."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
@@ -51,7 +51,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """What a token of a training pass keeps, without logits: an estimate on the safe side."""
+    """Bytes that a training pass keeps for each token, without logits: a high estimate."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
@@ -63,20 +63,20 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
 
 
 def logits_bytes(config: Any, device: torch.device) -> int:
-    """What the logits of a training pass take, with what their backward pass keeps."""
+    """Bytes of a training pass's logits, with what their backward pass keeps."""
     wanted = 4 * chunk_tokens(device) * int(config.get_text_config().vocab_size)
     return 4 * min(STRETCH_BYTES, wanted)
 
 
 def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """What the keys and values of one token take."""
+    """Bytes of the keys and values of one token."""
     config = config.get_text_config()
     _, key_heads, size = attention_sizes(config)
     return int(2 * config.num_hidden_layers * key_heads * size * dtype.itemsize)
 
 
 def cache_bytes(device: torch.device, free: int | None = None) -> int:
-    """Most that a sampler's keys and values may take of ``free``; None for what is free now."""
+    """Most bytes of a sampler's keys and values, if ``free`` bytes are free; None: measured now."""
     share = (free_bytes(device) if free is None else free) // _CACHE_SHARE
     return share if device.type == "cuda" else min(_CACHE_BYTES, share)
 
@@ -93,8 +93,8 @@ def pass_budget(
 ) -> PassBudget:
     """Cut a batch of rows of these lengths so that a training pass fits into ``free`` memory.
 
-    ``checkpointing``: None for where the pass would not fit otherwise. ``slopes``: bytes of the
-    gradient of each pass that runs beside others.
+    ``free``: None for what is free now. ``checkpointing``: None to use it only if the pass would
+    not fit otherwise. ``slopes``: bytes of the gradient of each pass that runs beside others.
     """
     wanted = chunk_tokens(device)
     logits = logits_bytes(config, device)
@@ -104,13 +104,13 @@ def pass_budget(
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     each = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(wanted, max(_LEAST_TOKENS, room // each))
-    # One more has run, and waits for its turn to be added up.
+    # One more pass has ended, and its gradient waits to be added.
     many = (lanes(device) + 1) * (max(tokens, *lengths) * each + logits + slopes) <= room
     return PassBudget(tokens, checkpointing, lanes(device) if many else 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or this machine had no memory left."""
+    """Whether the error says that a device or this machine has no memory left."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

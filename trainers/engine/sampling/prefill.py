@@ -1,7 +1,7 @@
-"""Which tokens go through the model, in which order: what rows share goes first, and once.
+"""The order of the tokens to compute: common prefixes of rows go first, and once.
 
-``shared`` finds what several rows begin with and nothing remembers yet, the shorter beginnings
-before the longer ones that go on from them. ``chunks`` lays rows of like lengths side by side.
+``shared`` finds common prefixes of rows that are not cached yet, shorter ones before the longer
+ones that extend them. ``chunks`` puts rows of similar lengths into one pass.
 
 Shapes: T tokens.
 """
@@ -18,7 +18,7 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, in_line
 
 LOGITS_BYTES = 2**29  # Most bytes of logits held at once
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
-_PASS_SHARE = 32  # A pass of its own is worth one part in so many of the tokens of a chunk
+_PASS_SHARE = 32  # An extra pass costs as much as a chunk's tokens divided by this
 
 
 @dataclass(eq=False)
@@ -26,9 +26,9 @@ class Job:
     """A row to be computed."""
 
     tokens: np.ndarray  # [T] int64
-    first: int  # From which token on logits are wanted; T for none
-    start: int = 0  # How many of the tokens are remembered
-    kept: list[Kept] = field(default_factory=list)  # What is remembered of them, piece after piece
+    first: int  # First token whose logits are wanted; T for none
+    start: int = 0  # How many of the tokens are cached
+    kept: list[Kept] = field(default_factory=list)  # Their keys and values, in pieces
 
     @property
     def todo(self) -> int:
@@ -41,19 +41,19 @@ SomeJob = TypeVar("SomeJob", bound=Job)
 
 @dataclass(frozen=True)
 class Shared:
-    """What several rows begin with."""
+    """A common prefix of several rows."""
 
     length: int  # In tokens
-    rows: list[int]  # Their numbers
+    rows: list[int]  # Their indices
 
 
 def chunk_tokens(device: torch.device) -> int:
-    """Most tokens, padding included, of a pass over given tokens; a GPU wants large ones."""
+    """Most tokens of a pass over given tokens, padding included; larger on a GPU."""
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
 def forget_little(jobs: Sequence[Job], device: torch.device) -> None:
-    """Compute again the little that is remembered where that spares a pass of its own."""
+    """Drop short cached prefixes if computing them again saves a pass."""
     least = chunk_tokens(device) // _PASS_SHARE
     fresh = any(not job.start for job in jobs)
     if fresh and sum(job.start for job in jobs) < least:
@@ -62,7 +62,7 @@ def forget_little(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of like lengths within a budget: new ones first, apart from the resumed."""
+    """Group jobs of similar lengths within a budget: those with nothing cached first, apart."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
@@ -75,7 +75,7 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
 
 
 def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
-    """Everything that two or more rows begin with, longest for these; the shorter ones first."""
+    """The longest common prefix of each group of two or more rows; the shorter ones first."""
     order, alike = in_line(rows)
     stack = [(0, len(order))]
     while stack:
@@ -91,10 +91,11 @@ def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
 def shared(
     rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, most: int
 ) -> list[list[Shared]]:
-    """What is to be computed once, ahead of the rows that begin with it, level by level.
+    """Common prefixes to compute once, before the rows that begin with them, level by level.
 
-    Of each row ``starts`` tokens are remembered; beginnings over ``most`` tokens cannot be, and are
-    left out, as are those that save less than a pass costs. A level goes on from the one before.
+    ``starts[i]`` tokens of row i are cached. Prefixes of more than ``most`` tokens cannot be cached
+    and are left out, as are those that save less than a pass costs. Each level extends the one
+    before.
     """
     least = chunk_tokens(device) // _PASS_SHARE
     known, depth = list(starts), [0] * len(rows)

@@ -1,8 +1,8 @@
-"""Keys and values of one set of weights, found again by the tokens they stand for: a radix tree.
+"""Keys and values of one set of weights, found by the tokens that they belong to: a radix tree.
 
-A node holds the tokens that follow its parent's; where two rows part, their node is cut in two, so
-whatever begins like a row that was seen finds all of it, to the token. The least recently used
-leaves go first; a node is never older than what goes on from it, so none is left hanging.
+A node holds the tokens that follow its parent's. Where two rows diverge, their node is cut in two,
+so that a later row finds all of its cached prefix, to the token. The least recently used leaves are
+dropped first; using a node also uses its parents, so they are never dropped before it.
 
 Shapes: T tokens.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 Kept: TypeAlias = Sequence[Tensor]
-"""Keys and values of T tokens: tensors [..., T, D], of all layers in an order of the owner's."""
+"""Keys and values of T tokens: tensors [..., T, D], of all layers in the owner's order."""
 
 
 class _Node:
@@ -25,25 +25,25 @@ class _Node:
         self.tokens = tokens
         self.kept = kept
         self.parent = parent
-        self.children: dict[int, _Node] = {}  # By the first of their tokens
+        self.children: dict[int, _Node] = {}  # By their first token
 
 
 class PrefixCache:
-    """Keys and values of what begins prompts and rows."""
+    """Keys and values of prefixes of rows."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0  # Tokens that are kept; what rows share counts once
+        self.tokens = 0  # Tokens in the cache; shared ones count once
         self._root = _Node(np.zeros(0, np.int64), (), None)
-        self._used: OrderedDict[_Node, None] = OrderedDict()  # Last used last, parents too
+        self._used: OrderedDict[_Node, None] = OrderedDict()  # The last used last, parents included
 
     def longest(self, tokens: np.ndarray, most: int) -> tuple[int, list[Kept]]:
-        """How many of a row's first ``most`` tokens are kept, and what of them, in pieces."""
+        """How many of a row's first ``most`` tokens are cached; their keys and values in pieces."""
         path, length = self._walk(tokens[:most])
         return length, [_cut(node.kept, 0, same) for node, same in path]
 
     def put(self, tokens: np.ndarray, read: Callable[[int, int], Kept]) -> None:
-        """Keep a row, unless it is too long; ``read(start, end)`` copies what is new of it."""
+        """Cache a row, unless it is too long; ``read(start, end)`` copies the part that is new."""
         path, length = self._walk(tokens)
         if length == len(tokens) or len(tokens) > self.max_tokens:
             return
@@ -54,7 +54,7 @@ class PrefixCache:
         if node.children or node is self._root:
             child = node.children[int(new[0])] = _Node(new, kept, node)
             self._touch(child)
-        else:  # A conversation goes on: it stays one piece.
+        else:  # The row extends a leaf, which stays one piece.
             node.tokens = np.concatenate([node.tokens, new])
             node.kept = [torch.cat(pair, dim=-2) for pair in zip(node.kept, kept, strict=True)]
         self.tokens += len(new)
@@ -62,7 +62,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """The nodes that ``tokens`` begin with and the length used of each; the whole length."""
+        """The nodes that match a prefix of ``tokens``, with each matched length; and their sum."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -87,7 +87,7 @@ class PrefixCache:
     def _split(self, node: _Node, length: int) -> _Node:
         """Cut a node in two; returns the first."""
         parent = node.parent or self._root
-        # Copies, not views: a part that is dropped must give its memory back.
+        # Copies, not views: a dropped part must free its memory.
         kept, rest = _copy(node.kept, 0, length), _copy(node.kept, length, len(node.tokens))
         first = _Node(node.tokens[:length], kept, parent)
         parent.children[int(first.tokens[0])] = first
@@ -104,7 +104,7 @@ class PrefixCache:
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:
-    """How many tokens two rows begin with alike."""
+    """The length of the common prefix of two rows."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     at = int(differ.argmax()) if length else 0
@@ -112,7 +112,7 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def in_line(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """The rows' numbers, those that begin alike in line, and how much each shares with the last."""
+    """Sort rows by their tokens: their indices, and the length each shares with the one before."""
     # Big-endian, so that bytes sort as tokens do.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     return order, [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]

@@ -1,4 +1,4 @@
-"""Keys and values of the rows of a batch, each row in a stretch of its own.
+"""Keys and values of a batch, row by row.
 
 Shapes: B rows, L tokens a row, Hkv key heads, D head size.
 """
@@ -14,7 +14,7 @@ _LENGTH_STEP = 64  # Lengths are multiples of this, so that growing is rare
 
 
 class RowCache:
-    """Stretches of keys and values."""
+    """Keys and values, with room for the same number of tokens in each row."""
 
     def __init__(self, model: LeanModel) -> None:
         self._shape = model.key_heads, model.head_size
@@ -25,11 +25,11 @@ class RowCache:
 
     @property
     def length(self) -> int:
-        """Tokens that a stretch has room for."""
+        """Number of tokens that a row has room for."""
         return self.keys[0].shape[2]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for so many rows of so many tokens; what further rows hold may go."""
+        """Make room for ``rows`` rows of ``length`` tokens; further rows may lose their content."""
         have_rows, have_length = self.keys[0].shape[0], self.length
         if rows <= have_rows and length <= have_length:
             return
@@ -46,7 +46,7 @@ class RowCache:
         self.places = torch.arange(length, device=self._like.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first tokens of some stretches to others."""
+        """Copy the first ``length`` tokens of some rows to others."""
         if not sources:
             return
         origin = torch.tensor(sources, device=self._like.device)
@@ -60,7 +60,7 @@ class RowCache:
         return torch.stack([tensor[row, :, own] for tensor in (*self.keys, *self.values)])
 
     def write(self, row: int, start: int, piece: Tensor) -> None:
-        """Put what ``read`` has given into a row."""
+        """Write into a row what ``read`` returned."""
         for tensor, part in zip((*self.keys, *self.values), piece, strict=True):
             tensor[row, :, start : start + piece.shape[2]] = part
 

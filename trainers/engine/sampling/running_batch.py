@@ -1,4 +1,4 @@
-"""The rows of one running batch: what they have drawn, and drawing one more token for each."""
+"""The rows of one running batch, with their tokens; samples one more token for each."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Request:
-    """A request to sample: the prompt, how to draw, and what is done of it."""
+    """A request to sample: its prompt, its parameters, and its finished samples."""
 
     model: FrozenModel
-    tokenizer: "PreTrainedTokenizerBase"  # Decodes replies where there are stops in text
+    tokenizer: "PreTrainedTokenizerBase"  # Decodes replies to find stops in text
     prompt: list[int]
     params: types.SamplingParams
     stops: Stops
     max_tokens: int
     keys: list[int]  # Random stream of each sample that is wanted
-    pictures: Sequence[Picture] = ()  # Those that the prompt names: held here while it is in work
+    pictures: Sequence[Picture] = ()  # Those in the prompt; held while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
-    done: dict[int, types.SampledSequence] = field(default_factory=dict)  # By index
+    done: dict[int, types.SampledSequence] = field(default_factory=dict)  # Finished, by index
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens of a reply."""
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass
 class Row:
-    """One sample of a request, as far as it was drawn."""
+    """One sample of a request, with its tokens so far."""
 
     request: Request
     index: int  # Which of the request's samples this is
@@ -50,12 +50,12 @@ class Row:
 
     @property
     def begun(self) -> list[int]:
-        """The prompt, and what was drawn."""
+        """The prompt, and the tokens sampled so far."""
         return self.request.prompt + self.tokens
 
     @property
     def length(self) -> int:
-        """Number of their tokens."""
+        """Number of tokens in ``begun``."""
         return len(self.request.prompt) + len(self.tokens)
 
 
@@ -77,7 +77,7 @@ class RunningBatch:
         self._temper = Temper(torch.zeros(0), None, None, plain=True)
 
     def admit(self, rows: Sequence[Row]) -> None:
-        """Add rows, new ones or such as have been here before."""
+        """Add rows: new ones, or ones that were put back."""
         for model in dict.fromkeys(row.request.model for row in rows):
             self.batch.weights = model.weights
             waiting: dict[tuple[int, ...], list[Row]] = {}
@@ -92,7 +92,7 @@ class RunningBatch:
         self._describe_rows()
 
     def draw(self) -> list[Ended]:
-        """Draw a token for each row; returns the rows that ended, which are dropped."""
+        """Sample a token for each row; drops rows that ended, and returns those not cancelled."""
         uniform = torch.from_numpy(uniforms(self._keys, self._steps))
         self._tokens, logprobs = draw(
             self._logits, self._temper, uniform.to(self._device, non_blocking=True)
@@ -112,10 +112,10 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[Row]:
-        """Drop the rows that there is no memory for, the shortest replies first; returns them."""
+        """Drop and return the rows that there is no memory for, the shortest replies first."""
         longest = int((self._prompts + self._steps).max())
         most = max(1, self.rows[0].request.model.cache_tokens // longest)
-        if len(self.rows) <= most:  # asked at each step
+        if len(self.rows) <= most:  # the usual case
             return []
         order = sorted(range(len(self.rows)), key=lambda i: -len(self.rows[i].tokens))
         dropped = [self.rows[i] for i in order[most:]]
@@ -123,7 +123,7 @@ class RunningBatch:
         return dropped
 
     def step(self) -> None:
-        """Run the drawn tokens through the model, in one pass."""
+        """Run the sampled tokens through the model, in one pass."""
         self._logits = self.batch.step(self._tokens)
 
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
@@ -140,7 +140,7 @@ class RunningBatch:
         self._describe_rows()
 
     def _describe_rows(self) -> None:
-        """Lay out what each step needs of each row; called when rows come or go."""
+        """Update the arrays that each step needs; called when rows come or go."""
         self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
         self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
         self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)

@@ -1,14 +1,14 @@
-"""A sampler: frozen weights, asked for replies to prompts and for log-probabilities.
+"""A sampler: samples replies to prompts from frozen weights, and scores given tokens.
 
-What is asked is checked here; the work is the scheduler's, which may serve others of the same base.
+It checks requests; its scheduler, which may serve other samplers of the same base, does the work.
 A sampled token's log-probability is the model's own, at temperature 1 and untruncated: that of a
 fresh forward pass over the same tokens. The token that ends a reply is part of the reply.
 
-Reproducibility: a sample's random stream is keyed by the sampler's seed, the prompt, how often that
-prompt was asked before, and the sample's index (with a ``seed`` in the request: by that, the prompt
-and the index alone). So the same requests give the same tokens whatever else is in the batch, up to
-rounding. Of more than 65,536 prompts the oldest are forgotten; a prompt that is not known then
-counts as asked as often as any of these, so that nothing is drawn twice.
+Reproducibility: a sample's random stream is keyed by the sampler's seed, the prompt, the number of
+earlier requests with that prompt, and the sample's index. If the request has a ``seed``, the key is
+that seed, the prompt and the index. So the same requests give the same tokens, up to rounding,
+whatever else is in the batch. Only the last 65,536 prompts are counted. Any other prompt starts
+with the highest count that was dropped, so that no stream is used twice.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REMEMBERED = 2**16  # Prompts of which it is known how often they were asked: 15 MB
+_REMEMBERED = 2**16  # Prompts whose requests are counted: 15 MB
 
 
 class Sampler:
@@ -56,14 +56,14 @@ class Sampler:
         self._context_length = context_length
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
-        self._asked: OrderedDict[int, int] = OrderedDict()  # How often, by prompt's digest
-        self._forgotten = 0  # The most that any prompt was asked that is not in ``_asked``
+        self._asked: OrderedDict[int, int] = OrderedDict()  # Number of requests, by prompt's digest
+        self._forgotten = 0  # Highest count of a prompt dropped from ``_asked``
         self._counting = Lock()
         self._closed = False
 
     @property
     def stats(self) -> SchedulerStats:
-        """What its scheduler has done so far, for others of the same base, too."""
+        """Counts of its scheduler's work, also for other samplers of the same base."""
         return self.scheduler.stats
 
     def sample(
@@ -73,7 +73,7 @@ class Sampler:
         params: types.SamplingParams,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[types.SampledSequence]]":
-        """Ask for replies to a prompt; cancelling the future stops the work."""
+        """Sample replies to a prompt; cancelling the future stops the work."""
         max_tokens = self._check(prompt, num_samples, params, pictures)
         self._check_open()
         request = Request(
@@ -96,10 +96,10 @@ class Sampler:
         read: Read = log_probabilities,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
-        """Ask for the log-probability of each of the last n tokens (None: all), given all before.
+        """Compute the log-probability of each of the last n tokens (None: all), given all before.
 
-        ``read`` may make something else of the logits; requests with the same object are read
-        together. The future has a value a token: None for the first, and for what is not wanted.
+        ``read`` may read other values from the logits; requests with the same object are read
+        together. The future has a value for each token: None for the first and for unwanted ones.
         """
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
@@ -116,7 +116,7 @@ class Sampler:
         return asked.future
 
     def close(self) -> None:
-        """Refuse further calls; what was asked before goes on."""
+        """Refuse further calls; earlier requests are still answered."""
         self._closed = True
 
     def _check_open(self) -> None:
@@ -152,7 +152,7 @@ class Sampler:
     def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
         if pictures and tokens[-1] < 0:
             raise SamplingRequestError(
-                "The prompt ends with an image; expected text at its end. Add what follows it."
+                "The prompt ends with an image; expected text at its end. Add text after it."
             )
         if (min(tokens) < 0 and not pictures) or max(tokens) >= self._vocabulary:
             raise SamplingRequestError(

@@ -1,14 +1,14 @@
 """Many requests in, one running batch, one worker thread.
 
-The worker admits what has arrived (equal beginnings are computed once), scores given tokens, draws
-one token for every row, answers the rows that have ended and steps the rest; requests join between
-two steps. It starts with the first request and ends when there has been nothing to do for a while.
-Samplers of several adapters of one base share a scheduler, and their rows a batch.
+The worker scores given tokens, admits new rows (common prefixes are computed once), samples one
+token for every row, answers the rows that ended and steps the rest. Requests join between two
+steps. The worker starts with the first request and ends after a while without work. Samplers of
+several adapters of one base share a scheduler, and their rows share a batch.
 
-Rows are admitted as long as there is memory for what is expected of them. Where replies come out
-longer, the shortest are put back and taken up again later: they draw what they would have drawn.
-Where memory runs out all the same, all rows of the batch are, and then half as many at a time; a
-request fails for want of memory if one row of it, by itself, needs more than there is.
+Rows are admitted as long as there is memory for their expected length. If replies grow longer, the
+rows with the shortest replies are put back and resumed later; the sampled tokens stay the same. If
+memory still runs out, all rows of the batch are put back, and half as many run at a time. A request
+fails if one of its rows alone needs more memory than there is.
 """
 
 import itertools
@@ -41,9 +41,9 @@ CLOSED = (
     "Sample inside the engine's block."
 )
 
-_EXPECTED_REPLY = 1024  # Most tokens that a reply is expected to go on for
+_EXPECTED_REPLY = 1024  # Most further tokens that a reply is expected to have
 
-_sequence_numbers = itertools.count()  # Of all sequences: their ids are told apart within a session
+_sequence_numbers = itertools.count()  # Of all sequences, so that their ids differ
 
 _LINGER_SECONDS = 1.0
 _GATHER_SECONDS = 0.0005
@@ -52,12 +52,12 @@ _GATHER_ROUNDS = 10
 
 @dataclass
 class SchedulerStats:
-    """What a scheduler has done so far."""
+    """Counts of a scheduler's work so far."""
 
     forward_passes: int = 0  # Forward passes of any kind
-    prompt_tokens: int = 0  # Given tokens computed, to sample or to score; shared ones once
+    prompt_tokens: int = 0  # Given tokens computed, to sample or to score; shared ones count once
     sampled_tokens: int = 0
-    scored_tokens: int = 0  # Given tokens whose log-probability, or the like, was read
+    scored_tokens: int = 0  # Values read from the logits of given tokens
     largest_batch: int = 0  # Most rows decoded together
 
 
@@ -66,7 +66,7 @@ class Asked(Scoring):
     """A request to score."""
 
     model: FrozenModel
-    pictures: Sequence[Picture] = ()  # Those that the tokens name: held here while they are in work
+    pictures: Sequence[Picture] = ()  # Those in the tokens; held while the request runs
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
@@ -79,18 +79,18 @@ class Scheduler:
         self._waiting: deque[Row] = deque()
         self._scores: list[Asked] = []
         self._runs: list[RunningBatch] = []
-        self._most = MAX_ROWS  # Rows that there is memory for, since it ran out
+        self._most = MAX_ROWS  # Most rows at a time; less after memory ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
     def sample(self, rows: Sequence[Row]) -> None:
-        """Have rows decoded; their request's future has the answer."""
+        """Queue rows to be decoded; their request's future has the answer."""
         with self._lock:
             self._wake()
             self._waiting.extend(rows)
 
     def score(self, asked: Asked) -> None:
-        """Have tokens scored; the request's future has the answer."""
+        """Queue tokens to be scored; the request's future has the answer."""
         with self._lock:
             self._wake()
             self._scores.append(asked)
@@ -105,7 +105,7 @@ class Scheduler:
             worker.join()
 
     def _wake(self) -> None:
-        """Have a worker running; the lock must be held."""
+        """Make sure that a worker runs; the lock must be held."""
         if self._closed:
             raise EngineClosedError(CLOSED)
         if self._worker is None:
@@ -140,7 +140,7 @@ class Scheduler:
         return bool(self._waiting or self._scores or self._runs)
 
     def _gather(self) -> None:
-        """Let a burst of requests arrive whole, so that equal prompts meet."""
+        """Wait for a burst of requests to be complete, so that equal prompts run together."""
         for _ in range(_GATHER_ROUNDS):
             before = len(self._waiting) + len(self._scores)
             time.sleep(_GATHER_SECONDS)
@@ -171,7 +171,7 @@ class Scheduler:
             self.stats.forward_passes += 1
 
     def _try_fewer(self, rows: Sequence[Row], error: Exception) -> None:
-        """Have rows that there was no memory for wait again; other errors are theirs."""
+        """Put back rows that ran out of memory, to run half as many; other errors fail them."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)
@@ -221,7 +221,7 @@ class Scheduler:
             before = run.batch.passes, run.batch.computed_tokens
             run.admit(rows)
         except Exception as error:
-            if run is not None:  # what it has of which row is not known any more
+            if run is not None:  # its state is unknown after an error
                 self._runs.remove(run)
             self._try_fewer([*present, *rows], error)
             return

@@ -1,7 +1,7 @@
-"""Scoring given tokens: something of the logits of each, without holding all logits.
+"""Scoring given tokens: reads a value from the logits of each, without holding all logits.
 
-What rows begin with alike is run once, and read once for all who read it the same way. A row of
-which only the last tokens are wanted starts from what is remembered of it.
+Common prefixes of rows are run once, and read once for all rows with the same reader. If only the
+last tokens of a row are wanted, the row starts from its cached prefix.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -19,15 +19,15 @@ from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.prefill import Job
 
 Read: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
-"""(logits [N, V], [N] the tokens they are for, [N] the places of these in their rows) -> N values.
+"""(logits [N, V], [N] their tokens, [N] the tokens' indices in their rows) -> N values.
 
-The logits are those from which each token was, or would be, drawn. It is called with tokens of any
-of the rows that were given it, a part of them at a time.
+A token's logits are those from which it is sampled. A reader gets the tokens of all rows that use
+it, some of them at a time.
 """
 
 
 def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float | None]:
-    """How likely the model finds each token; None for a picture's, which nobody draws."""
+    """Log-probability of each token; None for those of pictures, which are never sampled."""
     targets = torch.from_numpy(tokens.clip(0)).to(logits.device)
     found: list[float | None] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
     for place in np.flatnonzero(tokens < 0).tolist():
@@ -37,7 +37,7 @@ def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) ->
 
 @dataclass(eq=False)
 class Scoring:
-    """A row of tokens, and what is wanted of them."""
+    """A row of tokens, and the values wanted of them."""
 
     tokens: np.ndarray  # [T] int64
     next: int = 1  # The first token whose value is still wanted; nothing precedes token 0
@@ -52,13 +52,13 @@ class _Part(Job):
 
 
 def score(batch: Batch, rows: Sequence[Scoring]) -> int:
-    """Fill in the values of some rows, which do not join the batch; returns how many."""
+    """Fill in the values of some rows, which do not join the batch; returns how many were read."""
     computed = 0
     for level in batch.shared([row.tokens for row in rows], [row.next - 1 for row in rows]):
         parts = [
             _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
             for part in level
-            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # a picture is not cut
+            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # pictures are not cut
         ]
         computed += _compute(batch, parts)
     rest = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]

@@ -1,10 +1,10 @@
-"""What many rows of a batch begin with, held once for all of them while they are decoded.
+"""The common prefix of many rows of a batch, held once for all of them while they are decoded.
 
-Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention):
-for many rows behind a long prompt a step is two to four times faster than over copies.
+Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention).
+For many rows with a long prompt in common, a step is two to four times faster than over copies.
 
 Shapes: B rows, Hkv key heads, G queries a key head, D head size, P tokens of the stem, L columns of
-the rows' own.
+the rows' own tokens.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from torch import Tensor
 from evert.trainers.engine.sampling.prefill import beginnings
 from evert.trainers.engine.sampling.prefix_cache import Kept
 
-_LEAST_SAVED = 2048  # Tokens that rows must not hold for a stem to be worth its operations
-_LEAST_LENGTH = 128  # Tokens of a stem; attention over fewer is no slower in each row's own stretch
-_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have scores that its cache holds
+_LEAST_SAVED = 2048  # Fewest copies of tokens that a stem must save
+_LEAST_LENGTH = 128  # Fewest tokens of a stem; attention over copies of fewer is no slower
+_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as its cache holds the scores of
 
 
 class Stem:
-    """Keys and values of tokens that rows begin with."""
+    """Keys and values of the common prefix."""
 
     def __init__(self, tokens: np.ndarray, pieces: Sequence[Kept]) -> None:
         self.tokens = tokens
@@ -34,11 +34,11 @@ class Stem:
         return len(self.tokens)
 
     def begins(self, row: np.ndarray) -> bool:
-        """Whether a row begins with it and goes on."""
+        """Whether a row begins with the stem and is longer."""
         return len(row) > len(self) and bool((row[: len(self)] == self.tokens).all())
 
     def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, Hkv, L, D] of rows, with its own before them: [B, Hkv, P + L, D]."""
+        """Put the stem before keys and values [B, Hkv, L, D] of rows: [B, Hkv, P + L, D]."""
         stem = self._keys[layer], self._values[layer]
         ours, theirs = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)
         return torch.cat([ours, keys], dim=2), torch.cat([theirs, values], dim=2)
@@ -54,8 +54,8 @@ class Stem:
     ) -> Tensor:
         """Attention [B, 1, Hkv G D] of a token a row over the stem and [B, Hkv, L, D] of its own.
 
-        ``bias`` [B, 1, 1, L] is 0 for what a row has, else minus infinity; ``without`` [B] says
-        which rows are without the stem, None that none is. Computed in float32.
+        ``bias`` [B, 1, 1, L] is 0 for tokens that a row has, else minus infinity. ``without`` [B]
+        is True for rows without the stem; None if all rows have it. Computed in float32.
         """
         most = _ROWS.get(queries.device.type, len(queries))
         if len(queries) > most:
@@ -79,7 +79,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """The tokens of which most copies are saved where rows join; None where it does not pay."""
+    """The prefix that saves most copies of tokens when rows join; None if it is not worth it."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None
@@ -88,7 +88,7 @@ def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray |
     saved = [length * (sum(copies[i] for i in members) - 1) for length, members in found]
     best = int(np.argmax(saved))
     length, members = found[best]
-    # A row that does not begin with it has all of its tokens, and all rows are as wide.
+    # A row without the stem stores all of its tokens, and all cache rows are equally wide.
     widest = max(len(row) - length * (i in members) for i, row in enumerate(rows))
     pays = min(length, longest - widest) >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
     return rows[members[0]][:length] if pays else None

@@ -1,9 +1,9 @@
-"""Checkpoints: saved, listed, copied.
+"""Checkpoints: saving, listing and repair.
 
-From paths to what is in them:
+From paths to their content:
 
-    checkpoints.py     ``tinker://`` paths and folders
-    catalog.py         what a store holds, listed and copied
-    encryption.py      weights saved for somebody's key
-    checkpoint_log.py  the Cookbook's list of checkpoints, repaired
+    checkpoints.py     saves and reads the folders of ``tinker://`` paths
+    catalog.py         lists runs and checkpoints
+    encryption.py      encrypts exported weights
+    checkpoint_log.py  repairs the Cookbook's list of checkpoints
 """

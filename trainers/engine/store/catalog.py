@@ -1,7 +1,7 @@
-"""What a store holds, in the SDK's words: runs and checkpoints, listed and located.
+"""Lists the runs and checkpoints of a store, as the SDK's types.
 
-Everything is read from the store's folders when it is asked for, manifests alone: a listing does
-not read weights, and what another process has saved is in it.
+Each call reads the store's folders anew, so it finds what other processes have saved. It reads
+manifests only, no weights.
 """
 
 import time
@@ -13,11 +13,11 @@ from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import KINDS, MANIFEST, CheckpointStore, parse_path
 
 _URL_SECONDS = 24 * 3600
-"""What is said of how long an address holds; a file's holds while the file is there."""
+"""How long we say that a URL stays valid; a ``file://`` URL is valid while the file exists."""
 
 
 def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
-    """The run a path belongs to, with its last checkpoints."""
+    """The run of a path, with its last checkpoints."""
     info, run_id = store.run_info(path), parse_path(path)[0]
     saved = checkpoints(store, run_id)
     last = {one.checkpoint_type: one for one in reversed(saved)}
@@ -59,7 +59,7 @@ def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpo
 
 
 def checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
-    """One checkpoint, by its manifest."""
+    """One checkpoint, as its manifest describes it."""
     info = store.info(path)
     parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
     return types.Checkpoint(
@@ -74,7 +74,7 @@ def checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
 
 
 def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsResponse:
-    """A ``file://`` address of each file of a checkpoint."""
+    """A ``file://`` URL of each file of a checkpoint."""
     folder = store.folder(path).absolute()
     urls = {name: (folder / name).as_uri() for name in store.info(path).files}
     expires = _moment(time.time() + _URL_SECONDS)
@@ -98,7 +98,7 @@ def page_of_checkpoints(
 
 
 def checkpoints_of(store: CheckpointStore, run_id: str) -> types.CheckpointsListResponse:
-    """The checkpoints of a run, which has to be there."""
+    """The checkpoints of a run; raises ``NoCheckpointError`` if the run is not here."""
     store.run_info(f"tinker://{run_id}/weights/any")
     return types.CheckpointsListResponse(checkpoints=checkpoints(store, run_id))
 

@@ -1,4 +1,4 @@
-"""The repair of the Cookbook's list of checkpoints, which it resumes from."""
+"""Repairs the Cookbook's list of checkpoints, from which the Cookbook resumes."""
 
 import shutil
 from pathlib import Path
@@ -10,11 +10,12 @@ from evert.trainers.system.files import CHECKPOINTS, keep_lines, read_jsonl
 def repair_checkpoint_log(
     log_path: str | Path, store: CheckpointStore, *, all_here: bool = False
 ) -> list[str]:
-    """Strike damaged checkpoints off the Cookbook's ``checkpoints.jsonl``.
+    """Remove damaged checkpoints from the Cookbook's ``checkpoints.jsonl``; returns their paths.
 
-    The Cookbook resumes from the last line that has a ``state_path``. After this, that is the
-    newest one whose files are whole. Paths that are not in ``store`` (another engine's, or a
-    hosted service's) are left alone; the old list is kept as ``checkpoints.jsonl.damaged``.
+    The Cookbook resumes from the last line with a ``state_path``. After the repair, that is the
+    newest one whose files are intact. Paths of other stores (another engine's, or a hosted
+    service's) stay in the list, unless ``all_here`` says that there are none. If lines are removed,
+    the old list is kept as ``checkpoints.jsonl.damaged``.
     """
     file = Path(log_path) / CHECKPOINTS
     paths = [record["state_path"] for record in read_jsonl(file) if record.get("state_path")]

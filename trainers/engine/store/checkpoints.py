@@ -1,4 +1,4 @@
-"""Checkpoints on disk: ``tinker://`` paths, atomic writes, and how damage is found.
+"""Checkpoints on disk: ``tinker://`` paths, atomic writes, checksums.
 
 A path names a run, a kind and a name, and maps to a folder under the store's root:
 
@@ -6,13 +6,13 @@ A path names a run, a kind and a name, and maps to a folder under the store's ro
     tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
     tinker://<run>/external_weights/<name>  <root>/<run>/external_weights/<name>/
 
-The folder itself will do where a path is read: that is how checkpoints of another store are used.
-Each folder holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state
-where training is to go on from it, and ``evert.json``: what the weights are, and the size and
-CRC-32 of every other file. A checkpoint is written beside its place and moved there when it is
-whole, so one that can be read was finished; one that was damaged later is told by its checksums.
-What a crash leaves on the way (``.draft-...``, and ``.old-NAME`` of one that was being replaced) is
-put back or deleted when the store is next used.
+Readers also take the folder itself; that is how checkpoints of another store are used. Each folder
+holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state if training can
+resume from it, and ``evert.json``: facts about the weights, and the size and CRC-32 of every other
+file. A checkpoint is written to a draft folder and moved into place when it is complete. So every
+checkpoint in place was complete, and its checksums show later damage. A crash can leave drafts
+(``.draft-...``), which ``tidy`` deletes, and a checkpoint that was being replaced (``.old-NAME``),
+which is moved back when the path is next used.
 """
 
 import json
@@ -44,9 +44,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MANIFEST = "evert.json"
 OPTIMIZER = "optimizer.safetensors"
 _OLD = ".old-"
-"""Prefix of the folder of a checkpoint while another takes its place."""
+"""Prefix of a checkpoint's folder while a new one replaces it."""
 _MOVING = threading.RLock()
-"""Held by whoever moves checkpoints: a thread that reads must not undo what another does."""
+"""Held while checkpoints are moved: a thread that reads must not undo another thread's move."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)")
@@ -54,26 +54,26 @@ PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/
 
 
 def default_root() -> Path:
-    """Where checkpoints go if nobody says: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``."""
+    """The default folder of checkpoints: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``."""
     home = os.environ.get("EVERT_HOME")
     return Path(home).expanduser() if home else Path.home() / ".cache" / "evert" / "checkpoints"
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What ``evert.json`` says about a checkpoint."""
+    """The content of a checkpoint's ``evert.json``."""
 
     base_model: str
-    """Name the base was asked for by."""
+    """Name by which the base was asked for."""
     lora_rank: int | None
-    """Rank of the adapter in the folder; None where the folder holds a whole model."""
+    """Rank of the adapter in the folder; None if the folder holds a whole model."""
     steps: int
     """Optimizer steps taken before it was saved."""
     created: float
     """Seconds since 1970."""
     expires: float | None = None
-    """When ``ttl_seconds`` runs out; None for never. Kept for the record: nothing on a local disk
-    is deleted without being asked."""
+    """When ``ttl_seconds`` runs out, in seconds since 1970; None for never. It is only recorded:
+    nothing on a local disk is deleted automatically."""
     user_metadata: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
     """Name of each other file -> [size in bytes, CRC-32]."""
@@ -81,7 +81,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of a training run."""
+    """The content of a training run's ``run.json``."""
 
     base_model: str
     lora_rank: int | None
@@ -94,11 +94,11 @@ class CheckpointStore:
     """All checkpoints under one root folder."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """Use ``root``, or the default one for None; it is made when first written to."""
+        """Use ``root``, or the default root for None; the first write creates it."""
         self.root = (root or default_root()).expanduser()
 
     def new_run(self, info: RunInfo) -> str:
-        """Register a training run; returns its id, which is new."""
+        """Register a training run; returns its new id."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
         with _writing(self.root / run_id):
@@ -118,7 +118,7 @@ class CheckpointStore:
             ) from error
 
     def folder(self, path: str) -> Path:
-        """The folder a path stands for, whether or not it exists."""
+        """The folder of a path, which need not exist."""
         if (Path(path) / MANIFEST).is_file():
             return Path(path)
         return self.root.joinpath(*parse_path(path))
@@ -133,7 +133,7 @@ class CheckpointStore:
         *,
         overwrite: bool = True,
     ) -> str:
-        """Write a checkpoint, whole or not at all: one of that name stays as it was. Its path."""
+        """Write a checkpoint and return its path; on failure an older one of that name stays."""
         path = f"tinker://{run_id}/{kind}/{name}"
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
@@ -160,13 +160,13 @@ class CheckpointStore:
         return info
 
     def info(self, path: str) -> CheckpointInfo:
-        """Read a checkpoint's manifest alone."""
+        """Read a checkpoint's manifest only."""
         folder = self.folder(path)
         _put_back(folder)
         return _read_manifest(path, folder)
 
     def expire(self, path: str, expires: float | None) -> None:
-        """Write down when a checkpoint expires, in seconds since 1970; None for never."""
+        """Record when a checkpoint expires, in seconds since 1970; None for never."""
         info, folder = self.info(path), self.folder(path)
         with _writing(folder):
             _write_json(folder / MANIFEST, {**asdict(info), "expires": expires})
@@ -190,7 +190,7 @@ class CheckpointStore:
             shutil.rmtree(folder)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Delete every checkpoint that is not in ``keep``, and what crashes have left."""
+        """Delete all checkpoints that are not in ``keep``, empty runs, and leftovers of crashes."""
         for kind in self.root.glob("*/*weights/"):
             for folder in kind.iterdir():
                 if folder.name.startswith(_OLD):
@@ -274,13 +274,13 @@ def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
 def _damaged(path: str, file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one "
-        "(evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log strikes damaged ones "
-        "off a run's list)."
+        "(evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log removes damaged ones "
+        "from a run's list)."
     )
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
-    """Move the finished draft to its place; an older one of the same name goes last."""
+    """Move the finished draft into place, then delete an older checkpoint of the same name."""
     old = folder.parent / f"{_OLD}{folder.name}"
     with _MOVING:
         _put_back(folder)
@@ -296,7 +296,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Undo a replacement that was cut off between its two moves, if there was one."""
+    """Undo a replacement that was interrupted between its two moves, or finish one after them."""
     old = folder.parent / f"{_OLD}{folder.name}"
     with _MOVING:
         if old.exists() and folder.exists():

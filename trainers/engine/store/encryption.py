@@ -1,4 +1,4 @@
-"""Files encrypted to age recipients (filippo.io/age), as the service exports them when asked."""
+"""Encrypts files to age recipients (filippo.io/age), as the service does for exports."""
 
 import importlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _SUFFIX = ".age"
 
 
 def encrypt(folder: Path, recipients: Sequence[str]) -> None:
-    """Replace every file of a folder by itself, encrypted, with ``.age`` after its name."""
+    """Replace every file of a folder by its encrypted form, with ``.age`` after its name."""
     age: Any = importlib.import_module("pyrage")  # untyped; it comes with the Cookbook
     try:
         kinds = [(age.ssh if one.startswith("ssh-") else age.x25519, one) for one in recipients]

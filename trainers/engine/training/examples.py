@@ -1,4 +1,4 @@
-"""Training data as tensors: datums are read and checked, and cut into micro-batches.
+"""Reads and checks training data as tensors, and cuts them into micro-batches.
 
 Shapes: N tokens of a datum, K targets a token.
 """
@@ -26,20 +26,20 @@ class Example:
     tokens: np.ndarray  # [N] int64
     targets: Tensor  # [N] or [N, K]
     inputs: dict[str, Tensor]  # The loss's other inputs, each of the targets' shape, float32
-    pictures: Sequence[Picture] = ()  # Those that the tokens name
+    pictures: Sequence[Picture] = ()  # The pictures in the tokens
 
     def to(self, device: torch.device) -> "Example":
-        """The same on a device."""
+        """The same example on a device."""
         inputs = {key: value.to(device) for key, value in self.inputs.items()}
         return Example(self.tokens, self.targets.to(device), inputs, self.pictures)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model can take."""
+    """What data a model accepts."""
 
     vocabulary: int
-    """Tokens it knows."""
+    """Size of its vocabulary."""
     context: int
     """Most tokens of a datum."""
     reader: PictureReader
@@ -47,7 +47,7 @@ class Limits:
 
 
 def read_examples(data: Sequence[types.Datum], loss_fn: str, limits: Limits) -> list[Example]:
-    """Read and check data, as a client sent them, into tensors on the CPU."""
+    """Check data from a client, and read them into tensors on the CPU."""
     if not data:
         raise LossInputError("Got no data; expected at least one datum.")
     return [_read(datum, loss_fn, f"Datum {i}", limits) for i, datum in enumerate(data)]
@@ -98,7 +98,7 @@ def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
 
 
 def bare(datum: types.Datum, where: str, weights: Tensor | None = None) -> types.Datum:
-    """A datum for a custom loss as cross-entropy takes it: with weights (0) and nothing else."""
+    """A custom loss's datum for cross-entropy, with only targets and ``weights`` (None: 0)."""
     targets = datum.loss_fn_inputs.get("target_tokens")
     if targets is None:
         raise LossInputError(
@@ -112,12 +112,12 @@ def bare(datum: types.Datum, where: str, weights: Tensor | None = None) -> types
 
 
 def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:
-    """The numbers of the examples in each micro-batch, all of one kind.
+    """Divide examples into micro-batches, each of one kind; returns the indices in each.
 
-    ``budget``: most tokens, padding included; a longer one is alone. ``folds``: those that begin
-    alike belong together, and not those of like lengths.
+    ``budget``: most tokens, padding included; a longer example is alone. ``folds``: group examples
+    by common prefixes instead of by length.
     """
-    # Examples with K targets a token cannot share a batch with those of another K.
+    # Examples of one kind have the same K and the same inputs; others cannot share a batch.
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, example in enumerate(examples):
         kind = (*example.targets.shape[1:], *sorted(example.inputs))
@@ -131,7 +131,7 @@ def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> l
 
 
 def length_sorted(rows: Sequence[np.ndarray], budget: int) -> Iterable[list[int]]:
-    """Group rows by length, longest first; a row over ``budget``, padding included, is alone."""
+    """Group rows by length, longest first; a row over ``budget``, with padding, is alone."""
     group: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
         if group and (len(group) + 1) * len(rows[group[0]]) > budget:

@@ -1,10 +1,11 @@
-"""Rows of a batch that begin alike: in training, too, what they share is computed once.
+"""Groups of rows with a common prefix, which training computes once.
 
-A ``Family`` is rows that go through the model together: first the ``stem`` that all begin with,
-then each row's ``tail``, which sees the stem and itself; equal rows have one. The gradient is that
-of the rows one by one, up to rounding (Prefix Grouper, arXiv:2506.05433).
+A ``Family`` is a group of rows that go through the model together: first the ``stem``, their common
+prefix, then the ``tail`` of each row, which attends to the stem and to itself. Equal tails run
+once. The gradient is that of the rows one by one, up to rounding (Prefix Grouper,
+arXiv:2506.05433).
 
-Shapes: T tokens a row, N tokens of all rows.
+Shapes: N tokens of all rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,33 +15,33 @@ import numpy as np
 
 from evert.trainers.engine.sampling.prefix_cache import in_line
 
-_MOST_ROWS = 32  # Rows of a family: more would save little, and finding them is quadratic
-_PRICE = 16  # Tokens that a family must save, for what is done of it twice
-_SEEN_AGAIN = 16  # A tail's copy of its stem's keys and values weighs one part in so many
+_MOST_ROWS = 32  # Most rows of a family: more would save little, and the search is quadratic
+_PRICE = 16  # Tokens that a family must save to pay for its second pass
+_SEEN_AGAIN = 16  # A copied token of keys and values costs 1/16 of a computed one
 
 
 @dataclass(frozen=True)
 class Family:
     """Rows that go through the model together."""
 
-    rows: list[int]  # Their numbers
-    stem: int  # Tokens that they begin with alike; all of them where the rows are one or equal
-    tail: int  # Tokens of the longest tail
-    tails: int  # Tails that differ; none where no row goes on
+    rows: list[int]  # Their indices
+    stem: int  # Length of the common prefix; the whole length for one row or equal rows
+    tail: int  # Length of the longest tail
+    tails: int  # Number of different tails; 0 if no row is longer than the stem
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Rows as they go through the model."""
+    """Rows laid out as stems and tails."""
 
     stems: list[np.ndarray]
     tails: list[np.ndarray]
-    owners: list[int]  # For each tail, the number of its stem
-    places: np.ndarray  # [N] of each token of each row, among the stems', then the tails'
+    owners: list[int]  # For each tail, the index of its stem
+    places: np.ndarray  # [N] index of each row's tokens in all stems, then all tails
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
-    """Divide rows among families, so that the fewest tokens are computed."""
+    """Divide rows into families, so that the fewest tokens are computed."""
     order, alike = in_line(rows)
     saved, begins = [0], [0]
     for end in range(1, len(order) + 1):
@@ -64,12 +65,12 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Cut rows into parts of at most ``budget`` tokens, padding included; a longer one is alone."""
+    """Cut rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
     fitting = [part for family in families(rows) for part in _halved(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     most = budget
     if total > budget // 2:
-        # An even number of parts: two cores have as much to do.
+        # An even number of parts, so that two cores get equal work.
         parts = 2 * -(-total // (2 * budget))
         most = min(budget, total // parts + max(_size([family]) for family in fitting) // 2)
     found: list[list[Family]] = []
@@ -81,7 +82,7 @@ def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
 
 
 def fold(rows: Sequence[np.ndarray]) -> Folded:
-    """Lay rows out as they go through the model."""
+    """Lay rows out as stems and tails."""
     stems: list[np.ndarray] = []
     tails: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
     spans: list[tuple[int, int | None]] = [(0, None)] * len(rows)
@@ -125,7 +126,7 @@ def _halved(rows: Sequence[np.ndarray], family: Family, budget: int) -> Iterator
 
 
 def _size(found: Sequence[Family]) -> int:
-    """Tokens of a part, padding included."""
+    """Cost of a part in tokens, padding included."""
     stem, tail = max(f.stem for f in found), max(f.tail for f in found)
     tails = sum(f.tails for f in found)
     return len(found) * stem + tails * tail + tails * (stem + tail) // _SEEN_AGAIN

@@ -9,18 +9,18 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
     ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
     cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
-    gspo                  as ppo, with a datum's own ratio in the place of each token's: the
-                          geometric mean of r where ``sequence_ratio_mask`` is not 0; a token keeps
-                          the gradient of its own log p (GSPO-token, arXiv:2507.18071)
+    gspo                  as ppo, with one ratio for all tokens of a datum: the geometric mean of r
+                          where ``sequence_ratio_mask`` is not 0; each token keeps the gradient of
+                          its own log p (GSPO-token, arXiv:2507.18071)
     stable_reinforce      -sum(A log p - kl_coeff / 2 (log p - log q)^2) over sampled tokens
                           kl_coeff 0
 
-What the service computes for stable_reinforce is not public. This is REINFORCE, whose gradient any
-variant of it has on-policy; off-policy they may differ, and the engine says so once.
+The service's formula of stable_reinforce is not public. This is REINFORCE. On-policy, every variant
+of it has the same gradient; off-policy they may differ, and the engine warns of that once.
 
-The thresholds are bounds on the ratio itself and come from ``loss_fn_config`` under
-``clip_low_threshold`` and ``clip_high_threshold`` (``beta`` for dro), or token by token from loss
-inputs of the same names. Order here: the table, the check of a datum's inputs, the losses.
+Settings come from ``loss_fn_config``. The thresholds low and high are bounds on the ratio itself,
+named ``clip_low_threshold`` and ``clip_high_threshold``; loss inputs of the same names set them
+token by token. Order here: look-up, the check of a datum's inputs, the losses, their table.
 """
 
 import logging
@@ -47,11 +47,11 @@ class Loss:
     formula: Callable[[Tensor, Inputs, Settings], Tensor]  # (logprobs, inputs, settings)
     required: tuple[str, ...]  # Loss inputs a datum must carry besides ``target_tokens``
     settings: Mapping[str, float]  # Keys allowed in ``loss_fn_config``, with their defaults
-    by_datum: bool = False  # Whether the formula is of one datum, and not of any run of tokens
-    from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1), told by provenance
+    by_datum: bool = False  # Whether the formula applies to each datum separately
+    from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1), from the provenance
 
     def total(self, logprobs: Tensor, data: Sequence[Inputs], settings: Settings) -> Tensor:
-        """The loss of several data: ``logprobs`` of all targets, one datum's after another's."""
+        """The summed loss of several data; ``logprobs`` of all targets, datum after datum."""
         if self.by_datum:
             parts = torch.split(logprobs, [len(inputs["logprobs"]) for inputs in data])
             losses = [self.formula(*each, settings) for each in zip(parts, data, strict=True)]
@@ -61,7 +61,7 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Inputs that override a setting token by token, and ``weights``, which none reads."""
+        """Inputs that override a setting token by token, and ``weights``, which is then ignored."""
         return ("weights", *(key for key in self.settings if key.startswith("clip_")))
 
 
@@ -69,7 +69,7 @@ def get_loss(name: str) -> Loss:
     """Look up a loss by Tinker's name for it."""
     if name not in LOSSES:
         raise LossInputError(
-            f"Loss {name!r} is not one the embedded engine has; it has {', '.join(LOSSES)}. "
+            f"The embedded engine has no loss {name!r}; it has {', '.join(LOSSES)}. "
             "Use one of them (an asynchronous run's is async_config.loss_fn), or "
             "forward_backward_custom with a function of your own."
         )
@@ -152,9 +152,9 @@ def stable_reinforce(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Te
 
 @cache
 def warn_of_alpha() -> None:
-    """Say, once, where a loss may differ from the service's."""
+    """Warn once that ``stable_reinforce`` may differ from the service's loss."""
     logger.warning(
-        "stable_reinforce is in alpha, and what the service computes is not public: the embedded "
+        "stable_reinforce is in alpha, and the service's formula is not public: the embedded "
         "engine computes REINFORCE on the sampled tokens. On-policy their gradients agree."
     )
 

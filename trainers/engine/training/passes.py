@@ -1,8 +1,8 @@
-"""A pass of the model in training: from rows of tokens to log-probabilities of their targets.
+"""A pass of a model in training: from rows of tokens to log-probabilities of their targets.
 
-A Llama-like model runs as its sampler runs it, and what rows begin with alike runs once; any other
-runs as transformers runs it. Logits that are large are computed a stretch at a time: of any other
-model that takes a plain output layer, which is tried once, on a few tokens.
+A Llama-like model uses its sampler's forward pass, and computes common prefixes once. Any other
+model uses transformers' forward pass. Large logits are computed in slices. For other models this
+requires a plain output layer, which is tested once, on a few tokens.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Passes:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._sight = sight_of(model)
-        self.folds = can_be_lean(model)  # Whether what rows begin with alike is computed once
+        self.folds = can_be_lean(model)  # Whether common prefixes are computed once
         self._checkpointing = False
 
     @property
@@ -43,16 +43,16 @@ class Passes:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights; an adapter's may be another."""
+        """Type of the weights; an adapter's may differ."""
         return self.model.get_input_embeddings().weight.dtype  # type: ignore[no-any-return]
 
     @property
     def vocabulary(self) -> int:
-        """Tokens the model knows."""
+        """Size of the model's vocabulary."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def set_checkpointing(self, wanted: bool) -> None:
-        """Have the backward passes to come compute each layer again, or not."""
+        """Set whether later backward passes compute each layer again."""
         base: Any = base_of(self.model)
         if wanted == self._checkpointing or not base.supports_gradient_checkpointing:
             return
@@ -66,7 +66,7 @@ class Passes:
         else:
             base.gradient_checkpointing_disable()
         for module in base.modules():
-            # Layers heed it in training mode alone; what is inside of them must not drop out.
+            # Layers obey it in training mode only; their submodules must not use dropout.
             if hasattr(module, "gradient_checkpointing"):
                 module.training = wanted
 
@@ -89,7 +89,7 @@ class Passes:
         return target_logprobs(hidden[real], self._head, targets, self.vocabulary)
 
     def _given(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
-        """What the model's own forward pass takes for some rows: [B, T] ids, and images."""
+        """The inputs of the model's own forward pass for some rows: [B, T] ids, and images."""
         if self._sight is None:
             return {"input_ids": tokens}
         places = np.zeros((3, *tokens.shape), np.int64)
@@ -108,13 +108,13 @@ class Passes:
         places = torch.from_numpy(folded.places).to(self.device)
         if targets.ndim > 1 or len(hidden) == len(places):
             return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
-        # What is asked of a shared token by many rows is one thing, but where their tails begin.
+        # Rows want the same target of a shared token, except where tails begin: compute it once.
         asked, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
         places, targets = asked // self.vocabulary, asked % self.vocabulary
         return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]
 
     def _folded_hidden(self, lean: LeanModel, folded: Folded) -> Tensor:
-        """[N, H] of the stems' tokens, then of the tails'."""
+        """Hidden states [n, H] of the stems' tokens, then of the tails'."""
         tokens = pad(folded.stems, self.device)
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         lean.reserve(max(map(len, folded.stems)) + max(map(len, folded.tails), default=0))
@@ -140,20 +140,20 @@ class Passes:
 
     @cached_property
     def _plain_decoder(self) -> Any:
-        """The layers below the output layer; None where the model does more to its logits."""
+        """The layers below the output layer; None if the model changes that layer's logits."""
         base: Any = base_of(self.model)
         decoder = base.model if self._sight is not None else base.get_decoder()
         return decoder if _is_plain(self.model, decoder) else None
 
 
 def _real(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """[B, T] which tokens of padded rows are theirs."""
+    """[B, T] True for tokens of the rows, False for padding."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.arange(int(lengths.max()), device=device) < lengths[:, None]
 
 
 def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
-    """Each token sees itself and what came before it in its row; keys and values are kept."""
+    """Causal attention within each row; keeps all keys and values in ``kept``."""
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         both = keys.transpose(1, 2), values.transpose(1, 2)
@@ -164,7 +164,10 @@ def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
 
 
 def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tensor) -> Attend:
-    """Each token sees its row's stem (``owners``, ``starts`` [B]), then its tail so far."""
+    """Attention to each row's stem, then to its tail so far.
+
+    ``owners`` [B] is the index of a row's stem, ``starts`` [B] the stem's length.
+    """
     length = kept[0][0].shape[2]
     on_stem = torch.arange(length, device=owners.device) < starts[:, None]
 
@@ -183,7 +186,7 @@ def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tenso
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:
-    """Whether the logits are the output layer's of the decoder's last hidden state, to the bit."""
+    """Whether the output layer turns the decoder's last hidden state into the logits, bitwise."""
     head = model.get_output_embeddings()
     if head is None or decoder is base_of(model):
         return False

@@ -1,8 +1,8 @@
-"""Where a datum's tokens come from, for the loss that trains on sampled tokens alone.
+"""The origin of a datum's tokens, for the loss that trains on sampled tokens only.
 
 A sampling client made with ``record_stability_info=True`` marks the ids of its sequences
-(``recorded``), and a datum names them by ``Datum.with_provenance``. The datum has all that is
-needed of a sample (its log-probabilities), so nothing is kept.
+(``recorded``), and a datum names them by ``Datum.with_provenance``. The datum also has the samples'
+log-probabilities, so the engine stores nothing.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ _RECORDED = "recorded-"
 
 
 def recorded(sequences: Sequence[types.SampledSequence]) -> list[types.SampledSequence]:
-    """The same sequences, with ids that say that a loss may be traced to them."""
+    """The same sequences, with ids that mark them as recorded."""
     return [replace(each, sequence_id=_RECORDED + each.sequence_id) for each in sequences]
 
 
 def sampled_mask(datum: types.Datum) -> Tensor:
-    """[N] float32: 1 where a target was sampled."""
+    """[N] float32: 1 for sampled targets, else 0."""
     spans = datum.loss_fn_input_spans or []
     parts = [
         torch.full((span.length,), float(isinstance(span, types.SampledProvenanceSpan)))
@@ -34,23 +34,23 @@ def sampled_mask(datum: types.Datum) -> Tensor:
 
 
 def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
-    """Check that a datum is traced, and trains on sampled tokens alone."""
+    """Check that a datum has provenance, and trains on sampled tokens only."""
     spans = datum.loss_fn_input_spans
     if spans is None:
         raise LossInputError(
             f"{where} for {loss_fn!r} has no provenance; expected spans that name the sampled "
-            "sequence behind each token. Add them by datum.with_provenance, or take another loss."
+            "sequence behind each token. Add them by datum.with_provenance, or use another loss."
         )
     unknown = [s.sequence_id for s in spans if not s.sequence_id.startswith(_RECORDED)]
     if unknown:
         raise LossInputError(
-            f"{where} for {loss_fn!r} names the sequence {unknown[0]!r}, of which nothing was "
-            "recorded. Sample by a client made with record_stability_info=True."
+            f"{where} for {loss_fn!r} names the sequence {unknown[0]!r}, which was not recorded. "
+            "Sample by a client made with record_stability_info=True."
         )
     advantages, sampled = datum.loss_fn_inputs["advantages"].to_numpy(), sampled_mask(datum).numpy()
     if len(sampled) != len(advantages) or np.any(advantages[sampled == 0]):
         raise LossInputError(
             f"{where} for {loss_fn!r} has spans over {len(sampled)} targets of {len(advantages)}, "
-            "or an advantage on a target that was not sampled; expected spans over all, and "
-            "advantage 0 but on sampled tokens. Correct the spans, or the advantages."
+            "or an advantage on a target that was not sampled; expected spans over all targets, "
+            "and advantage 0 on tokens not sampled. Correct the spans, or the advantages."
         )

@@ -1,8 +1,8 @@
-"""One model being trained: forward, backward, optimizer step, saving and loading.
+"""Trains one model: forward, backward, optimizer step, saving and loading.
 
-All of it runs in order on the one worker thread of its training client, but for passes that may run
-side by side. Data are cut into micro-batches that fit into memory; where it runs out all the same,
-into smaller ones. Every loss is a sum over tokens, so the gradient is that of the whole batch.
+Calls run in order on the worker thread of the training client; the passes of one call may run side
+by side. Data are cut into micro-batches that fit into memory. If memory runs out, they are cut into
+smaller ones. Every loss is a sum over tokens, so the gradient is that of the whole batch.
 """
 
 import logging
@@ -53,9 +53,10 @@ class Trainer:
         reader: PictureReader | None = None,
         check_open: Callable[[], None] = lambda: None,
     ) -> None:
-        """Train what requires a gradient; ``checkpointing=None``: where a pass would not fit.
+        """Train the parameters that require a gradient.
 
-        ``check_open`` is asked before each micro-batch and raises to end the pass.
+        ``checkpointing`` None: only where a pass would not fit otherwise. ``check_open`` is called
+        before each micro-batch and raises to end the pass.
         """
         self.model = model
         self.limits = Limits(
@@ -81,9 +82,9 @@ class Trainer:
     def forward_backward(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward``, and add the gradient of the summed loss to what has accumulated.
+        """Like ``forward``, and add the gradient of the summed loss to the accumulated one.
 
-        An error drops all of it, and the optimizer step that follows is refused.
+        An error drops the accumulated gradient, and the next optimizer step is refused.
         """
         with self._all_or_nothing(), torch.enable_grad():
             return self._run(data, loss_fn, config, backward=True)
@@ -91,14 +92,15 @@ class Trainer:
     def forward_backward_custom(
         self, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with a loss of the log-probabilities of the caller's own."""
+        """Like ``forward_backward``, with the caller's own loss of the log-probabilities."""
         with self._all_or_nothing():
             return self._run_custom(list(data), loss_fn)
 
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
-        """Take one AdamW step with the accumulated gradient, then forget it.
+        """Take one AdamW step with the accumulated gradient, then drop the gradient.
 
-        Refused, with the weights unchanged, after a pass that failed or if it is not finite.
+        The step is refused, and the weights stay unchanged, if the pass before it failed or the
+        gradient is not finite.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -114,16 +116,16 @@ class Trainer:
         )
 
     def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the model or its adapter (or what ``copy_weights`` gave), and the tokenizer."""
+        """Write the model or its adapter (or ``state``, of ``copy_weights``), and the tokenizer."""
         options: dict[str, Any] = {} if state is None else {"state_dict": state}
         if hasattr(self.model, "peft_config"):
-            options["save_embedding_layers"] = False  # an output layer is the base's, and large
+            options["save_embedding_layers"] = False  # the output layer is the base's, and large
         with no_progress_bars():
             self.model.save_pretrained(folder, **options)
         self.tokenizer.save_pretrained(folder)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of what is trained: the whole model's weights, or the adapter's."""
+        """A copy of the trained weights: the whole model's, or the adapter's."""
         from peft import PeftModel
 
         if isinstance(self.model, PeftModel):
@@ -135,7 +137,7 @@ class Trainer:
         return {name: tensor.clone() for name, tensor in first.values()}
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the optimizer's state, enough to go on as if nothing had happened."""
+        """Write the optimizer's state, from which training can resume exactly."""
         tensors = {}
         for name, parameter in self._trained().items():
             state = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
@@ -247,7 +249,7 @@ class Trainer:
             base_of(self.model).config,
             self.passes.dtype,
             device,
-            checkpointing=self._checkpointing if backward else True,  # nothing is kept
+            checkpointing=self._checkpointing if backward else True,  # forward keeps nothing
             slopes=sum(p.nbytes for p in self._trained().values()),
         )
         before = self._gradient() if backward else {}
@@ -257,7 +259,7 @@ class Trainer:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                logger.warning("No memory left in a pass with %s; trying less.", budget)
+                logger.warning("Memory ran out in a pass with %s; trying a smaller one.", budget)
             budget = budget.smaller(lengths)
             if backward:
                 self._put_back(before)
@@ -292,7 +294,7 @@ class Trainer:
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
-            with torch.set_grad_enabled(backward):  # it may be another thread's
+            with torch.set_grad_enabled(backward):  # it is set by thread
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
                 value = loss.total(logprobs, inputs, settings)
             slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()

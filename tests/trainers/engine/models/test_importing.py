@@ -76,7 +76,7 @@ def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None
     for source, out, message in (
         (tmp_path / "nowhere", "a", "There is no model at"),
         (damaged, "b", "damaged.gguf could not be read"),
-        (there, "there", "is there already"),
+        (there, "there", "exists already"),
         ("package:--help", "c", "could not download the package"),
     ):
         with pytest.raises(InvalidModelError, match=message):

@@ -66,7 +66,7 @@ def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
 
 TARGETS = ["target_tokens", "logprobs", "advantages"]
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: get_loss("mse"), r"'mse' is not one.*cross_entropy, importance_samp.*async_config"),
+    (lambda: get_loss("mse"), r"no loss 'mse'.*cross_entropy, importance_samp.*async_config"),
     (lambda: resolve_settings("ppo", {"eps": 0.2}), "key 'eps'; expected only .*clip_high_thr"),
     (lambda: resolve_settings("cross_entropy", {"eps": 0.2}), "no keys at all"),
     (lambda: resolve_settings("dro", {"beta": "0.2"}), "expected a number"),

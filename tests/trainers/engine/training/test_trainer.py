@@ -342,7 +342,7 @@ FAILURES: list[tuple[Callable[[Trainer], Any], str]] = [
         "target_tokens",
     ),
 ]
-"""What is refused in a pass; ``clients/test_door.py`` has all that is refused before one."""
+"""What is refused in a pass; ``clients/test_checks.py`` has all that is refused before one."""
 
 
 def test_no_step_is_taken_after_a_failed_pass(trainer: Trainer, model: Any) -> None:

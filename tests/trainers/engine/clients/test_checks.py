@@ -1,4 +1,4 @@
-"""What is wrong with a training request is told at the door, and hurts no other request."""
+"""What is wrong with a training request is refused before the worker, and hurts no other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
     ([sft([1, 2], advantages=[0.0] * 2)], CE, None, r"Datum 0 .*not understood \['advantages'\]"),
     ([GOOD], "gspo", None, r"missing \['advantages', 'logprobs', 'seq"),
     ([SEEN], CE, None, "Datum 0 has a chunk that is not text"),
-    ([GOOD], "mse", None, "'mse' is not one"),
+    ([GOOD], "mse", None, "no loss 'mse'"),
     ([GOOD], "custom", None, "forward_backward_custom"),
     ([GOOD], CE, {"clip": 1}, "key 'clip'"),
     ([rl([1, 2])], "stable_reinforce", None, "Datum 0.* has no provenance"),
@@ -69,7 +69,7 @@ async def test_what_is_wrong_is_refused_and_hurts_nothing(training: Any, tiny_mo
     assert loss_of(training) == pytest.approx(loss_of(twin), rel=1e-4)
 
 
-def test_custom_losses_have_the_same_door(training: Any) -> None:
+def test_custom_losses_have_the_same_checks(training: Any) -> None:
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         return torch.stack([each.sum() for each in logprobs]).sum(), {}
 
@@ -138,12 +138,12 @@ def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
     found, expected = (client.optim_step(ADAM).result().metrics for client in (training, twin))
     assert found == pytest.approx(expected, rel=1e-3)
     assert caplog.text.count("stable_reinforce is in alpha") == 1
-    assert "what the service computes is not public" in caplog.text
+    assert "the service's formula is not public" in caplog.text
 
 
 def test_stable_reinforce_wants_recorded_samples(training: Any) -> None:
     silent = training.save_weights_and_get_sampling_client().result()
-    with pytest.raises(LossInputError, match="nothing was recorded.*record_stability_info=True"):
+    with pytest.raises(LossInputError, match="not recorded.*record_stability_info=True"):
         training.forward_backward(rollout(silent), "stable_reinforce")
     path = training.save_weights_for_sampler("x").result().path
     service: Any = tinker.ServiceClient()

@@ -1,9 +1,8 @@
-"""The door: what a training request holds is checked before it reaches the worker.
+"""Checks training requests before they reach the worker.
 
-A request that is refused here is refused alone: nothing was computed, the gradient that has
-accumulated stays, and the calls before and after it are served. A message names the datum and its
-field, what it has and what was expected. What a datum must look like, its reader says
-(``training/examples.py``), which the worker has, too.
+A refused request affects no other: nothing was computed, the accumulated gradient stays, and the
+calls before and after it are served. A message names the datum and its field, what we got and what
+was expected. ``training/examples.py`` checks the format of a datum, here and in the worker.
 """
 
 import math
@@ -29,7 +28,7 @@ def check_data(
 
 
 def check_custom_data(data: Sequence[types.Datum], limits: Limits) -> None:
-    """The same for a loss of the caller's own, which may read what it likes beside the targets."""
+    """Check a request with a custom loss, which may read any inputs beside the targets."""
     read_examples(
         [bare(datum, f"Datum {i}") for i, datum in enumerate(data)], "cross_entropy", limits
     )
@@ -53,5 +52,5 @@ def _check_finite(examples: Sequence[Example]) -> None:
             if wrong:
                 raise LossInputError(
                     f"Datum {i}: {key} is {values[(*wrong[0],)].item()} at position {wrong[0]}; "
-                    "expected finite numbers. Look at what it was computed from."
+                    "expected finite numbers. Check how it was computed."
                 )
