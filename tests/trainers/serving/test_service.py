@@ -120,7 +120,7 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
     ends = await asyncio.gather(*long, return_exceptions=True)
     assert {type(end) for end in ends} == {ServerGoneError}
     service.close()
-    with pytest.raises(ServerGoneError, match="Look whether the server, or the trainer"):
+    with pytest.raises(ServerGoneError, match="Check that the server, or the trainer"):
         await served.sample_async(prompt(), 1, how(0))
 
 
