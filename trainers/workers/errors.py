@@ -13,4 +13,4 @@ class WorkerError(EvertError, RuntimeError):
 
 
 class LostGroupError(EvertError, RuntimeError):
-    """A group's worker died each time that it was played, the last time with nothing else on it."""
+    """A group's worker died each time it was played, the last time with no other group on it."""
