@@ -147,7 +147,7 @@ class EvaluateSettings(EpisodeSettings):
         return {"device": self.device, "threads": self.threads, **given}
 
     def run_of(self, model: str) -> TrainSettings:
-        """Settings of a run that would train the model on these tasks: its engine, its agent."""
+        """Settings of a run that would train the model on these tasks, for engine and agent."""
         given = self.named
         if model:
             given["model_name"] = model
@@ -196,7 +196,7 @@ class EvaluateSettings(EpisodeSettings):
 def read_evaluate_settings(
     given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
-    """Read an evaluation's settings, over the recorded ones or the recipe's for episodes."""
+    """Read an evaluation's settings, over recorded ones or the recipe's episode settings."""
     frozen = {key: value for key, value in given.items() if key.startswith("models.")}
     plain = {key: value for key, value in given.items() if key not in frozen}
     plain["tasks"] = taskset_of(given)

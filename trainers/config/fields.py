@@ -27,7 +27,7 @@ def setting(default: Any, doc: str) -> Any:
 
 
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
-    """A field for None or a number of at least ``minimum``; unless ``or_more``, above it."""
+    """A field for a number of at least ``minimum`` (without ``or_more``: above it), or None."""
 
     def check(settings: Any, attribute: str) -> None:
         name = attribute.removeprefix("X_")

@@ -111,7 +111,7 @@ class TrainSettings(EpisodeSettings):
         "importance_sampling", "or ppo, cispo, dro: one of the Cookbook's losses"
     )
     num_substeps: int = size(1, "optimizer steps per training step")
-    kl_penalty: float = size(0.0, "weight of the KL divergence from the first RL weights", 0)
+    kl_penalty: float = size(0.0, "weight of the KL divergence from the weights before RL", 0)
     max_tokens: int = size(512, "most tokens of one reply")
     failed_steps: int = size(
         3, "stop after this many steps in a row with nearly all episodes failed; 0: never", 0
