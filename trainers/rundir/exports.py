@@ -6,7 +6,8 @@ Each format is a function from the rollouts to the rows of a file.
             as the Cookbook's chat_sl and TRL's SFTTrainer read them
     pairs   the best against the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
             [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
-    atif    trajectories with their sampled tokens: Harbor's Agent Trajectory Interchange Format
+    atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
+            Interchange Format
 """
 
 import json
@@ -85,7 +86,7 @@ def _pair(best: "RolloutRecord", worst: "RolloutRecord") -> Row:
 
 
 def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
-    """The conversation up to a turn's reply; each message has a role and a text."""
+    """The conversation that ends with a turn's reply; each message has a role and a text."""
     return [_as_text(message) for message in record.sampled_messages(turn)]
 
 

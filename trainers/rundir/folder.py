@@ -2,7 +2,7 @@
 
     run.json               settings, command, engine, versions: what the run is
     config.json            the Cookbook's own configuration
-    metrics.jsonl          a line a step, by the Cookbook
+    metrics.jsonl          a line per step, by the Cookbook
     batches.jsonl          how the episodes of each batch ended
     sampler.jsonl          what a sampler of tasks was told, if there is one
     checkpoints.jsonl      the Cookbook's list of checkpoints, to resume from
@@ -10,7 +10,7 @@
     iteration_*/           rollouts of each step, by the Cookbook
     rollouts/              whole rollouts, a file per batch, with record=
     before.json            held-out scores and samples of the untrained weights
-    result.json            the figures of a finished run
+    result.json            the results of a finished run
     learning_curve.png  samples.md  samples.jsonl  logs.log
     tensorboard/  wandb/  wandb.json    if the run is tracked there, too
 
@@ -136,7 +136,7 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """Make a command's output folder; one with other files must have the file ``marker``."""
+    """Make a command's output folder; if it has files, ``marker`` must be one of them."""
     path = named_folder(out, home, slug(name))
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ TIMEOUT = 600.0
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    ``base_model`` None: ``model``. ``dialect`` None: the server is asked at the first call.
+    ``base_model`` None: as ``model``. ``dialect`` None: the server is asked at the first call.
     """
 
     def __init__(

@@ -21,14 +21,14 @@ KEPT_ALIVE, KEPT_BY_OURS = 4.0, 25.0
 one costs as much as four requests, and workers are idle while the trainer trains."""
 
 LONG_BODY = 2**20
-"""Bytes from which aiohttp wants a body in pieces."""
+"""Bytes from which aiohttp wants a body as a stream."""
 
 CONNECT_TIME = 30.0
 """Seconds to connect."""
 
 _Place = tuple[asyncio.AbstractEventLoop, float]
 _open: dict[_Place, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]] = {}
-"""The session for a loop and for the seconds that connections are kept, and what closes it."""
+"""By loop and keep-alive seconds: a session, and the generator that closes it."""
 
 
 async def ask(

@@ -2,8 +2,8 @@
 
     EvertError
     └── ServingError            (RuntimeError)     a server did not answer as it should
-        ├── ServerGoneError     (ConnectionError)  it is not reached, or closed the connection
-        ├── NotServedError      (LookupError)      it does not have the model, or no longer
+        ├── ServerGoneError     (ConnectionError)  it cannot be reached, or closed the connection
+        ├── NotServedError      (LookupError)      it has no such model, or no longer has it
         └── UnfitServerError                       it does not return what training data need
 
 A request that the server refuses (a prompt is too long, for example) raises the engine's

@@ -2,7 +2,7 @@
 
 A known prompt is sent twice. First as text, from which the server samples a token: if its ids of
 the prompt differ from ours, it has another vocabulary. Then as ids with that token at the end: if
-the token's log-probability differs from the sampled one, the server reports another distribution
+the token's log-probability differs between the answers, the server reports another distribution
 (vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp scores no prompts: only ids are compared.
 """
 
@@ -18,7 +18,7 @@ from evert.trainers.serving.wire import FIT, Asked, Dialect
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
 """It has plain words, since servers differ in how they split unusual text."""
 HEAT = 2.0
-"""Temperature at which the token is sampled, to tell apart log-probabilities at temperature 1."""
+"""Temperature at which that token is sampled; processed log-probabilities show its effect."""
 
 TOLERANCE = 0.05
 """Allowed difference of log-probabilities, in nats: half precision costs less, ``HEAT`` more."""

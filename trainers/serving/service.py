@@ -1,11 +1,11 @@
 """``PolicyService``: sampling clients of this process, served over HTTP to workers and others.
 
     GET  /v1/models        what is offered now
-    POST /v1/completions   vLLM's shape, with token ids (``wire.py``)
+    POST /v1/completions   vLLM's format, with token ids (``wire.py``)
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
 Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
-batches, also with what this process samples. A client that closes its connection cancels its
+batches, and so do this process's own samples. A client that closes its connection cancels its
 request.
 
 The key allows sampling, and nothing else. Requests without the key, and those of web pages, are
@@ -73,7 +73,7 @@ class PolicyService:
         requests: Number of requests to sample so far, including running ones.
 
     Raises:
-        OSError: The interface or the port cannot be listened on.
+        OSError: The interface or the port is not available.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str | None = None) -> None:
@@ -277,7 +277,7 @@ class _Arrivals:
 
 
 def failed(status: int, kind: str, message: str) -> Answer:
-    """An error in vLLM's shape."""
+    """An error in vLLM's format."""
     error = {"message": message, "type": kind, "param": None, "code": status}
     return Answer(status, orjson.dumps({"error": error}))
 

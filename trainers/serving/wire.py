@@ -129,7 +129,7 @@ def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dia
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
-    own = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # it bans the token there
+    own = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # llama.cpp bans the token
     if all(isinstance(item, int) for item in items):
         return {"stop_token_ids": items, **own}
     return {"stop": items, "include_stop_str_in_output": True, **own}

@@ -40,7 +40,7 @@ SPARE = 1.5
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Start ``evert train``; ``output`` gets what it prints, ``environment`` adds to ours."""
+    """Start ``evert train``; ``output`` gets what it prints, ``environment`` adds variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
@@ -51,8 +51,8 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
 
 
 def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
-    # A separate process group: the sweep passes Ctrl-C on, once. A shell that started the sweep in
-    # the background may have it ignored.
+    # A separate process group: the sweep passes Ctrl-C on, once. A shell may have started the sweep
+    # in the background, with Ctrl-C ignored.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # An agent that starts processes gets the default start method, as outside a sweep.
@@ -68,7 +68,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """Stop the run if the sweep was killed, since it can stop no run then."""
+    """Stop the run if the sweep is killed, which cannot stop its runs then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

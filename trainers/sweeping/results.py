@@ -35,7 +35,7 @@ class Choice:
     high: float | None
     """Ends of the mean's interval; None where no choice has several seeds."""
     runs: tuple[int, ...]
-    """Numbers of the runs with these values, one a seed."""
+    """Numbers of the runs with these values, one per seed."""
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:

@@ -49,12 +49,12 @@ def run_command(
         _handle(signal.SIGTERM, _leave)
         print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
         # If the signal came while C code ran Python, as in an import, Python would end by the
-        # signal and not with our status. Running any text clears that.
+        # signal and not with our status. ``exec`` clears that.
         exec("")
         return INTERRUPTED
     except EvertError as error:
         return _failed(error, _notes(error))
-    except BrokenPipeError:  # ``| head`` has read enough
+    except BrokenPipeError:  # the reader has ended, as in ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -128,7 +128,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler, in the main thread only; None, a handler of C code, is left out."""
+    """Set a signal's handler, in the main thread only; None stands for a handler of C code."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 

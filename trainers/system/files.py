@@ -99,7 +99,7 @@ def drop_broken_lines(path: Path) -> int:
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
-    """Change a JSONL file's records, whole or not at all; None from ``change`` removes one."""
+    """Change a JSONL file's records, whole or not at all; ``change`` returns None to remove one."""
     lines = [line for line, record in _records(path) if record is not None]
     made = [(line, change(json.loads(line))) for line in lines]
     new = [
@@ -204,7 +204,7 @@ def near_path(path: Path) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a CSV file's text; a column for each name that any of them has."""
+    """Rows as a CSV file's text, with a column for each name in any row."""
     written = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(written, names, lineterminator="\n")

@@ -23,7 +23,7 @@ from evert.trainers.workers.executor import WorkerExecutor
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds to wait for an actor before the reason is looked for and logged."""
+"""Seconds to wait for an actor before Ray is checked, and a warning is logged."""
 NO_ROOM = (
     "A worker waits for room on the Ray cluster (`ray status` says what is free). Ask for fewer "
     "workers, or for less for each (num_cpus=); workers that have started play meanwhile."
@@ -48,8 +48,8 @@ class RayRollouts(WorkerExecutor):
         with RayRollouts(workers=64, groups_per_worker=8, address="auto") as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-    If this process already uses Ray, the executor uses it, too; else the executor starts Ray, and
-    shuts it down at its end.
+    If this process already uses Ray, the executor uses it, too; else the executor starts Ray or
+    joins a cluster, until its own end.
 
     Args:
         workers: Number of actors; None: one per core that this process may use.

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 60.0
 """Seconds in which a worker has to answer."""
 WAITS = 4
-"""Number of waits that make up this time: after a pause of our own process only one has passed."""
+"""Waits into which this time is divided: if our own process was stopped, only one has passed."""
 SILENT = (
     "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
     "(its standard error says where)"

@@ -9,7 +9,7 @@ from evert.bridge.errors import EvertError
 
 
 class WorkerError(EvertError, RuntimeError):
-    """Workers cannot be started, or a group cannot go to one or come back from it."""
+    """Workers cannot be started, or a group cannot be sent to a worker or back."""
 
 
 class LostGroupError(EvertError, RuntimeError):

@@ -4,8 +4,8 @@
         asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
 It has a thread with an event loop, on which everything happens: no locks. A group that is lost with
-its worker is played again, and counted. If a group is lost ``MOST_LOSSES`` times, the last time
-alone on its worker, the error names its task.
+its worker is played again, and counted. A group that is lost ``MOST_LOSSES`` times, the last time
+alone on its worker, raises an error that names its task.
 """
 
 import asyncio
