@@ -66,8 +66,7 @@ SCORED = (
     "Equal rewards teach nothing: take a model that succeeds now and then, raise max_tokens, or "
     "warm the model up (warm_up_steps=)."
 )
-"""More advice if the model's replies may be the cause; which, depends on whether such episodes are
-scored."""
+"""Further advice if the model's replies may be the cause: for unscored and for scored failures."""
 MOST_LINES = 8
 """Most lines of an error's message that are shown."""
 MOST_ALIKE = 5
@@ -78,7 +77,7 @@ _UNKNOWN_MODEL = "; the policy is called "
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in an episode."""
+    """The failure of an episode."""
 
     kind: str
     """One of ``KINDS``."""
@@ -91,7 +90,7 @@ class Failure:
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """Equal for failures that differ only in details such as numbers and names."""
+        """A key that is equal for failures which differ only in numbers or names."""
         return self.kind, self.error.partition(":")[0], self.remedy
 
     @property
@@ -108,7 +107,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """The failure behind a rollout's exception; None: the agent did not fail."""
+    """The failure behind a rollout's exception; None: the agent did not cause it."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
@@ -153,7 +152,7 @@ class Failures:
 
     @classmethod
     def of(cls, episodes: int, found: Iterable[tuple[Failure, int]]) -> "Failures":
-        """Count the failures of ``episodes`` episodes; each comes with a number of its like."""
+        """Count the failures of ``episodes`` episodes; each comes with how often it occurred."""
         first: dict[tuple[str, ...], Failure] = {}
         kinds, times = Counter[str](), Counter[tuple[str, ...]]()
         for failure, count in found:

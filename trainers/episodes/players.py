@@ -72,8 +72,8 @@ class Contestant:
 
     Attributes:
         name: Its name in the tables.
-        settings: The evaluation's.
-        agent: Import path of the agent; of a player without a model, from a seed to an agent.
+        settings: The evaluation's settings.
+        agent: Import path of the agent; without a model, of a function from a seed to the agent.
         run: The run that trained it, or would: engine, model, renderer, most tokens of a reply.
         named: The model that answers the agent's calls; None: a player without a model.
         context_length: Tokens of its context, as its server says; None: unknown.

@@ -90,7 +90,7 @@ class Episode:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Episode":
-        """Read a recorded episode: its fields by name."""
+        """Read an episode from its recorded fields."""
         try:
             return cls(**record)
         except TypeError as error:
@@ -101,7 +101,7 @@ class Episode:
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, each on disk as soon as it is over; ``by_key`` in order."""
+    """The episodes of an evaluation, each on disk as soon as it ends; ``by_key`` in that order."""
 
     def __init__(self, folder: Path) -> None:
         """Read the recorded episodes; one that a crash cut off is set aside, and played again."""
@@ -148,8 +148,8 @@ class Player:
     Attributes:
         opponents: Models at some of the seats; None: the policy plays all seats.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
-        endpoints_fail: Whether it is a failure of the agent if the agent's own endpoint does not
-            answer; else that is raised.
+        endpoints_fail: Whether an agent fails if its own endpoint does not answer; else the error
+            is raised.
         dialogues: Number of tasks of a split whose dialogues are recorded.
         record: Records every rollout; None: no record.
     """

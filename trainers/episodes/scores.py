@@ -1,10 +1,10 @@
 """Scores of episodes: success with its interval, by model, split and category; and their tables.
 
 The 95 % interval is for the success rate over all tasks of the kind, of which the played tasks are
-a sample. Several episodes of one task tell less than episodes of as many tasks, the more so the
-more they agree. So the interval is Clopper and Pearson's exact one of a binomial, for the number of
-independent episodes that the spread between tasks shows (as Korn and Graubard do for surveys).
-``benchmarks/intervals.py`` measures its coverage near 0 and 1 and with few tasks.
+a sample. Several episodes of one task tell less than as many episodes of different tasks, the less
+the more they agree. So the interval is Clopper and Pearson's exact one of a binomial, for the
+number of independent episodes that the spread between tasks shows (as Korn and Graubard do for
+surveys). ``benchmarks/intervals.py`` measures its coverage near 0 and 1 and with few tasks.
 
 Sources: C. J. Clopper, E. S. Pearson, "The use of confidence or fiducial limits illustrated in the
 case of the binomial", Biometrika 26 (1934); E. L. Korn, B. I. Graubard, "Confidence intervals for
@@ -34,7 +34,7 @@ TAIL = 0.025
 QUESTIONS = "questions"
 """Metric of a game that counts its questions; without it turns are counted."""
 CALLS = ("searches", "tools/calls")
-"""Metrics that count tool calls; the first one that an episode has counts."""
+"""Metrics that count tool calls; the first that an episode has is used."""
 ENDS = ("won", "drawn", "lost")
 """Metrics of a game against an opponent: 1 in the episodes that ended so."""
 
@@ -152,10 +152,10 @@ def mean_error(by_task: Sequence[Sequence[float]]) -> float | None:
 def independent(by_task: Sequence[Sequence[bool]]) -> float:
     """The number of independent episodes that tell as much as these, which share tasks.
 
-    It is the number that has the variance of the tasks' totals; at least the number of tasks, at
-    most that of episodes. Two artificial tasks are added, one with only successes and one with only
-    failures (as Agresti and Coull add trials): if few tasks differ, or none, the real tasks alone
-    would show too little variance.
+    The success rate of that many would have the variance that the tasks show. It is at least the
+    number of tasks, at most that of episodes. Two artificial tasks are added, one with only
+    successes and one with only failures (as Agresti and Coull add trials): if few tasks differ, or
+    none, the real tasks alone would show too little variance.
     """
     size = fmean(map(len, by_task))
     totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
