@@ -198,7 +198,7 @@ class PolicyService:
 
     def _models(self) -> Answer:
         models = []
-        for name, client in self._offered.items():
+        for name, client in [*self._offered.items()]:
             base = client.get_base_model()
             facts = {"root": base, "max_model_len": context_length_here(base)}
             models.append({"id": name, "object": "model", "owned_by": Dialect.OURS.value, **facts})
