@@ -46,7 +46,7 @@ class EpisodeSettings:
         "episode is left out of the training",
     )
     on_truncation: Literal["deliver", "end"] = setting(
-        "deliver", "after a reply that is cut at its most tokens: deliver it, or end the episode"
+        "deliver", "what to do with a reply cut at its most tokens: deliver it, or end the episode"
     )
     context_overflow_reward: float = setting(
         -0.1, "added to the reward if an episode ends because its prompt is too long"
@@ -60,7 +60,7 @@ class EpisodeSettings:
         "arguments",
     )
     parse_error_policy: Mapping[str, Any] = by_path(
-        "after a reply that does not parse: max_consecutive, penalty_per_error, "
+        "what to do after a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
     )
     close_timeout: float = size(5.0, "seconds that a cancelled agent has to end", 0, or_more=False)

@@ -135,7 +135,7 @@ class TrainSettings(EpisodeSettings):
         5, "steps between kept checkpoints; embedded runs also save every step", 0
     )
     parallel: int | None = parallel()
-    samples: int = size(4, "held-out tasks written down before and after", 0)
+    samples: int = size(4, "held-out tasks whose episodes are shown before and after training", 0)
     record: bool | float = share(
         0.1,
         "share of each step's groups whose rollouts are written whole to RUN/rollouts, at least "

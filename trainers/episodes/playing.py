@@ -96,7 +96,7 @@ class Episode:
         except TypeError as error:
             raise EpisodeError(
                 f"A record of an episode has other fields than this version of evert writes: "
-                f"{error}. Start anew in another folder, or go on with the version that wrote it."
+                f"{error}. Start anew in another folder, or use the version that wrote it."
             ) from error
 
 

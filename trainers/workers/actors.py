@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 PATIENCE = 60.0
 """Seconds to wait for an actor before Ray is checked, and a warning is logged."""
 NO_ROOM = (
-    "A worker waits for room on the Ray cluster (`ray status` says what is free). Ask for fewer "
-    "workers, or for less for each (num_cpus=); workers that have started play meanwhile."
+    "A worker waits for room on the Ray cluster (`ray status` says what is free). Use fewer "
+    "workers, or fewer CPUs for each (num_cpus=). Workers that have started play meanwhile."
 )
 NODE_DIED = (
     "Ray's node on this machine has died: no more groups can be played. Its logs say why "

@@ -83,8 +83,8 @@ class WorkerExecutor(Executor):
         if fn is not _run_rollout_sync:
             raise WorkerError(
                 f"A {type(self).__name__} was given {repr_of(fn)}; it plays the groups of the "
-                "Cookbook's rl.train.main (rollout_executor=) and nothing else. Give other work to "
-                "an executor of its own."
+                "Cookbook's rl.train.main (rollout_executor=) and nothing else. Use another "
+                "executor for other work."
             )
         if self._is_closed:
             raise RuntimeError("cannot schedule new futures after shutdown")

@@ -104,7 +104,7 @@ class PoolWorker(SubprocessStreamProtocol):
             self._send(number, b"")
             raise
         if not data:
-            await self.end("gave a group up that it was to play")
+            await self.end("gave up a group that it had to play")
             raise self.lost or WorkerLost()
         return data
 
