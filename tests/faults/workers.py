@@ -87,7 +87,7 @@ def _deeds() -> list[Deed]:
     told = [
         ("SIGKILL beside a child", kills_itself_beside_a_child, "was killed by SIGKILL (out of…"),
         ("closed descriptors", closes_all_descriptors, "…"),
-        ("a cancelled group", cancels_its_group, "was killed, since it gave a group up…"),
+        ("a cancelled group", cancels_its_group, "was killed, since it gave up a group…"),
     ]
     return [
         *(Deed(name, does, told=lost.format(name, line)) for name, does, line in told),
@@ -165,7 +165,7 @@ PROGRAMS = [
         ("dies in the middle of a frame", "say(group(), b'half', 10); os._exit(1)",
             "ended with exit status 1"),
         ("has nothing to say of a group", "say(group()); group()",
-            "was killed, since it gave a group up…"),
+            "was killed, since it gave up a group…"),
     )
 ] + [
     Program(name, text, LOST.format(SILENT), f"…was lost with its worker: {SILENT}.…", 0.5)

@@ -245,7 +245,7 @@ def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(tmp_pa
     about = (run.read_json("run.json") or {})["settings"]
     assert about["models"] == {"judge": "<a ScriptedPolicy>"}
     assert about["limits"] == {"max_turns": "5"}
-    with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, given from Py"):
+    with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, an object f"):
         evert.train(asks_a_judge, ["tree", "sea"], steps=2, **again)
     evert.train(asks_a_judge, ["tree", "sea"], steps=2, models={"judge": judge}, **again)
     assert len(run.steps()) == 2

@@ -394,7 +394,7 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
         ({}, [bad, bad, spared, bad, bad, bad], "In 3 steps in a row nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 18, good * 2)], ""),
-        ({"start": 8}, [bad], "the worst reward there is: on_agent_error=-1.0."),  # its last step
+        ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # its last step
         ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: take a model that"),
     ]
     for number, (options, batches, said) in enumerate(table):

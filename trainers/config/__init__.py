@@ -1,17 +1,17 @@
-"""What a user may say, checked.
+"""The settings that a user gives, read and checked.
 
 In reading order:
 
-    arguments.py      reading what it was given: ``key=value``, or values from Python
+    arguments.py      reading settings: ``key=value`` texts, or values from Python
     command.py        a command whose arguments are the settings of one class
-    fields.py         settings that check themselves
-    names.py          the names in them, checked before torch is imported
-    episode.py        those of its episodes: an Env's options
-    recipes.py        the game that is named, and its recipe
+    fields.py         fields that check their values
+    names.py          checks of names, made before torch is imported
+    episode.py        settings of an episode: an Env's options
+    recipes.py        the game that the settings name, and its recipe
     model_names.py    a model by name: a base, a run, an endpoint
-    frozen_models.py  the models beside the policy, by name
-    opponents.py      who plays the other seats, by name
-    backend.py        the in-process engine or a service
-    train.py          every value of a run, one a command-line key
-    evaluate.py       what to evaluate: every value a command-line key
+    frozen_models.py  the frozen models beside the policy, by name
+    opponents.py      the players of the other seats, by name
+    backend.py        the choice between the in-process engine and a service
+    train.py          settings of a training run
+    evaluate.py       settings of an evaluation
 """

@@ -1,6 +1,6 @@
-"""Reading what a command was given: ``key=value``, or values from Python.
+"""Read settings, which are ``key=value`` texts or values from Python.
 
-Every message names the setting, what it got and what it takes.
+Each error message names the setting, what it got and what it takes.
 """
 
 import difflib
@@ -31,11 +31,14 @@ T = TypeVar("T")
 
 
 class UsageError(EvertError, ValueError):
-    """What was given is no setting of the command, or no value that the setting takes."""
+    """An argument is no setting of the command, or the setting does not take the value."""
 
 
 def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "") -> dict[str, str]:
-    """Arguments ``key=value`` as a mapping, the last of a key; a bare word means ``bare=``."""
+    """Read arguments ``key=value``; a key's last value counts.
+
+    ``bare`` is the key that the error suggests for an argument without ``=``.
+    """
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -48,9 +51,9 @@ def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "")
 
 
 def read_paths_and_settings(kind: type[T], arguments: Sequence[str]) -> tuple[list[Path], T]:
-    """The paths that a command was given, each once, and its settings."""
+    """Return the paths among a command's arguments, each once, and its settings."""
     asked = [each for each in arguments if "=" in each or each.startswith("-")]
-    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may have a =
+    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may contain =
     named = [Path(each).expanduser() for each in arguments if each not in pairs]
     settings = read_settings(kind, read_pairs(pairs, chz.chz_fields(kind)))
     return list({path.resolve(): path for path in named}.values()), settings
@@ -67,7 +70,7 @@ def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
 
 
 def check_name(key: str, known: Collection[str], called: Callable[[str], str] = str) -> None:
-    """Refuse a setting that is not known; ``called`` is as for ``read_settings``."""
+    """Raise for a setting that is not in ``known``; ``called`` is as for ``read_settings``."""
     if key not in known:
         raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known, called)}")
 
@@ -81,11 +84,14 @@ def _more(known: Collection[str]) -> str:
     if not known:
         return ""
     there = textwrap.shorten(", ".join(known), 200, placeholder=" ...")
-    return f" There are: {there}. --help says what they are."
+    return f" There are: {there}. --help explains them."
 
 
 def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, Any]:
-    """The settings, those in ``examples`` as flat mappings: from ``a={"b": 1}`` or ``a.b=1``."""
+    """Return the settings, with those in ``examples`` as flat mappings.
+
+    ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
+    """
     found: dict[str, Any] = {}
 
     def take(name: str, path: str, value: Any) -> None:
@@ -97,7 +103,9 @@ def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, A
         elif path:
             found[name][path] = value
         elif value is not None:
-            raise UsageError(f"{name} takes paths: {examples[name]}, for example; got {value!r}.")
+            raise UsageError(
+                f"{name} takes a key after a dot, for example {examples[name]}; got {value!r}."
+            )
 
     for key, value in given.items():
         name, _, path = key.partition(".")
@@ -115,10 +123,11 @@ def read_settings(
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     called: Callable[[str], str] = str,
 ) -> T:
-    """Settings as an object of a chz class.
+    """Return the settings as an object of a chz class.
 
-    ``given`` has texts, read as the field's type, or values from Python; ``presets`` are layers
-    under it, lowest first; ``called`` says what the user calls a key.
+    ``given`` has texts, which are read as the field's type, or values from Python. ``presets`` are
+    layers of defaults below it, the lowest first. ``called`` maps a key to the name that the user
+    knows, for messages.
     """
     blueprint = chz.Blueprint(kind)
     values: dict[str, Any] = {}
@@ -180,7 +189,7 @@ def _in_our_words(
         where = f" in {called(parent)}" if parent else ""
         near = _near(name, known, lambda near: called(found[1].removesuffix(name) + near))
         return f"There is no setting {called(found[1])!r}{where}.{near}"
-    return re.sub(r"\bX_(\w+)", lambda found: called(found[1]), text)  # chz's own name of a field
+    return re.sub(r"\bX_(\w+)", lambda found: called(found[1]), text)  # chz's name of a field
 
 
 def _type_at(kind: Any, path: str) -> Any:
@@ -193,13 +202,13 @@ def _type_at(kind: Any, path: str) -> Any:
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The fields of a chz class, or of those in a union."""
+    """Return the fields of a chz class, or of the chz classes in a union, by name."""
     held = [each for each in (kind, *typing.get_args(kind)) if chz.is_chz(each)]
     return {name: field for each in held for name, field in chz.chz_fields(each).items()}
 
 
 def in_words(kind: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     words: dict[Any, str] = {
         int: "a whole number", float: "a number", bool: "True or False", str: "a text",
         type(None): "None", None: "another value", Any: "a value",
@@ -216,13 +225,13 @@ def in_words(kind: Any) -> str:
 
 
 LEFT = 39
-"""Columns of help for ``key=value``."""
+"""Width of the help's left column, in characters."""
 
 
 def settings_help(
     kind: type, given: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """The settings of a chz class, a line each: ``key=value``, what it is, where it is from."""
+    """Describe each setting of a chz class: ``key=value``, meaning, and the value's source."""
     fields = chz.chz_fields(kind)
     shared = [name for base in kind.__bases__ if chz.is_chz(base) for name in chz.chz_fields(base)]
     lines: list[str] = []
@@ -238,7 +247,7 @@ def settings_help(
 
 
 def help_line(key: str, value: Any, said: str) -> str:
-    """``key=value`` and what is said of it, wrapped to the terminal."""
+    """Format ``key=value`` and its description, wrapped to the terminal."""
     if isinstance(value, tuple | list):
         value = ",".join(map(str, value))
     value = "" if type(value).__name__ == "MISSING_TYPE" else value

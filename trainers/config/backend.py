@@ -1,10 +1,11 @@
-"""Which engine a run trains on, and why: the embedded one, or a Tinker service.
+"""The choice of a run's engine: the embedded one, or a Tinker service.
 
     no TINKER_API_KEY and no base_url         embedded
     a key, and a model the service may have   the service
-    the shipped base, or a model in a folder  embedded, key or not: no service has it
+    a shipped base, or a model in a folder    embedded, even with a key: no service has it
 
-``engine=`` overrules this. Nothing connects before: the embedded engine refuses the network.
+``engine=`` overrules this. Nothing connects before the choice, since the embedded engine refuses
+the network.
 """
 
 import os
@@ -27,19 +28,19 @@ URL = "TINKER_BASE_URL"
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, and why it was chosen."""
+    """An engine, and why evert chose it."""
 
     kind: Literal["embedded", "service"]
     reason: str
 
     @property
     def embedded(self) -> bool:
-        """Whether it is the one of this process."""
+        """Whether the engine runs in this process."""
         return self.kind == "embedded"
 
 
 def choose_engine(settings: TrainSettings) -> EngineChoice:
-    """Choose by the settings and the environment."""
+    """Choose the engine by the settings and the environment."""
     local = settings.model_name in BASES or Path(settings.model_name).expanduser().is_dir()
     if settings.engine == "embedded":
         return EngineChoice("embedded", "engine=embedded")
@@ -54,7 +55,7 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
     if not os.environ.get(KEY):
         raise RecipeError(
             f"A Tinker service was asked for (engine=service or base_url), but {KEY} is not set. "
-            "Set it to your key (for a service of your own: to what it accepts), or pass "
+            "Set it to your key (for your own service: to any key it accepts), or pass "
             "engine=embedded to train on this machine."
         )
     if settings.model_name in BASES and not settings.base_url:
@@ -66,7 +67,7 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
 
 
 def check_engine(settings: TrainSettings) -> EngineChoice:
-    """The engine of a run, found out to be there, with the run's device and model."""
+    """Choose a run's engine, and check that an embedded one has the device and the model."""
     choice = choose_engine(settings)
     if not choice.embedded:
         return choice
@@ -78,17 +79,17 @@ def check_engine(settings: TrainSettings) -> EngineChoice:
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise RecipeError(
             f"device={settings.device}: PyTorch sees {torch.cuda.device_count()} such devices "
-            "here. Pass device=cpu, or device=auto for what there is."
+            "here. Pass device=cpu, or device=auto."
         )
     resolve_model(settings.model_name)
     return choice
 
 
 def threads_of(given: int | None, model_name: str) -> int | None:
-    """PyTorch's threads of a pass, as given or by the model; None for its own choice.
+    """PyTorch's threads for one pass, as given or by the model; None: PyTorch chooses.
 
-    The tiny base's operations are too small to share: one thread a pass is the fastest, and adds up
-    in one order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
+    A shipped base's operations are too small to divide: one thread is fastest, and adds up in one
+    order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
     """
     return 1 if given is None and model_name in BASES else given
 
@@ -97,8 +98,8 @@ def threads_of(given: int | None, model_name: str) -> int | None:
 def running_engine(
     choice: EngineChoice, settings: TrainSettings, checkpoints: Path
 ) -> Iterator[dict[str, Any]]:
-    """Have the engine in use inside the block; yields its description."""
-    register_folder(settings.model_name)  # a service of one's own may have that, too
+    """Use the engine inside the block; yield its description."""
+    register_folder(settings.model_name)  # the user's own service may have this model, too
     if choice.kind == "service":
         complete_client(settings.base_url)
         url = settings.base_url or os.environ.get(URL)
@@ -125,7 +126,7 @@ def running_engine(
 
 
 def context_of(settings: TrainSettings) -> int | None:
-    """Tokens of the model's context, by the settings or the engine in use; None: neither says."""
+    """Length of the model's context in tokens, by the settings or the engine; None: unknown."""
     import tinker
 
     from evert.bridge.models.tinker_model import context_length_of
@@ -153,7 +154,7 @@ def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
 
 
 def say(facts: dict[str, Any]) -> str:
-    """An engine's description in one line."""
+    """Format an engine's description as one line."""
     if facts["engine"] == "service":
         where = facts["base_url"] or "the hosted Tinker service"
         return f"engine: {where} ({facts['reason']}); {facts['model']}, {facts['trains']}"
@@ -168,12 +169,12 @@ def say(facts: dict[str, Any]) -> str:
 
 
 def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
-    """Hosts that the run's tracking has to reach; none where W&B is offline or not asked for."""
+    """Hosts that the run's tracking must reach; none if W&B is offline or unused."""
     if not settings.wandb_project:
         return ()
     import wandb
 
-    # Of the environment and of W&B's own files. What it says goes to the run's log from here on.
+    # Settings from the environment and W&B's files. From here on W&B writes to the run's log.
     found = wandb.setup(wandb.Settings(silent=True)).settings
     host = urlsplit(found.base_url).hostname
     return (host,) if host and found.mode in ("online", "run", "shared") else ()

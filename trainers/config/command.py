@@ -1,4 +1,4 @@
-"""A command whose arguments are the settings of one class: its help, and how it is run."""
+"""A command whose arguments are the settings of one class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Command(Generic[T]):
-    """The class of its settings, the text above them in its help, and what it does with them."""
+    """A command: its settings' class, the text above them in its help, and its function."""
 
     settings: type[T]
     usage: str
     body: Callable[[T], int | None]
     bare: str
-    """The setting that a bare word is most likely meant for."""
+    """The setting that an error suggests for an argument without ``=``."""
     name: str = ""
-    """Its two words, where it has two (``engine plan``); after them ``bare`` needs no name."""
+    """Both words of a two-word command (``engine plan``); ``bare=`` may be left out after them."""
 
     def parse(self, arguments: Sequence[str]) -> T:
-        """The settings that the arguments give, after the second word of a command of two."""
+        """Read the settings. The arguments of a two-word command begin with its second word."""
         if self.name:
             first, second = self.name.split()
             word, *arguments = [*arguments] or ["nothing"]
@@ -36,7 +36,7 @@ class Command(Generic[T]):
         return read_settings(self.settings, self._given(arguments))
 
     def help(self, arguments: Sequence[str]) -> str:
-        """The usage, and each setting with its value beside these arguments."""
+        """Return the usage, and each setting with the value that these arguments give it."""
         given = [each for each in arguments if each not in self.name.split()]
         return self.usage + settings_help(self.settings, self._given(given))
 

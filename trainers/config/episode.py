@@ -1,6 +1,6 @@
-"""What an episode is, for every command that plays some: ``ChatAgentEnv``'s options as settings.
+"""Settings of an episode, for every command that plays episodes: ``ChatAgentEnv``'s options.
 
-The renderer follows from the model; for the frozen models see ``frozen_models.py``.
+The model decides the renderer. For the frozen models see ``frozen_models.py``.
 """
 
 from collections.abc import Mapping
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @chz.chz
 class EpisodeSettings:
-    """What an agent meets in an episode."""
+    """Settings of an episode."""
 
     policy_names: tuple[str, ...] = setting(
         (),
         "model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * stands for "
-        "anything; none: policy",
+        "any text; none: policy",
     )
     seats: tuple[str, ...] = setting((), "names of the agent's trained roles, where it has several")
     limits: Mapping[str, Any] = by_path(
         "budgets of an episode: max_turns, max_trajectory_tokens, "
         "max_sampled_tokens, max_tool_calls, max_turn_tokens, rollout_timeout_seconds, "
-        "sampling_turn_timeout_seconds; none that is not given"
+        "sampling_turn_timeout_seconds; none unless given"
     )
     context_length: int | None = size(
-        None, "tokens of a prompt and its reply; None: what the model's context holds", 3
+        None, "most tokens of a prompt with its reply; None: the model's context", 3
     )
     agent_timeout: float | None = size(
         600.0, "seconds an agent may take between calls; None: for ever", 0, or_more=False
@@ -42,41 +42,40 @@ class EpisodeSettings:
     )
     on_agent_error: float | None = setting(
         None,
-        "reward of an episode whose agent raises or is too slow; None: it gets none, and is "
-        "left out of the training",
+        "reward of an episode whose agent raises or is too slow; None: no reward, and the "
+        "episode is left out of the training",
     )
     on_truncation: Literal["deliver", "end"] = setting(
-        "deliver", "what becomes of a reply that is cut at its most tokens"
+        "deliver", "what to do with a reply cut at its most tokens: deliver it, or end the episode"
     )
     context_overflow_reward: float = setting(
-        -0.1, "added where an episode ends because its prompt grew too long"
+        -0.1, "added to the reward if an episode ends because its prompt is too long"
     )
     format_retries: int = size(
-        2, "times that a reply is asked for again which has not the asked-for format", 0
+        2, "most times that a reply is sampled again for lack of the requested format", 0
     )
     keep_completed_arguments: bool = setting(
         False,
-        "whether a reply stays as sampled though a tool call of it comes back with arguments added",
+        "whether a reply stays as sampled if the agent sends its tool call back with added "
+        "arguments",
     )
     parse_error_policy: Mapping[str, Any] = by_path(
-        "what follows a reply that does not parse: max_consecutive, penalty_per_error, "
+        "what to do after a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
     )
-    close_timeout: float = size(
-        5.0, "seconds that an agent has to end when it is given up", 0, or_more=False
-    )
+    close_timeout: float = size(5.0, "seconds that a cancelled agent has to end", 0, or_more=False)
 
 
 def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
-    """The settings as ``ChatAgentEnv`` takes them; none that is as by default.
+    """The settings that are not the default, as options of ``ChatAgentEnv``.
 
-    What is left out is the Env's own default, or what the agent brings itself (``env_options``).
+    For the others the agent's own options (``env_options``) or the Env's defaults count.
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
     given: Any = {"models": models} if models else {}
     plain = EpisodeSettings()
-    for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # no option, but a group's
+    for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # an option of the group
         if getattr(settings, name) != getattr(plain, name):
             given[name] = getattr(settings, name)
     kinds: Mapping[str, Any] = {"limits": RolloutLimits, "parse_error_policy": ParseErrorPolicy}

@@ -1,4 +1,4 @@
-"""What to evaluate: every value of an evaluation, one a command-line key."""
+"""Settings of an evaluation; each is a key on the command line."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against
 
 MAPPINGS = {key: example for key, example in TRAINING.items() if key != "cookbook"}
-"""Settings that are mappings, each with an example; ``models.KEY`` is ``frozen`` here."""
+"""Settings that are mappings, each with an example; ``frozen`` holds those of ``models.KEY``."""
 
 
 @chz.chz
 class EvaluateSettings(EpisodeSettings):
-    """One evaluation, its episodes' settings included."""
+    """Settings of one evaluation and of its episodes."""
 
     env: str = chz.field(
         default="",
@@ -49,45 +49,43 @@ class EvaluateSettings(EpisodeSettings):
         "https://HOST/v1#MODEL, vllm:http://HOST:PORT/v1#MODEL, or a player of the game",
     )
     frozen: Mapping[str, Any] = by_path(
-        "what answers the agent's calls to the model KEY, whoever plays: a base, a folder, "
-        "runs/NAME, ..., openai:MODEL; how: models.KEY.temperature=0, ... as in training"
+        "the frozen model that answers the agent's calls to KEY: a base, a folder, "
+        "runs/NAME, ..., openai:MODEL; options as in training: models.KEY.temperature=0, ..."
     )
     opponent: str = setting(
         "",
-        "who plays the other seats of an agent with seats: a player of the game, or a model as "
-        "in models.KEY; '': whoever is evaluated plays all",
+        "who plays the other seats of an agent with several: a player of the game, or a model as "
+        "in models.KEY; '': the evaluated model plays all seats",
     )
     split: Literal["all", "train", "test"] = setting("all", "which tasks")
-    max_tasks: int | None = size(200, "tasks of a split, spread evenly; None: all")
-    seeds: int = size(4, "episodes a task")
-    seed: int = setting(0, "first of the seeds")
+    max_tasks: int | None = size(200, "most tasks of a split, spread evenly; None: all")
+    seeds: int = size(4, "episodes per task, each with a seed")
+    seed: int = setting(0, "the first seed")
     temperature: float = size(1.0, "0: greedy", 0)
-    max_tokens: int | None = size(None, "most tokens of a reply; None: as trained, openai: no cap")
+    max_tokens: int | None = size(
+        None, "most tokens of a reply; None: as in training, openai: no limit"
+    )
     search: bool = setting(False, "whether the player has a search tool")
-    success: float = setting(1.0, "reward from which an episode is a success")
+    success: float = setting(1.0, "lowest reward that is a success")
 
-    model_name: str = setting("", "tinker://, vllm: the model that the weights belong to")
+    model_name: str = setting("", "with tinker:// or vllm: the weights' base model")
     renderer_name: str | None = setting(None, "None: the one that fits the model")
     trust_remote_code: bool = trust()
     base_url: str = setting("https://api.openai.com/v1", "openai: address of the endpoint")
     api_key_env: str | None = setting(
-        None, "variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
+        None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
     device: str = device("embedded: cpu, cuda or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
-    dtype: Dtype = setting(
-        "auto", "embedded: of the weights; auto: the run's, or what training would have"
-    )
+    dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
     parallel: int | None = parallel()
     environments: str = setting(
         ".frameworks",
-        "with tasks=all-offline: folder of virtual environments, for tasksets whose packages this "
-        "one has not",
+        "with tasks=all-offline: folder of virtual environments, for tasksets whose packages are "
+        "missing here",
     )
-    out: str | None = setting(
-        None, "folder, new or to go on with; None: evaluations/<env>-<date-time>"
-    )
+    out: str | None = setting(None, "folder, new or to resume; None: evaluations/<env>-<date-time>")
 
     @chz.validate
     def _what(self) -> None:
@@ -109,18 +107,18 @@ class EvaluateSettings(EpisodeSettings):
 
     @property
     def name(self) -> str:
-        """What is evaluated, as a short name."""
+        """Short name of the game, the taskset or the agent."""
         named = self.env or self.tasks.get("id")
         return named or self.agent.partition(":")[2]
 
     @property
     def game(self) -> Game | None:
-        """The game; None where an agent was named."""
+        """The game or taskset; None for an agent."""
         return game_of(self.named) if self.env or self.tasks else None
 
     @property
     def named(self) -> dict[str, Any]:
-        """The game or the agent, as a run takes it."""
+        """The game, taskset or agent, as settings of a training run."""
         named = {"env": self.env, "tasks": self.tasks, "agent": self.agent}
         return {key: value for key, value in named.items() if value}
 
@@ -132,24 +130,24 @@ class EvaluateSettings(EpisodeSettings):
 
     @property
     def beside(self) -> Mapping[str, Any]:
-        """The frozen models, an opponent that is one among them."""
+        """The frozen models, including an opponent that is a model."""
         if not self.opponent or own_opponent(self.env, self.opponent):
             return self.frozen
         return {**self.frozen, "opponent": self.opponent}
 
     def opponents(self) -> "Against | None":
-        """Who plays the other seats; None: whoever is evaluated."""
+        """Who plays the other seats; None: the evaluated model."""
         return opponent(self.env, self.opponent, self.max_tokens or self.run_of("").max_tokens)
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What goes before a run's own settings: device, threads, and what else was named."""
+        """Settings that overrule a run's: device, threads, and a given renderer and dtype."""
         named = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         given = {key: value for key, value in named.items() if value not in (None, "", "auto")}
         return {"device": self.device, "threads": self.threads, **given}
 
     def run_of(self, model: str) -> TrainSettings:
-        """The run that would train a model on this, for the engine and agent it would have."""
+        """Settings of a run that would train the model on these tasks, for engine and agent."""
         given = self.named
         if model:
             given["model_name"] = model
@@ -160,12 +158,12 @@ class EvaluateSettings(EpisodeSettings):
         return self.played_as(TrainSettings(**values))
 
     def played_as(self, run: TrainSettings) -> TrainSettings:
-        """A run with this evaluation's episodes in the place of its own."""
+        """A run's settings with this evaluation's episode settings and frozen models."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
         return chz.replace(run, **episodes, models=self.beside)
 
     def agent_of(self, run: TrainSettings) -> str:
-        """Import path of the agent to play with: that of a run, or its twin that searches."""
+        """Import path of the run's agent, or with ``search`` of its twin with a search tool."""
         if not self.search:
             return str(run.agent)
         played = [game for game in (self.game, *games().values()) if game is not None]
@@ -206,7 +204,7 @@ class EvaluateSettings(EpisodeSettings):
 def read_evaluate_settings(
     given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
-    """The settings of an evaluation, over what the game's recipe says of its episodes."""
+    """Read an evaluation's settings, over recorded ones or the recipe's episode settings."""
     frozen = {key: value for key, value in given.items() if key.startswith("models.")}
     plain = {key: value for key, value in given.items() if key not in frozen}
     plain["tasks"] = taskset_of(given)
@@ -217,12 +215,12 @@ def read_evaluate_settings(
     gathered["frozen"] = gather(frozen, MAPPINGS).get("models", {})
     for key in ("frozen", "tasks", "limits", "parse_error_policy"):
         gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
-    layer = "the evaluation to go on with" if recorded else name
+    layer = "the evaluation to resume" if recorded else name
     return read_settings(EvaluateSettings, gathered, {layer: under})
 
 
 def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:
-    """At most so many of the tasks, evenly over all of them."""
+    """At most ``most`` of the tasks, spread evenly; None: all."""
     if most is None or len(tasks) <= most:
         return tasks
     return [tasks[index * len(tasks) // most] for index in range(most)]

@@ -1,4 +1,4 @@
-"""Fields of settings that check themselves, and what they raise."""
+"""Fields of settings that check their values, and the errors they raise."""
 
 import math
 import re
@@ -14,20 +14,20 @@ Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class RecipeError(EvertError, ValueError):
-    """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
+    """The settings describe no run: a game is unknown, a value is missing, or two conflict."""
 
 
 class DemonstrationsError(EvertError, ValueError):
-    """There are no demonstrations where a recipe or a user points, or too few."""
+    """A recipe or a user names demonstrations that do not exist, or are too few."""
 
 
 def setting(default: Any, doc: str) -> Any:
-    """A field of settings: its default, and what its help says."""
+    """A field of settings; ``doc`` is its help."""
     return chz.field(default=default, doc=doc)
 
 
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
-    """A number of at least ``minimum`` (above it, unless ``or_more``), or None by default."""
+    """A field for a number of at least ``minimum`` (without ``or_more``: above it), or None."""
 
     def check(settings: Any, attribute: str) -> None:
         name = attribute.removeprefix("X_")
@@ -41,7 +41,7 @@ def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) ->
 
 
 def share(default: float, doc: str) -> Any:
-    """A share, from 0 to 1; True is all, False none."""
+    """A field for a share from 0 (or False) to 1 (or True)."""
 
     def check(settings: Any, attribute: str) -> None:
         name = attribute.removeprefix("X_")
@@ -54,7 +54,7 @@ def share(default: float, doc: str) -> Any:
 
 
 def device(doc: str) -> Any:
-    """The field of where a model computes; whether there is such a device is found out later."""
+    """The field for a model's device. Whether the device exists is checked later."""
 
     def check(settings: Any, _: str) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.device):
@@ -67,7 +67,7 @@ def device(doc: str) -> Any:
 
 
 def port(doc: str) -> Any:
-    """The field of a port to listen on; 0 is a free one."""
+    """The field for a port to listen on; 0: any free port."""
 
     def check(settings: Any, _: str) -> None:
         if not 0 <= settings.port < 2**16:
@@ -77,26 +77,26 @@ def port(doc: str) -> Any:
 
 
 def parallel() -> Any:
-    """The field of how many episodes are played at a time; ``at_a_time`` reads it."""
+    """The field for how many episodes are played at a time; ``at_a_time`` reads it."""
     return size(
         None,
-        "episodes of held-out tasks and evaluations played at a time; None: 16 a core, at most 256",
+        "held-out and evaluated episodes played at a time; None: 16 per core, at most 256",
     )
 
 
 def at_a_time(given: int | None) -> int:
-    """Most episodes at a time: as given; None: what fits this machine.
+    """The most episodes at a time; None: 16 per core, at most 256.
 
-    Each may be a thread of the agent's, or several processes of a command's.
+    Each may be a thread of the agent, or several processes of a command.
     """
     return min(16 * cores(), 256) if given is None else given
 
 
 def by_path(doc: str) -> Any:
-    """A field of a chz class that is a mapping, set a key at a time: ``limits.max_turns=20``."""
+    """A field for a mapping whose keys are set one by one: ``limits.max_turns=20``."""
     return chz.field(default_factory=dict, doc=doc)
 
 
 def trust() -> Any:
-    """The field of whether models may run code of their own: ``bridge/tokens/pretrained.py``."""
+    """The field for whether a model's own code may run: ``bridge/tokens/pretrained.py``."""
     return setting(False, "whether Python code that comes with a model is run; read it first")

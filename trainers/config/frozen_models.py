@@ -1,13 +1,13 @@
 """The frozen models of a run or an evaluation: ``models.NAME=...``, as an Env takes them.
 
-    models.user=evert-tiny                       what answers the agent's calls to "user"
-    models.user.temperature=0                    how: one of ``OPTIONS``
+    models.user=evert-tiny                       the model that answers calls to "user"
+    models.user.temperature=0                    one of its ``OPTIONS``
     models.judge=runs/NAME                       the last weights of a run
     models.critic=https://host/v1#model          an endpoint,
     models.critic.api_key_env=HOST_KEY           whose key is in that environment variable
 
-Settings have texts by what follows ``models.``; from Python a value may be the model itself.
-``pinned`` gives a run that is resumed the frozen weights it began with.
+The settings map what follows ``models.`` to a text; from Python a value may be the model itself.
+``pinned`` lets a resumed run keep the frozen weights that it began with.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class WeightsOptions:
-    """How weights are sampled; see ``TinkerModel``."""
+    """Sampling options of weights; see ``TinkerModel``."""
 
     temperature: float = 1.0
     max_tokens: int | None = None
@@ -49,7 +49,7 @@ class WeightsOptions:
 
 @chz.chz
 class EndpointOptions:
-    """How an endpoint is asked; see ``RemoteModel``."""
+    """Request options of an endpoint; see ``RemoteModel``."""
 
     temperature: float | None = None
     base_url: str = "https://api.openai.com/v1"
@@ -60,13 +60,13 @@ class EndpointOptions:
 _Options: TypeAlias = WeightsOptions | EndpointOptions
 
 OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOptions)})
-"""What may follow ``models.NAME.``; a name may have dots of its own."""
+"""Options that may follow ``models.NAME.``; NAME itself may contain dots."""
 
 
 def frozen_models(
     given: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
-    """The models that the settings name, as an Env takes them; ``base_url``: the run's service."""
+    """The models of the settings, as an Env takes them; ``base_url``: the run's Tinker service."""
     return {
         name: model if how is None else _made(model, how, base_url)
         for name, (model, how) in read_models(given).items()
@@ -74,9 +74,9 @@ def frozen_models(
 
 
 def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | None]]":
-    """Name -> the model that the settings name, and how it is asked. Imports nothing heavy.
+    """Each model of the settings by its name, with its options. Imports nothing heavy.
 
-    A model that was given from Python is there itself, with None.
+    A model object that was given from Python is returned as it is, with None for the options.
 
     Raises:
         EvertError: There is no such model, renderer or option.
@@ -87,7 +87,7 @@ def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | No
         if model is None:
             [option, *_] = options
             raise UsageError(
-                f"models.{name}.{option} is of no model: expected models.{name}=..., too, for "
+                f"models.{name}.{option} has no model: expected models.{name}=..., too, for "
                 f"example models.{name}=evert-tiny."
             )
         found[name] = _read(name, model, options) if isinstance(model, str) else (model, None)
@@ -95,7 +95,7 @@ def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | No
 
 
 def _by_name(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name -> its options; "" is the option of the model itself."""
+    """Map each name to its options; the option "" is the model itself."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
         name, option = _split(key)
@@ -104,7 +104,7 @@ def _by_name(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """A model's name, which may have dots, and the option that follows it; "" for none."""
+    """Split a key into a model's name, which may contain dots, and an option; "" for none."""
     name, _, option = key.rpartition(".")
     return (name, option) if name and option in OPTIONS else (key, "")
 
@@ -112,8 +112,8 @@ def _split(key: str) -> tuple[str, str]:
 def _read(name: str, text: str, options: Mapping[str, Any]) -> "tuple[NamedModel, _Options]":
     if text.startswith("<"):
         raise RecipeError(
-            f"models.{name} was {text}, given from Python, which nothing but Python can give "
-            f"again: call evert.train with it, or name a model: models.{name}=evert-tiny."
+            f"models.{name} was {text}, an object from Python, which the record does not hold. "
+            f"Call evert.train with it again, or name a model: models.{name}=evert-tiny."
         )
 
     def called(key: str) -> str:
@@ -124,8 +124,8 @@ def _read(name: str, text: str, options: Mapping[str, Any]) -> "tuple[NamedModel
     model = check_model(text, renderer)
     if isinstance(model, NamedServer):
         raise RecipeError(
-            f"models.{name}={text} is a server of token ids, which `evert evaluate models=` takes; "
-            "a frozen model is asked by chat completions. The same server has these, too: "
+            f"models.{name}={text} is a server of token ids, which `evert evaluate models=` takes. "
+            "A frozen model needs chat completions, which the same server has, too: "
             f"models.{name}={model.base_url}#{model.model or 'MODEL'}."
         )
     if isinstance(model, NamedEndpoint):
@@ -152,7 +152,7 @@ def _path(model: NamedWeights) -> str | None:
 
 
 def fingerprint(given: Mapping[str, Any]) -> list[Any]:
-    """What decides what the models say: their options, and digests of weights."""
+    """Everything that decides the models' replies: names, options, and digests of weights."""
     found: list[Any] = []
     for name, options in sorted(_by_name(given).items()):
         model = find_model(str(options.pop("")))
@@ -162,14 +162,14 @@ def fingerprint(given: Mapping[str, Any]) -> list[Any]:
 
 
 def in_words(given: Mapping[str, Any]) -> str:
-    """The models in one line, by the names that the agent calls."""
+    """List the models in one line, by the names that the agent calls."""
     found = {name: options[""] for name, options in _by_name(given).items()}
     named = {n: m if isinstance(m, str) else type(m).__name__ for n, m in found.items()}
     return "frozen: " + ", ".join(f"{name} is {model}" for name, model in named.items())
 
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
-    """Hosts of the endpoints among the models, which the embedded engine has to let through."""
+    """Hosts of the models' endpoints, which the embedded engine must allow."""
     from evert.bridge.models.remote import RemoteModel
 
     endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
@@ -184,7 +184,7 @@ def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
 
 
 def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None:
-    """Refuse, before the run, frozen weights that its engine or a renderer does not have."""
+    """Check before the run that its engine has the frozen weights, and a renderer fits them."""
     from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.tokens.bases import model_renderer, renderer_name_of
     from evert.trainers.engine.models.base_models import resolve_model
@@ -199,13 +199,13 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
         if embedded and on_service:
             raise RecipeError(
                 f"models.{name} are weights on a Tinker service ({model.model_path}), and the "
-                "embedded engine has none of those. Pass a model of the service to train on, or "
+                "embedded engine has none of those. Train on the service (model_name=), or "
                 "name a frozen model that is on this machine."
             )
         if not embedded and (here or local):
             raise RecipeError(
                 f"models.{name} is on this machine ({model.model_path or base}), and the run's "
-                "engine is a service, which samples none but its own models. Name one of those, "
+                "engine is a service, which samples only its own models. Name one of those, "
                 "or an endpoint that serves it: models."
                 f"{name}=http://127.0.0.1:8000/v1#MODEL."
             )
@@ -225,7 +225,7 @@ def check_episodes(
     *,
     embedded: bool,
 ) -> None:
-    """Find out before there is an episode whether there can be one."""
+    """Check, before any episode, the frozen models and that the agent's Envs can be made."""
     from evert.bridge.env.seats import episode_envs
 
     check_frozen(models, embedded=embedded)
@@ -233,7 +233,7 @@ def check_episodes(
 
 
 def pinned(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """``runs/NAME`` as ``runs/NAME@20``, the step it is at, or was at in the run to resume."""
+    """Add the step to each ``runs/NAME``: the one on record for a resumed run, else its last."""
     return {key: _pinned(key, value, str(recorded.get(key, ""))) for key, value in given.items()}
 
 

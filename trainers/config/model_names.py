@@ -1,4 +1,4 @@
-"""A model by its name, as every command takes it.
+"""The names by which every command takes a model.
 
     evert-tiny-20q           a shipped base, a Hugging Face folder, or a model of a Hub or a service
     runs/NAME, runs/NAME@20  weights of a training run: the last ones, or those after 20 steps
@@ -6,9 +6,9 @@
     openai:gpt-5-mini        a model behind an endpoint that speaks OpenAI's chat completions
     https://host/v1#model    the same, with the endpoint's address
     vllm:http://host/v1#m    a model behind a server of token ids: vLLM, llama.cpp, `evert serve`;
-                             without #m the only one there is
+                             without #m the server's only model
 
-``find_model`` looks at names and folders and loads nothing.
+``find_model`` looks at names and folders only, and loads nothing.
 """
 
 import difflib
@@ -27,11 +27,11 @@ from evert.trainers.system.files import CHECKPOINTS, read_jsonl
 ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
-"""Files of a model's folder that decide what it says."""
+"""Files of a model's folder that decide its replies."""
 
 
 class ModelNameError(EvertError, ValueError):
-    """What was named is no model: there is no such run, checkpoint, folder or address."""
+    """A name stands for no model: its run, checkpoint, folder or address does not exist."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NamedEndpoint:
 
 @dataclass(frozen=True)
 class NamedServer:
-    """A model behind a server of token ids; ``model`` is None where the name does not say."""
+    """A model behind a server of token ids; ``model`` is None where the name has none."""
 
     base_url: str
     model: str | None = None
@@ -56,13 +56,13 @@ class NamedWeights:
 
     base_model: str | None  # None where only the service knows
     model_path: str | None = None  # tinker://...; None for the base's own weights
-    step: str | None = None  # of the run, after which they were saved; None for no run
-    run: Mapping[str, Any] = field(default_factory=dict)  # its recorded settings; empty for none
-    checkpoints: Path | None = None  # the run's store on this disk; None for no run
+    step: str | None = None  # training step after which they were saved; None for no run
+    run: Mapping[str, Any] = field(default_factory=dict)  # a run's recorded settings
+    checkpoints: Path | None = None  # the run's folder of checkpoints; None for no run
 
     @property
     def folder(self) -> Path | None:
-        """Where their files are; None where that is not on this disk."""
+        """Folder of the weights' files; None if they are not on this disk."""
         if self.model_path is None:
             name = self.base_model or ""
             folder = base_path(name) if name in BASES else Path(name).expanduser()
@@ -74,9 +74,9 @@ class NamedWeights:
 
     @property
     def digests(self) -> list[str]:
-        """What tells them from others: digests of their files, or the name where there are none.
+        """What identifies the weights: digests of their files, or without files their name.
 
-        Models of a Hub or a service have names that are never given to other weights.
+        A name on a Hub or a service is taken to stand for the same weights always.
         """
         found = []
         folder = self.folder or Path("/nowhere")
@@ -90,7 +90,7 @@ NamedModel = NamedEndpoint | NamedServer | NamedWeights
 
 
 def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
-    """The model that a name stands for; ``others`` might have been meant, too, for messages."""
+    """Find the model that a name stands for; error messages also suggest ``others``."""
     if name.startswith(ENDPOINT):
         return NamedEndpoint(name.removeprefix(ENDPOINT))
     if name.startswith(SERVER):

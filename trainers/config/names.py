@@ -1,6 +1,6 @@
-"""The names in settings, checked before torch is imported: a mistyped one is answered at once.
+"""Checks of the names in settings, made before torch is imported: a typo is reported at once.
 
-Fields of the Cookbook's classes are read off its source: importing it takes seconds.
+The fields of the Cookbook's classes are read from its source, since importing it takes seconds.
 """
 
 import ast
@@ -23,7 +23,7 @@ FIELDS = {
     "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
     "cookbook": ("rl/train.py", "Config"),
 }
-"""Settings that are mappings -> the Cookbook's class that has their keys, and where it stands."""
+"""Setting that is a mapping -> file and name of the Cookbook's class with the same keys."""
 
 RENDERERS = "renderers/__init__.py"
 """Where the Cookbook's function stands that compares a name with those of its renderers."""
@@ -35,12 +35,12 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Settings that are import paths, or from Python the things themselves -> what they name, and what
-is raised where nothing is there."""
+"""Setting that is an import path, or from Python the object itself -> what it names, and the error
+if nothing is there."""
 
 
 def check_names(settings: EpisodeSettings) -> None:
-    """Find a name in the settings of a run or an evaluation that leads nowhere."""
+    """Check that the keys and import paths of a run's or an evaluation's settings exist."""
     for name, where in FIELDS.items():
         for path in getattr(settings, name, ()):
             key = path.partition(".")[0] if name == "cookbook" else path

@@ -1,6 +1,6 @@
 """Opponents: ``league=`` and ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
 
-A name is one of the game's own players (``random``, ``perfect``), or that of a model.
+A name stands for one of the game's own opponents (``random``, ``perfect``), or for a model.
 """
 
 from dataclasses import replace
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def check_opponents(settings: TrainSettings) -> None:
-    """Refuse opponents for an agent without seats, and the name of none."""
+    """Refuse opponents for an agent without seats, and the name of an unknown opponent."""
     if (settings.league or settings.test_opponent) and not settings.seats:
         raise RecipeError(
             f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
-            "(none): opponents need an agent with two seats or more (seats=x,o)."
+            "(none): opponents need an agent with at least two seats (seats=x,o)."
         )
     if settings.test_opponent and not own_opponent(settings.env, settings.test_opponent):
         read_models({"opponent": settings.test_opponent})
 
 
 def league(settings: TrainSettings, renderer_name: str) -> "League | None":
-    """The league of a run, in no folder yet; None where it has none."""
+    """The league of a run, still without the run's folder; None: no league."""
     from evert.bridge.groups.opponents import League
 
     if not settings.league:
@@ -48,7 +48,7 @@ def own_opponent(env: str, name: str) -> str | None:
 def opponent(
     env: str, name: str, max_tokens: int | None = None, base_url: str | None = None
 ) -> "Against | None":
-    """The opponent of a name, at every seat but one; None for no name."""
+    """The named opponent, which plays every seat but one; None for an empty name."""
     from evert.bridge.groups.opponents import Against
     from evert.bridge.models.tinker_model import TinkerModel
 

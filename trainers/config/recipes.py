@@ -1,4 +1,4 @@
-"""The game that is named (``env=``, ``tasks=``), and its recipe, laid under settings."""
+"""The game that settings name (``env=``, ``tasks=``), and its recipe: defaults of settings."""
 
 import difflib
 import pkgutil
@@ -12,7 +12,7 @@ from evert.trainers.config.fields import RecipeError
 
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset that was asked for: its name and its values."""
+    """The preset for the given settings: its name and its values."""
     taskset = taskset_of(given)
     names = {"env": str(given.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     asked = [f"{key}={name}" for key, name in names.items() if name]
@@ -43,15 +43,15 @@ def game_of(given: Mapping[str, object]) -> Game:
     hint = f" Did you mean env={near[0]}?" if near else ""
     raise RecipeError(
         f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
-        "that has a GAME: env=my_package.my_game. To train an agent that is none: "
+        "that has a GAME: env=my_package.my_game. To train an agent that is no game: "
         "agent=package.module:function train_tasks=package.module:TASKS."
     )
 
 
 def taskset_of(given: Mapping[str, object]) -> dict[str, Any]:
-    """The taskset that was named: its ``id`` and its arguments.
+    """The named taskset: its ``id`` and its arguments; empty if none is named.
 
-    It is given as ``tasks=ID tasks.KEY=VALUE``, or from Python as a mapping.
+    The settings are ``tasks=ID tasks.KEY=VALUE``, or from Python a mapping.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -63,18 +63,18 @@ def taskset_of(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def game_name(text: str) -> str:
-    """A game's name as it is written: ``guess-number`` will do for one of evert's own."""
+    """A game's name in its usual form: ``Guess-Number`` becomes ``guess_number``."""
     name = text.replace("-", "_")
     return name.lower() if name.lower() in games() else name
 
 
 def path_of(value: Any) -> str:
-    """An import path of what was given as it is; a plain name where there is none."""
+    """An import path of an object, or a plain name where it has none; a text stays as it is."""
     if isinstance(value, str):
         return value
     if not callable(value):
         return f"{len(value)} tasks" if hasattr(value, "__len__") else repr(value)
-    inner = getattr(value, "func", value)  # of a partial
+    inner = getattr(value, "func", value)  # a partial's function
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     path = f"{getattr(inner, '__module__', '')}:{name}"
     try:

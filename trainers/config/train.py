@@ -1,6 +1,6 @@
-"""What a training run is: its settings, over the recipe of its game, and how they are written down.
+"""Settings of a training run, and their form in ``run.json``.
 
-A recipe stands with its game (``evert.envs.games``): defaults that are laid under what is given.
+A recipe is part of its game (``evert.envs.games``): defaults, which the given settings overrule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ TASKS = (
 
 @chz.chz
 class TrainSettings(EpisodeSettings):
-    """One training run, its episodes included; what no recipe sets has the default given here."""
+    """Settings of one training run and its episodes; a recipe's defaults overrule those here."""
 
     env: str = chz.field(
         default="",
@@ -51,13 +51,13 @@ class TrainSettings(EpisodeSettings):
         doc=f"game: {', '.join(games())}; or give agent=",
     )
     tasks: Mapping[str, Any] = by_path(TASKS)
-    # Import paths, or from Python the things themselves.
+    # Import paths, or from Python the objects themselves.
     agent: Any = _named("your agent's import path, 'package.module:function'")
     train_tasks: Any = _named("import path of a sequence of tasks to train on")
     test_tasks: Any = _named("import path of the held-out tasks; '' for none")
     sampler: Any = _named(
-        "import path of what chooses each step's tasks: evert:Curriculum leaves out solved and "
-        "hopeless ones; '': all in turn"
+        "import path of a sampler, which chooses each step's tasks: evert:Curriculum leaves out "
+        "solved and hopeless ones; '': all in turn"
     )
 
     model_name: str = setting(
@@ -68,15 +68,15 @@ class TrainSettings(EpisodeSettings):
     engine: Literal["auto", "embedded", "service"] = setting(
         "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
     )
-    base_url: str | None = setting(None, "address of a service of your own")
+    base_url: str | None = setting(None, "address of your own service")
     device: str = device("embedded: cpu, cuda, cuda:1, ... or auto")
-    threads: int | None = size(None, "embedded: CPU threads of a pass; None: 1 if tiny")
+    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 if tiny")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights; None: below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
     dtype: Dtype = setting(
-        "auto", "embedded: of the weights; auto: bfloat16 on CUDA beside an adapter"
+        "auto", "embedded: type of the weights; auto: bfloat16 on CUDA with an adapter"
     )
     allow_hosts: tuple[str, ...] = setting(
         (), "embedded: hosts that stay reachable, for example an agent's tools"
@@ -84,9 +84,9 @@ class TrainSettings(EpisodeSettings):
 
     rollouts: Literal["here", "pool", "ray"] = setting(
         "here",
-        "where the steps' episodes are played: in this process, in others beside it, or in Ray's",
+        "where the steps' episodes are played: in this process, in a pool of others, or in Ray's",
     )
-    rollout_workers: int | None = size(None, "pool, ray: processes; None: one a core")
+    rollout_workers: int | None = size(None, "pool, ray: processes; None: one per core")
     groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
     worker_timeout: float | None = size(
         60.0,
@@ -95,50 +95,52 @@ class TrainSettings(EpisodeSettings):
         or_more=False,
     )
     ray_address: str | None = setting(
-        None, "ray: of a cluster; None: RAY_ADDRESS, or a Ray of its own here"
+        None, "ray: address of a cluster; None: RAY_ADDRESS, or a new Ray on this machine"
     )
 
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
     demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
-    warm_up_batch: int = size(64, "warm-up: conversations a step")
-    warm_up_learning_rate: float = size(1e-3, "warm-up: Adam's, falls to 0", 0, or_more=False)
+    warm_up_batch: int = size(64, "warm-up: conversations per step")
+    warm_up_learning_rate: float = size(
+        1e-3, "warm-up: Adam's learning rate, falls to 0", 0, or_more=False
+    )
 
     steps: int = size(20, "training steps, one batch each")
-    batch_size: int = size(32, "groups (tasks) a step")
-    group_size: int = size(8, "episodes a group")
-    test_group_size: int = size(1, "episodes a held-out task, at temperature 1")
-    learning_rate: float = size(1e-4, "Adam's", 0, or_more=False)
-    loss_fn: LossFn = setting("importance_sampling", "the loss, one of Tinker's")
-    num_substeps: int = size(1, "optimizer steps a training step")
-    kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
+    batch_size: int = size(32, "groups (tasks) per step")
+    group_size: int = size(8, "episodes per group")
+    test_group_size: int = size(1, "episodes per held-out task, at temperature 1")
+    learning_rate: float = size(1e-4, "Adam's learning rate", 0, or_more=False)
+    loss_fn: LossFn = setting("importance_sampling", "one of Tinker's losses")
+    num_substeps: int = size(1, "optimizer steps per training step")
+    kl_penalty: float = size(0.0, "weight of the KL divergence from the weights before RL", 0)
     max_tokens: int = size(512, "most tokens of one reply")
     failed_steps: int = size(
-        3, "stop after so many steps in a row in which nearly all episodes fail; 0: never", 0
+        3, "stop after this many steps in a row with nearly all episodes failed; 0: never", 0
     )
     models: Mapping[str, Any] = by_path(
-        "what answers the agent's calls to the model KEY, frozen: a base, a folder, "
-        "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; how: "
+        "the frozen model that answers the agent's calls to KEY: a base, a folder, "
+        "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; options: "
         "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
     league: float = share(0.0, "share of the groups in which a past checkpoint plays one seat")
     test_opponent: str = setting(
-        "", "who has the other seats of held-out tasks: a player, a model; '': nobody"
+        "", "who plays the other seats of held-out tasks: a player, a model; '': the policy"
     )
     cookbook: Mapping[str, Any] = by_path(
         "any other field of the Cookbook's rl.train.Config; "
         "`evert train --help cookbook` lists them",
     )
 
-    eval_every: int = size(5, "steps between held-out scores; 0: none on the way", 0)
+    eval_every: int = size(5, "steps between held-out scores; 0: none during training", 0)
     save_every: int = size(
         5, "steps between kept checkpoints; embedded runs also save every step", 0
     )
     parallel: int | None = parallel()
-    samples: int = size(4, "held-out tasks written down before and after", 0)
+    samples: int = size(4, "held-out tasks whose episodes are shown before and after training", 0)
     record: bool | float = share(
         0.1,
-        "share of each step's groups whose rollouts are written whole to RUN/rollouts, one at "
-        "least, about 30 bytes a token; 1: all, 0: none",
+        "share of each step's groups whose rollouts are written whole to RUN/rollouts, at least "
+        "one group, about 30 bytes per token; 1: all, 0: none",
     )
     seed: int = setting(0, "same seed, same run (embedded engine on a CPU)")
     log_path: str | None = setting(
@@ -146,8 +148,8 @@ class TrainSettings(EpisodeSettings):
     )
 
     wandb_project: str | None = setting(None, "log to this Weights & Biases project")
-    wandb_name: str | None = setting(None, "the run's name there; None: its folder's")
-    tags: tuple[str, ...] = setting((), "tags there, beside the game and the model")
+    wandb_name: str | None = setting(None, "the run's name in W&B; None: its folder's name")
+    tags: tuple[str, ...] = setting((), "tags in W&B, beside the game and the model")
     tensorboard: bool = setting(False, "write event files into RUN/tensorboard")
 
     @chz.validate
@@ -161,7 +163,7 @@ class TrainSettings(EpisodeSettings):
                 "both: agent=package.module:function train_tasks=package.module:TASKS."
             )
         if is_missing(self.agent):
-            lost = f" log_path={self.log_path} holds no run to go on with." if self.log_path else ""
+            lost = f" log_path={self.log_path} holds no run to resume." if self.log_path else ""
             raise RecipeError(
                 f"No agent to train.{lost} Pass env= with one of {', '.join(games())}, or an agent "
                 "of your own: agent=package.module:function train_tasks=package.module:TASKS."
@@ -182,7 +184,7 @@ class TrainSettings(EpisodeSettings):
 
     @property
     def name(self) -> str:
-        """What the run trains, as a short name: the game, or the agent's function."""
+        """Short name of what the run trains: the game, the taskset or the agent's function."""
         named = self.env or self.tasks.get("id")
         return named or path_of(self.agent).rpartition(":")[2]
 
@@ -207,11 +209,11 @@ RESUMABLE = frozenset(
     | {"failed_steps", "record", "parallel", "trust_remote_code"}
     | WORKERS
 )
-"""Settings that a resumed run may change: they leave what was learned so far as it is."""
+"""Settings that a resumed run may change: what was learned so far does not depend on them."""
 
 
 def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
-    """The settings of a run."""
+    """Read the settings of a run, over the recorded ones or the recipe's."""
     name, preset = choose_recipe(given)
     layers = {"the run to resume": recorded} if recorded else {name: preset}
     [under] = layers.values()
@@ -246,9 +248,9 @@ def is_missing(value: Any) -> bool:
 
 
 def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """What a resumed run would change and may not, one line ``key: recorded -> now`` each.
+    """Changes that a resumed run may not make, one line ``key: recorded -> now`` each.
 
-    A setting that is not on record, since it is newer than the run, had its default then.
+    A setting that is newer than the run is not on record, and counts as its default.
     """
     now, plain = recorded(settings), TrainSettings(agent="any:agent", train_tasks="any:tasks")
     then = recorded(plain) | {key: _plain(value) for key, value in before.items()}
@@ -263,6 +265,6 @@ def renderer_of(settings: TrainSettings) -> str:
     """The name of the renderer that a run uses.
 
     Raises:
-        InvalidModelError: None was given, and there is no such model.
+        InvalidModelError: The settings name no renderer, and the model is unknown.
     """
     return settings.renderer_name or renderer_name_of(settings.model_name)

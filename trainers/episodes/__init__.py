@@ -1,10 +1,10 @@
-"""Who plays, episodes played, and how they went.
+"""Playing episodes, their players and their results.
 
 In reading order:
 
-    failures.py  why episodes fail, and how it is said
-    policies.py  what answers the agent's calls meanwhile
+    failures.py  why episodes fail, in kinds and in words
+    policies.py  the policies, which answer the agent's calls
     scores.py    success with its interval, by model, split and category; the tables
     playing.py   playing, and the record of every episode (``episodes.jsonl``)
-    players.py   who plays an evaluation: weights, endpoints, players without a model
+    players.py   an evaluation's players: weights, endpoints, players without a model
 """

@@ -1,11 +1,11 @@
-"""Why episodes fail: what an exception or a trajectory tells, and how it is said.
+"""Why episodes fail: failures found in exceptions and trajectories, and put into words.
 
-    Failure        what went wrong in one episode, and of which of the ``KINDS`` it is
+    Failure        what went wrong in one episode: one of the ``KINDS``
     failure_of     from the exception that ended a rollout
     failure_in     from a trajectory: an error that was scored, no call, too small a context
-    Failures       those of some episodes: how many of each kind, the commonest, in words
+    Failures       the failures of some episodes: how many of each kind, the commonest, in words
 
-Training, evaluation and the report count and say failures by these alone.
+Training, evaluation and the report all use these to count and describe failures.
 """
 
 import re
@@ -31,7 +31,7 @@ KINDS = {
     AGENT_TIMEOUT: ("timeout", "Find what the agent waits for, or raise agent_timeout."),
     WRONG_NAME: (
         "wrong model name",
-        "Have the agent ask for that name, or give the policy the agent's: policy_names=.",
+        "Use the policy's name in the agent, or give the policy the agent's name: policy_names=.",
     ),
     NO_REWARD: ("episode without a reward", "Have the agent return a number."),
     NO_CALL: (
@@ -43,7 +43,7 @@ KINDS = {
         "Have the agent send shorter prompts, or take a model with a longer context.",
     ),
 }
-"""Kind of a failure -> what one is called, and what to do about it."""
+"""Kind of failure -> its name, and what to do about it."""
 UNREADABLE = "The agent cannot read what the model said."
 CAUSES = {
     r"(OPENAI|ANTHROPIC|GEMINI|GOOGLE)_(API|ADMIN)_KEY|API key was provided|authentication method":
@@ -53,31 +53,31 @@ CAUSES = {
         "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
         "the traceback points.",
     r"^AttributeError: 'coroutine' object": "Put await before the call that the agent makes there.",
-    r"^CommandError:": "Run the agent's command by hand; what it wrote last is above.",
+    r"^CommandError:": "Run the agent's command by hand; its last output is above.",
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
     r"float|invalid literal for int": UNREADABLE,
 }  # fmt: skip
-"""Pattern in an agent's error -> what to do about it; the first one that is found counts."""
+"""Pattern in an agent's error -> what to do about it; the first match counts."""
 NOT_SCORED = (
-    "Where the model's words make the agent fail, score that with the worst reward there is: "
+    "If the model's replies make the agent fail, score such episodes with the worst reward: "
     "on_agent_error=-1.0."
 )
 SCORED = (
     "Equal rewards teach nothing: take a model that succeeds now and then, raise max_tokens, or "
     "warm the model up (warm_up_steps=)."
 )
-"""What else to do where the model's words may be the cause, by whether failures are scored."""
+"""Further advice if the model's replies may be the cause: for unscored and for scored failures."""
 MOST_LINES = 8
-"""Of an error's message that are shown."""
+"""Most lines of an error's message that are shown."""
 MOST_ALIKE = 5
-"""Failures that are kept of a set of episodes, one of each that are alike."""
-_STRANGER = "; the policy is called "
-"""In the text of a failure whose agent asked for a model that is not there (``Routes.hint``)."""
+"""Most failures that are kept for a set of episodes, one for all that are alike."""
+_UNKNOWN_MODEL = "; the policy is called "
+"""Part of a failure's text if the agent asked for a model that does not exist (``Routes.hint``)."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in an episode."""
+    """The failure of an episode."""
 
     kind: str
     """One of ``KINDS``."""
@@ -90,7 +90,7 @@ class Failure:
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """What it has in common with others that are the same but for numbers and names."""
+        """A key that is equal for failures which differ only in numbers or names."""
         return self.kind, self.error.partition(":")[0], self.remedy
 
     @property
@@ -107,7 +107,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """The failure that an exception out of a rollout is; None: it is none of the agent's."""
+    """The failure behind a rollout's exception; None: the agent did not cause it."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
@@ -120,7 +120,7 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def failure_in(trajectory: Trajectory) -> Failure | None:
-    """What went wrong in an episode that has a trajectory; None: nothing."""
+    """The failure in an episode that has a trajectory; None: nothing failed."""
     last = trajectory.transitions[-1]
     if error := str(last.logs.get(AGENT_ERROR, "")):
         timeout = f"stop/{AGENT_TIMEOUT}" in last.metrics
@@ -130,19 +130,20 @@ def failure_in(trajectory: Trajectory) -> Failure | None:
         return Failure(OVERFLOW, str(last.logs[OVERFLOW]))
     if NO_CALL in last.metrics:
         text = str(last.logs.get(NO_CALL, ""))
-        return Failure(WRONG_NAME if _STRANGER in text else NO_CALL, text)
+        return Failure(WRONG_NAME if _UNKNOWN_MODEL in text else NO_CALL, text)
     return None
 
 
 def _kind_of(text: str) -> str:
-    return WRONG_NAME if _STRANGER in text else AGENT_ERROR
+    return WRONG_NAME if _UNKNOWN_MODEL in text else AGENT_ERROR
 
 
 @dataclass(frozen=True)
 class Failures:
-    """The failures of some episodes: their kinds, and one of each that are alike, with how many.
+    """The failures of some episodes: the number of each kind, and examples with their numbers.
 
-    The most frequent come first; of those that are alike there are ``MOST_ALIKE`` at most.
+    ``found`` has one example for all failures that are alike, the most frequent first, and
+    ``MOST_ALIKE`` at most.
     """
 
     episodes: int
@@ -151,7 +152,7 @@ class Failures:
 
     @classmethod
     def of(cls, episodes: int, found: Iterable[tuple[Failure, int]]) -> "Failures":
-        """Those of ``episodes`` episodes: failures, each with how often there is one like it."""
+        """Count the failures of ``episodes`` episodes; each comes with how often it occurred."""
         first: dict[tuple[str, ...], Failure] = {}
         kinds, times = Counter[str](), Counter[tuple[str, ...]]()
         for failure, count in found:
@@ -163,10 +164,10 @@ class Failures:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Failures":
-        """What ``asdict`` made of it.
+        """Read what ``asdict`` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: Another version wrote it, or it is damaged.
+            KeyError, TypeError, ValueError: Another version wrote the record, or it is damaged.
         """
         found = [(Failure(**failure), int(count)) for failure, count in record["found"]]
         kinds = {kind: int(count) for kind, count in dict(record["kinds"]).items()}
@@ -183,16 +184,16 @@ class Failures:
 
     @property
     def share(self) -> float:
-        """The part of all episodes that failed; 0 where there were none."""
+        """Share of the episodes that failed; 0 if there are no episodes."""
         return self.count / self.episodes if self.episodes else 0.0
 
     @property
     def commonest(self) -> Failure | None:
-        """One of those that are met most often; None: nothing failed."""
+        """An example of the most frequent failures; None: nothing failed."""
         return self.found[0][0] if self.found else None
 
     def summary(self) -> str:
-        """One line: how many failed, or were scored all the same, and of which kinds."""
+        """One line: how many failed, whether they were scored, and their kinds."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
         failed = f"{self.count} of {self.episodes} episodes failed{scored}"
@@ -209,7 +210,7 @@ class Failures:
         return "\n".join([*lines, self.advice()])
 
     def advice(self) -> str:
-        """What to do about the commonest; "" where nothing failed."""
+        """What to do about the commonest failure; "" if nothing failed."""
         return self.found[0][0].remedy if self.found else ""
 
 
@@ -239,7 +240,7 @@ def read_batches(path: Path) -> tuple[Failures, int]:
     """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
     failures, skipped = list[Failures](), 0
     for record in read_jsonl(path / BATCHES):
-        with suppress(KeyError, TypeError, ValueError):  # not as this version writes them
+        with suppress(KeyError, TypeError, ValueError):  # another version's record
             failures.append(Failures.read(record))
             skipped += bool(record["metrics"][SKIPPED])
     return together(failures), skipped

@@ -1,12 +1,12 @@
-"""Who plays, by name: a model, or a player without one (``random``, ``oracle``).
+"""The contestants of an evaluation, by name: models, and players without one (``random``).
 
-``find`` turns a name (``config/model_names.py``) into a contestant, which ``ready`` has ready to
-play inside a block. All play the agent that the evaluation names, with its options and beside its
+``find`` turns a name (``config/model_names.py``) into a contestant, which can play inside the block
+of its ``ready``. All contestants play the evaluation's agent, with its options and beside its
 frozen models; players without a model are agents themselves.
 
-A contestant's digest is of all that decides what it says: its weights, whatever folder they are in,
-the agent, the renderer, the most tokens of a reply, what an episode is. The weights of an endpoint
-or a server cannot be seen, its address and name can.
+A contestant's digest covers all that decides its replies: its weights, in whatever folder, the
+agent, the renderer, the most tokens of a reply, the episode's settings. The weights behind an
+endpoint or a server are unknown: its address and the model's name count instead.
 """
 
 import hashlib
@@ -55,28 +55,28 @@ from evert.trainers.serving.fitness import check_server
 from evert.trainers.system.command import run_async
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
-"""Settings of an episode that decide nothing of what is said in it."""
+"""Settings of an episode that do not change what is said in it."""
 
 OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
-"""Variables that have the keys of endpoints and of servers, unless the settings name another."""
+"""Environment variables with the keys of endpoints and servers, unless settings name another."""
 
 Say: TypeAlias = Callable[[str], None]
 
 Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
-"""From an Env and an episode's seed to what answers the agent's model calls."""
+"""From an Env and an episode's seed to the policy that answers the agent's calls."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """Somebody to evaluate.
+    """A model or a player to evaluate.
 
     Attributes:
-        name: As the tables have it.
-        settings: Of the evaluation.
-        agent: Import path of what it plays; a player's, of a function from a seed to an agent.
-        run: What it was trained by, or would be: engine, model, renderer, most tokens of a reply.
-        named: What answers the agent's calls; None: nothing, a player without a model.
-        context_length: Tokens that its server says its context holds; None: it does not say.
+        name: Its name in the tables.
+        settings: The evaluation's settings.
+        agent: Import path of the agent; without a model, of a function from a seed to the agent.
+        run: The run that trained it, or would: engine, model, renderer, most tokens of a reply.
+        named: The model that answers the agent's calls; None: a player without a model.
+        context_length: Tokens of its context, as its server says; None: unknown.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Contestant:
 
     @property
     def digest(self) -> str:
-        """Of all that decides what it says; see the module."""
+        """Digest of all that decides its replies; see the module."""
         text = json.dumps([self.agent, self._episode(), *self._says_by()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -110,7 +110,7 @@ class Contestant:
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """As sampling clients are created; empty where there are no weights of ours."""
+        """Arguments that create its sampling client; empty unless ``named`` are weights."""
         if not isinstance(self.named, NamedWeights):
             return {}
         path = self.named.model_path
@@ -129,14 +129,14 @@ class Contestant:
 
     @property
     def _played(self) -> TrainSettings:
-        """The run that would train on what it plays: the engine and the options it has."""
+        """The run that has the engine on which it plays."""
         return self.run if self.weights else self.settings.run_of("")
 
     def check(self) -> None:
-        """Find what would stop it before it plays: a path that leads nowhere, mostly.
+        """Check, before it plays, that its agent, engine, tasks and options exist.
 
         Raises:
-            EvertError: Its agent, what it plays on, or an option, is not there.
+            EvertError: One of these does not exist, or does not fit.
         """
         run, settings, agent = self._played, self.settings, self._agents()(0)
         task = next(tasks[0] for tasks in settings.tasks_by_split().values() if len(tasks))
@@ -155,7 +155,7 @@ class Contestant:
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
-        """Have it ready to play inside the block; ``say`` gets a line about what it plays on."""
+        """Make it ready to play inside the block; ``say`` gets a line about its engine."""
         with self._answering(say) as (policy, fitting):
             service = self.run.base_url if self.weights else None
             options = env_options(self.settings, frozen_models(self.settings.frozen, service))
@@ -164,7 +164,7 @@ class Contestant:
 
     @contextmanager
     def _answering(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
-        """What answers the agent's calls, and the options of Envs that fit it."""
+        """The policy, and the Env options that fit it."""
         settings, run = self.settings, self.run
         match self.named:
             case None:
@@ -198,7 +198,7 @@ class Contestant:
         return lambda env, seed: SeededPolicy(client, cap, heat, seed)
 
     def _engine(self) -> AbstractContextManager[Any]:
-        """An engine if the frozen models need one, which lets the endpoint's address through."""
+        """An engine, if the frozen models need one; it allows the endpoint's host."""
         run = self._played
         if not needs_engine(frozen_models(run.models)):
             return nullcontext()
@@ -217,7 +217,7 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     elsewhere = [game for game, its in games().items() if name in its.players]
     if elsewhere and not Path(name).exists():
         raise ModelNameError(
-            f"{settings.name} has no player {name!r}, as {' and '.join(elsewhere)} have; its "
+            f"{settings.name} has no player {name!r}, unlike {' and '.join(elsewhere)}; its "
             f"players are: {', '.join(settings.players) or 'none'}. Name one, a run or a model."
         )
     model, shown = find_model(name, settings.players), redacted(name)
@@ -229,8 +229,9 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     base = model.base_model or settings.model_name
     if not base:
         raise ModelNameError(
-            f"{name} are weights of a model that has to be named: model_name=Qwen/Qwen3-8B, "
-            "say. For weights of the embedded engine name their run: runs/NAME."
+            f"{name} are weights of an unknown base model. Pass it, for example "
+            "model_name=Qwen/Qwen3-8B. For weights of the embedded engine pass their run: "
+            "runs/NAME."
         )
     run = settings.run_of(base)
     agent = settings.agent_of(run)
@@ -251,7 +252,7 @@ def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> C
             f"them after a #: vllm:{named.base_url}#{next(iter(models), 'MODEL')}."
         )
     facts = models[wanted]
-    # `evert serve` says whose weights they are, and vLLM where it has them from
+    # the root is the base model at `evert serve`, and the weights' source at vLLM
     roots = [root for root in (facts.get("root"), wanted) if root in BASES]
     base = settings.model_name or (roots or [facts.get("root") or wanted])[0]
     run = settings.run_of(base)

@@ -1,10 +1,11 @@
-"""Playing episodes, and the record of every one.
+"""Playing episodes, and the record of each.
 
-An episode is known by the digest of what plays, split, task and seed, and drawn from that seed
-alone: those on record (``episodes.jsonl``) are not played again, an evaluation that was interrupted
-ends with the same table, and weights that were trained further are other weights.
+An episode is identified by the contestant's digest, split, task and seed; the last three seed all
+that is random in it. Episodes on record (``episodes.jsonl``) are not played again, and an
+interrupted evaluation ends with the same table. Weights that were trained further have another
+digest, and play anew.
 
-In order: the record, its file, :func:`planned` (what there is to play), :func:`play`.
+In order: the record, its file, :func:`planned` (the episodes to play), :func:`play`.
 """
 
 import asyncio
@@ -47,16 +48,16 @@ class EpisodeError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Episode:
-    """How one episode went, as ``episodes.jsonl`` has it; text is "" where there is none.
+    """The result of one episode, a line of ``episodes.jsonl``; a missing text is "".
 
     Attributes:
-        digest: Of what played (``players.py``); "" where nobody asks for it again.
-        reward: What it earned; None if the agent failed.
-        tokens: Those that were sampled.
-        metrics: What the agent and the Env counted, summed over the turns.
-        failure: Of which kind the error is (``failures.KINDS``).
+        digest: The contestant's (``players.py``); "" if the episode is never looked up.
+        reward: The episode's reward; None if the agent failed.
+        tokens: Number of sampled tokens.
+        metrics: Metrics of the agent and the Env, summed over the turns.
+        failure: Kind of the error (``failures.KINDS``).
         dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;
-            empty unless it was asked for.
+            empty unless requested.
     """
 
     model: str
@@ -79,31 +80,31 @@ class Episode:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What makes it this episode."""
+        """What identifies the episode."""
         return self.digest, self.split, self.task, self.seed
 
     @property
     def draws(self) -> int:
-        """Seed of all that is drawn in it: tasks that begin alike are not played alike."""
+        """Seed of all that is random in it; even similar tasks have different seeds."""
         return seed_of(self.split, self.task, self.seed) >> 1
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Episode":
-        """The episode that was written down, its fields by name."""
+        """Read an episode from its recorded fields."""
         try:
             return cls(**record)
         except TypeError as error:
             raise EpisodeError(
                 f"A record of an episode has other fields than this version of evert writes: "
-                f"{error}. Start anew in another folder, or go on with the version that wrote it."
+                f"{error}. Start anew in another folder, or use the version that wrote it."
             ) from error
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, on disk as soon as they are over; in that order ``by_key``."""
+    """The episodes of an evaluation, each on disk as soon as it ends; ``by_key`` in that order."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there; a line that a crash cut off is set aside, and played again."""
+        """Read the recorded episodes; one that a crash cut off is set aside, and played again."""
         self.folder = folder
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
@@ -111,7 +112,7 @@ class EpisodeLog:
         self.by_key = {episode.key: episode for episode in episodes}
 
     def add(self, episode: Episode) -> None:
-        """Write one down."""
+        """Record an episode."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(redacted(json.dumps(asdict(episode))) + "\n")
         self.by_key[episode.key] = episode
@@ -124,7 +125,7 @@ Planned: TypeAlias = tuple[Episode, Any]
 def planned(
     model: str, digest: str, tasks: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[Planned]:
-    """All episodes of a model: of each split's tasks, one a seed."""
+    """All episodes of a model: one for each split, task and seed."""
     return [
         (Episode(model, digest, split, number, seed, _category(task), str(task)), task)
         for split, listed in tasks.items()
@@ -142,15 +143,15 @@ def _category(task: Any) -> str:
 
 @dataclass(frozen=True)
 class Player:
-    """Who is ready to play: agents, and policies, by an episode's seed; a policy plays all seats.
+    """A contestant that is ready to play: its agent and its policy, by an episode's seed.
 
     Attributes:
-        opponents: Who plays some of the seats instead; None: nobody.
+        opponents: Models at some of the seats; None: the policy plays all seats.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
-        endpoints_fail: Whether an endpoint of the agent's own that does not answer is a failure of
-            the agent's like any other; else it is raised.
-        dialogues: Of how many tasks of a split they are written down.
-        record: Writes every rollout down; None: nobody does.
+        endpoints_fail: Whether an agent fails if its own endpoint does not answer; else the error
+            is raised.
+        dialogues: Number of tasks of a split whose dialogues are recorded.
+        record: Records every rollout; None: no record.
     """
 
     agent: Callable[[int], Any]
@@ -171,15 +172,15 @@ async def play(
     success: float = 1.0,
     places: asyncio.Semaphore | None = None,
 ) -> list[Episode]:
-    """Play episodes side by side; how they went, in the order in which they were planned.
+    """Play episodes side by side; return their results in the planned order.
 
     Args:
-        success: Reward from which an episode is a success.
-        places: One for each episode that may be played at a time; None: ``at_a_time``.
+        success: Lowest reward that is a success.
+        places: Limits the episodes that are played at a time; None: ``at_a_time``.
 
     Raises:
         openai.OpenAIError: An endpoint cannot answer.
-        EvertError: Something else than the agent failed; or the agent, if the player is strict.
+        EvertError: Something other than the agent failed; or the agent, if the player is strict.
     """
     free = places or asyncio.Semaphore(at_a_time(None))
 
@@ -194,7 +195,7 @@ async def play(
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all of them return; the first error ends the others, and is raised by itself."""
+    """Run coroutines side by side; return their results. The first error ends all and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -254,12 +255,12 @@ def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
 
 
 def _seat_seed(draws: int, number: int) -> int:
-    """Seed of a seat's policy: no two draw the same for the same prompt."""
+    """Seed of a seat's policy, so that no two sample the same reply to the same prompt."""
     return (draws + 1_000_003 * number) % 2**31
 
 
 async def together(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """The trajectories of an episode's seats, side by side; an agent's failure is at every seat."""
+    """Play an episode's seats side by side; of several errors the agent's failure is raised."""
     found = await asyncio.gather(*rollouts, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
     if errors:
@@ -284,7 +285,7 @@ def _told(
     return replace(
         episode,
         reward=reward,
-        success=reward >= success or math.isclose(reward, success),  # ten tenths are one
+        success=reward >= success or math.isclose(reward, success),  # ten times 0.1 is 1
         turns=sum(env.turns for env in envs),
         tokens=sum(len(transition.ac.tokens) for transition in transitions),
         metrics={**summed(transitions), **by_seat},
@@ -299,7 +300,7 @@ def _told(
 
 
 def summed(transitions: Iterable[Transition]) -> dict[str, float]:
-    """What the agent and the Env counted, over all turns."""
+    """Sum the metrics of the agent and the Env over all turns."""
     metrics = defaultdict[str, float](float)
     for transition in transitions:
         for name, value in transition.metrics.items():
@@ -313,14 +314,14 @@ def _failed(episode: Episode, failure: Failure) -> Episode:
 
 
 def failures(episodes: Sequence[Episode]) -> Failures:
-    """What failed in some episodes."""
+    """The failures of some episodes."""
     failed = [each for each in episodes if each.failure]
     found = [(Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed]
     return Failures.of(len(episodes), found)
 
 
 def _raise_endpoint_error(error: BaseException) -> None:
-    """Raise it: an agent's own endpoint that is down is no failure of the agent."""
+    """Raise the error of an agent's own endpoint: it is no failure of the agent."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, openai.OpenAIError) and not isinstance(cause, openai.BadRequestError):

@@ -1,4 +1,4 @@
-"""What answers an agent's model calls in an evaluation: weights, an endpoint, or nobody."""
+"""The policies that answer an agent's calls in an evaluation: weights, an endpoint, or none."""
 
 import hashlib
 import pickle
@@ -18,27 +18,27 @@ from evert.trainers.serving.client import ServedSamplingClient
 
 
 class PolicyError(EvertError, RuntimeError):
-    """A player without a model was asked for a model's reply."""
+    """A player without a model made a model call."""
 
 
 @dataclass
 class SeededPolicy(TokenCompleter):
-    """Samples one episode by seeds of its own, so that the order of play makes no difference."""
+    """Samples one episode with its own seeds, so that the order of episodes makes no difference."""
 
     client: tinker.SamplingClient | ServedSamplingClient
     max_tokens: int
-    """Of one reply, at most."""
+    """Most tokens of a reply."""
     temperature: float
     """0 for greedy."""
     seed: int
-    """Of the episode: the seed of a reply follows from it, from the prompt, and from how often that
-    was answered before."""
+    """The episode's seed. The seed of each reply is derived from it, from the prompt, and from how
+    often that prompt was answered before."""
     _answered: Counter[int] = field(default_factory=Counter, init=False, repr=False)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The next reply."""
+        """Sample the next reply."""
         params = tinker.SamplingParams(
             stop=stop,
             max_tokens=min(self.max_tokens, max_tokens or self.max_tokens),
@@ -54,41 +54,41 @@ class SeededPolicy(TokenCompleter):
         )
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
-        """The seed depends on the prompt, since simultaneous calls come in any order."""
+        """A seed that depends on the prompt, since simultaneous calls come in any order."""
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
-        content = pickle.dumps(items, protocol=4)  # of numbers alone: equal ones are equal bytes
+        content = pickle.dumps(items, protocol=4)  # only numbers: equal lists are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
         self._answered[key] += 1
         return (self.seed + key + self._answered[key]) % 2**31
 
 
 def _content(chunk: Chunk) -> int:
-    """A number for a chunk, by its content; below 0, where no token id is."""
+    """A number for a chunk's content; it is below 0, unlike token ids."""
     digest = hashlib.blake2b(chunk.model_dump_json().encode(), digest_size=8).digest()
     return -1 - int.from_bytes(digest)
 
 
 @dataclass
 class EndpointPolicy(TokenCompleter):
-    """Plays an Env by what a remote model says, written in the tokens of the Env's renderer.
+    """Plays an Env with a remote model, whose replies become tokens of the Env's renderer.
 
-    The prompt goes out as the agent's own messages, so that no chat format stands between; the
-    tokens only carry the reply back, and have no log-probabilities.
+    The remote model gets the agent's own messages, and no rendered prompt. The tokens only carry
+    the reply to the Env: their log-probabilities are all 0.
     """
 
     env: ChatAgentEnv
-    """Whose parked calls are answered."""
+    """The Env whose calls are answered."""
     remote: RemoteModel
-    """Its temperature is the one that counts."""
+    """The model; its temperature counts."""
     max_tokens: int | None = None
-    """Of one reply, at most, if the agent asks for no fewer; None for no cap."""
+    """Most tokens of a reply, unless the agent asks for fewer; None: no limit."""
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The endpoint's reply to the call that waits."""
+        """Ask the endpoint for the reply to the waiting call."""
         request = self.env.request_of(model_input)
-        assert request is not None  # whoever asks does so while a call waits
+        assert request is not None  # a policy is called only while a call waits
         caps = [cap for cap in (request.max_tokens, self.max_tokens) if cap is not None]
         reply = await self.remote(replace(request, max_tokens=min(caps, default=None)))
         renderer = prompt_renderer(self.env.renderer)
@@ -99,12 +99,13 @@ class EndpointPolicy(TokenCompleter):
 
 
 class NoPolicy(TokenCompleter):
-    """Of a player that calls no model."""
+    """The policy of a player without a model."""
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Refuse."""
+        """Raise a PolicyError."""
         raise PolicyError(
-            "This player called a model, and it has none. Name one in models=, or correct it."
+            "This player called a model, and it has none. Name a model in models=, or correct the "
+            "player."
         )

@@ -1,10 +1,10 @@
 """Scores of episodes: success with its interval, by model, split and category; and their tables.
 
-The interval holds the share of successes over all tasks of the kind at 95 %. Tasks are what was
-drawn, so that several episodes of one task tell less than as many tasks, the more so the more they
-agree: it is Clopper and Pearson's exact interval of a binomial for as many independent episodes as
-the spread between the tasks shows there are (as Korn and Graubard do for surveys). How often it
-holds what it should, near 0 and 1 and with few tasks: ``benchmarks/intervals.py``.
+The 95 % interval is for the success rate over all tasks of the kind, of which the played tasks are
+a sample. Several episodes of one task tell less than as many episodes of different tasks, the less
+the more they agree. So the interval is Clopper and Pearson's exact one of a binomial, for the
+number of independent episodes that the spread between tasks shows (as Korn and Graubard do for
+surveys). ``benchmarks/intervals.py`` measures its coverage near 0 and 1 and with few tasks.
 
 Sources: C. J. Clopper, E. S. Pearson, "The use of confidence or fiducial limits illustrated in the
 case of the binomial", Biometrika 26 (1934); E. L. Korn, B. I. Graubard, "Confidence intervals for
@@ -30,30 +30,28 @@ from evert.envs.games import Game, metrics_of
 from evert.trainers.episodes.playing import Episode
 
 TAIL = 0.025
-"""Chance of each side outside of an interval of 95 %."""
+"""Probability on each side of a 95 % interval."""
 QUESTIONS = "questions"
-"""Metric of a game that counts its questions; else turns are counted."""
+"""Metric of a game that counts its questions; without it turns are counted."""
 CALLS = ("searches", "tools/calls")
-"""Metrics that count the use of tools, the first that is there."""
+"""Metrics that count tool calls; the first that an episode has is used."""
 ENDS = ("won", "drawn", "lost")
-"""Metrics of a game that is played against somebody: 1 in the episodes that ended so."""
+"""Metrics of a game against an opponent: 1 in the episodes that ended so."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How some episodes went; model, split or category is "" for all.
+    """The score of some episodes; a model, split or category "" means all.
 
     Attributes:
-        success: Share of them that succeeded; ``low`` and ``high`` are its 95 % interval.
+        success: Share of episodes that succeeded; ``low`` and ``high`` are its 95 % interval.
         reward: Mean reward; None if every episode failed.
-        questions: Mean number of questions (turns, where there are none) of the successes; None
-            without one.
+        questions: Mean number of questions (or of turns) in successful episodes; None: no success.
         calls: Mean number of tool calls.
-        errors: Episodes that failed.
-        won, drawn, lost: Shares of the games, as they count them themselves; None where they do
-            not.
-        play: Means of the game's own metrics (``Game.metrics``), of those that it noted.
-        reward_error: Half the 95 % interval of the mean reward; None of fewer than two tasks.
+        errors: Number of episodes that failed.
+        won, drawn, lost: Shares of the games, by the game's metrics; None if it has none of these.
+        play: Means of the game's own metrics (``Game.metrics``), where it noted them.
+        reward_error: Half the 95 % interval of the mean reward; None for fewer than two tasks.
     """
 
     model: str
@@ -75,9 +73,9 @@ class Score:
 
 
 def scores(episodes: Iterable[Episode], *by: str, game: Game | None = None) -> list[Score]:
-    """A score a model, in the order in which they are first met; ``by`` "split", "category", too.
+    """One score per model, in order of appearance, and per "split" or "category" if ``by`` has it.
 
-    ``game`` is one of the user's own with metrics of its own; None: none beside evert's.
+    ``game`` is a game of the user's, for its metrics; None: only metrics of evert's games.
     """
     groups: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
     for episode in episodes:
@@ -130,7 +128,7 @@ def _means(episodes: Sequence[Episode], names: Sequence[str]) -> dict[str, float
 
 
 def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """The 95 % interval of the share of successes; of each task's episodes."""
+    """The 95 % interval of the success rate, from the successes by task."""
     from scipy import special  # type: ignore[import-untyped]
 
     count = independent(by_task)
@@ -142,7 +140,7 @@ def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
 
 
 def mean_error(by_task: Sequence[Sequence[float]]) -> float | None:
-    """Half the 95 % interval of a mean, Student's over the tasks' means; None of fewer than two."""
+    """Half of Student's 95 % interval of a mean over tasks; None for fewer than two tasks."""
     from scipy import special
 
     if len(by_task) < 2:
@@ -152,12 +150,12 @@ def mean_error(by_task: Sequence[Sequence[float]]) -> float | None:
 
 
 def independent(by_task: Sequence[Sequence[bool]]) -> float:
-    """How many independent episodes tell as much as these, which share tasks.
+    """The number of independent episodes that tell as much as these, which share tasks.
 
-    As many as would have the variance that the tasks' totals show; no fewer than the tasks, no more
-    than the episodes. Two tasks are made up beside the real ones, a success throughout and a
-    failure throughout (as Agresti and Coull add trials): where few tasks differ, and above all
-    where none do, the tasks alone would show less variance than there is.
+    The success rate of that many would have the variance that the tasks show. It is at least the
+    number of tasks, at most that of episodes. Two artificial tasks are added, one with only
+    successes and one with only failures (as Agresti and Coull add trials): if few tasks differ, or
+    none, the real tasks alone would show too little variance.
     """
     size = fmean(map(len, by_task))
     totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
@@ -173,7 +171,7 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
 
 
 def as_csv(rows: Iterable[Score]) -> str:
-    """Scores as CSV; shares of 1, an empty field for what there is none of."""
+    """Scores as CSV; shares are from 0 to 1, and missing values empty."""
     listed, written = list(rows), io.StringIO()
     play = dict.fromkeys(name for row in listed for name in row.play)
     names = [n for each in fields(Score) for n in (play if each.name == "play" else [each.name])]
@@ -186,12 +184,12 @@ def as_csv(rows: Iterable[Score]) -> str:
 
 
 def counted(episodes: Iterable[Episode]) -> str:
-    """What ``Score.questions`` is of these: questions, or turns where no game counts those."""
+    """What ``Score.questions`` counts: questions, or turns if no episode has questions."""
     return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
 
 
 def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
-    """Scores for a terminal; columns that would say nothing are left out."""
+    """Scores for a terminal, without columns that would say nothing."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success": lambda row: f"{row.success:.1%}",

@@ -1,9 +1,9 @@
-"""What a run leaves in its folder.
+"""The files that a run leaves in its folder.
 
 In reading order:
 
-    folder.py    what a run leaves behind, and who may work in it
-    metrics.py   its metrics by step
-    recorded.py  the rollouts of one that recorded them
-    exports.py   what is written of those for other programs, by format
+    folder.py    the files of the folder, and its lock
+    metrics.py   a run's metrics by step
+    recorded.py  the rollouts that a run recorded
+    exports.py   those rollouts in the formats of other programs
 """

@@ -1,12 +1,13 @@
-"""What ``evert export`` writes of rollouts on record, by format.
+"""The formats in which ``evert export`` writes recorded rollouts.
 
-Each format is a function from the rollouts to what is written: rows of a file, by name.
+Each format is a function from the rollouts to the rows of a file.
 
-    sft     conversations, to learn from by imitation: ``{"messages": [...]}``, with texts as
-            sampled, as the Cookbook's chat_sl and TRL's SFTTrainer read them
+    sft     conversations for imitation learning: ``{"messages": [...]}``, with texts as sampled,
+            as the Cookbook's chat_sl and TRL's SFTTrainer read them
     pairs   the best against the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
-            [...], "chosen": [...], "rejected": [...]}``, the first replies in which they differ
-    atif    a trajectory each, with what was sampled: Harbor's Agent Trajectory Interchange Format
+            [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
+    atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
+            Interchange Format
 """
 
 import json
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Noted = Callable[[str], None]
-"""Is told why something is left out."""
+"""Called with the reason for each thing that is left out."""
 
 ATIF = "ATIF-v1.8"
 
 
 def sft(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
-    """A row a conversation."""
+    """One row per conversation."""
     for record in records:
         for turn in record.last_turns():
             with _told_if_not(left_out):
@@ -36,7 +37,7 @@ def sft(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
 
 
 def pairs(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
-    """A row a group whose rewards differ: the last conversations of its best and its worst."""
+    """One row per group whose rewards differ: last conversations of its best and worst rollout."""
     ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
     for record in records:
         with _told_if_not(left_out):
@@ -54,14 +55,14 @@ def pairs(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
 
 def _group(record: "RolloutRecord") -> tuple[Any, ...]:
     row, about = record.row, record.row["about"]
-    if "task_number" in about:  # of an evaluation
+    if "task_number" in about:  # an evaluation's
         return row["split"], about["model"], about["task_number"], row["seat"]
     return row["iteration"], row["group_idx"], row["seat"]
 
 
 @contextmanager
 def _told_if_not(left_out: Noted) -> Iterator[None]:
-    """Inside, what cannot be written is left out; a record may be somebody else's, and damaged."""
+    """Leave out what the block cannot write: a record may come from elsewhere, and be damaged."""
     try:
         yield
     except RecordError as error:
@@ -76,8 +77,8 @@ def _pair(best: "RolloutRecord", worst: "RolloutRecord") -> Row:
     first = next((place for place in places if chosen[place] != rejected[place]), None)
     if first is None or {chosen[first]["role"], rejected[first]["role"]} != {"assistant"}:
         raise RecordError(
-            "The best and the worst conversation of a group differ first in what the agent said, "
-            "not the model: there is nothing to prefer."
+            "The best and the worst conversation of a group differ first in a message of the "
+            "agent, not of the model: there is nothing to prefer."
         )
     scores = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
     replies = {"chosen": [chosen[first]], "rejected": [rejected[first]]}
@@ -85,7 +86,7 @@ def _pair(best: "RolloutRecord", worst: "RolloutRecord") -> Row:
 
 
 def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
-    """The conversation that a turn ended, each message a role and a text."""
+    """The conversation that ends with a turn's reply; each message has a role and a text."""
     return [_as_text(message) for message in record.sampled_messages(turn)]
 
 
@@ -106,14 +107,14 @@ def _text(message: Mapping[str, Any]) -> str:
 
 def _no_text(message: Mapping[str, Any]) -> str:
     return (
-        f"A conversation has a message of the {message['role']} with tool calls of the agent's "
-        f"own, or with more than text: {message!s:.200}. Leave it out, or write format=atif, "
+        f"A conversation has a message of the {message['role']} with tool calls that the agent "
+        f"wrote, or with more than text: {message!s:.200}. Leave it out, or pass format=atif, "
         "which has calls."
     )
 
 
 def atif(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
-    """A trajectory a conversation."""
+    """One trajectory per conversation."""
     for record in records:
         for turn in record.last_turns():
             with _told_if_not(left_out):
@@ -121,7 +122,7 @@ def atif(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
 
 
 def _trajectory(record: "RolloutRecord", last: int) -> Row:
-    record.asked(last)  # says so where messages were not kept
+    record.asked(last)  # raises if the messages were not kept
     row, steps, turns = record.row, list[Row](), [last]
     while (before := record.row["steps"][turns[0]]["call"]["after"]) is not None:
         turns.insert(0, before)
@@ -145,7 +146,7 @@ def _trajectory(record: "RolloutRecord", last: int) -> Row:
 
 
 def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
-    """Add what the agent said: a step, or the result of a call to the step that has the call."""
+    """Add a message of the agent: a step, or a tool's result to the step that has the call."""
     role = message["role"]
     if role == "tool":
         called = message.get("tool_call_id")
@@ -156,7 +157,7 @@ def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
                 return
     sources = {"assistant": "agent", "system": "system", "developer": "system"}
     step = {"source": sources.get(role, "user"), "message": _text(message)}
-    if step["source"] == "agent":  # of the agent's own making, to the model an example
+    if step["source"] == "agent":  # the agent wrote this reply
         step |= {"llm_call_count": 0, **_calls(message)}
     steps.append(step)
 

@@ -1,21 +1,21 @@
-"""A run's folder: what is in it, and what may happen to it.
+"""A run's folder: its files, and the rules for using it.
 
     run.json               settings, command, engine, versions: what the run is
     config.json            the Cookbook's own configuration
-    metrics.jsonl          a line a step, by the Cookbook
+    metrics.jsonl          a line per step, by the Cookbook
     batches.jsonl          how the episodes of each batch ended
-    sampler.jsonl          what a sampler of tasks was told, where there is one
+    sampler.jsonl          what a sampler of tasks was told, if there is one
     checkpoints.jsonl      the Cookbook's list of checkpoints, to resume from
     checkpoints/           the checkpoints themselves (embedded engine)
     iteration_*/           rollouts of each step, by the Cookbook
-    rollouts/              the same whole, a file a batch, with record=True
+    rollouts/              whole rollouts, a file per batch, with record=
     before.json            held-out scores and samples of the untrained weights
-    result.json            the figures of a finished run
+    result.json            the results of a finished run
     learning_curve.png  samples.md  samples.jsonl  logs.log
-    tensorboard/  wandb/  wandb.json    where the run is tracked there, too
+    tensorboard/  wandb/  wandb.json    if the run is tracked there, too
 
-One process at a time works in it (``.lock``). ``run.json`` is written first; until something was
-reached after it, the run counts as not begun and another may take its place.
+One process at a time works in the folder (``.lock``). ``run.json`` is written first. Until there is
+something to resume from, the run counts as not begun, and another may replace it.
 """
 
 import itertools
@@ -43,7 +43,7 @@ PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.j
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder; of a finished run, what it has to tell."""
+    """A run's folder, with the results of a finished run."""
 
     path: Path
     resumed: bool = False
@@ -51,13 +51,13 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a run in it has anything to go on from."""
+        """Whether there is a run with anything to resume from."""
         made = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
         return (self.path / files.RUN).is_file() and any(file.exists() for file in made)
 
     @property
     def result(self) -> dict[str, Any]:
-        """What ``result.json`` says; empty until the run is finished."""
+        """The content of ``result.json``; empty until the run is finished."""
         return self.read_json(files.RESULT) or {}
 
     @property
@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def after(self) -> dict[str, Any] | None:
-        """The same of the trained weights."""
+        """Held-out scores of the trained weights, as in ``before``."""
         return self._held_out("after")
 
     def _held_out(self, when: str) -> dict[str, Any] | None:
@@ -83,10 +83,10 @@ class RunFolder:
         return self.path / PLOT
 
     def write(self, name: str, text: str) -> None:
-        """Write a file whole, or not at all, without the secrets that are known.
+        """Write a file whole, or not at all, without known secrets.
 
         Raises:
-            RunFolderError: It cannot be written; what was there before is untouched.
+            RunFolderError: The file cannot be written; its old content is untouched.
         """
         files.write_whole(self.path / name, redacted(text).encode())
 
@@ -95,7 +95,7 @@ class RunFolder:
         self.write(name, json.dumps(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file's content; None where there is no such file, or it is broken."""
+        """A JSON file's content; None if the file is missing or broken."""
         return files.read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ class RunFolder:
         return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:
-        """Steps that a resumed run does not do again."""
+        """Number of steps that a resumed run does not repeat."""
         states = [record for record in self.checkpoints() if record.get("state_path")]
         return int(states[-1].get("batch") or 0) if states else 0
 
@@ -114,7 +114,7 @@ class RunFolder:
 
 @contextmanager
 def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
-    """Keep other processes out of a folder inside the block; the setting ``key`` names another."""
+    """Keep other processes out of a folder inside the block; the setting ``key`` names it."""
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """The folder that a command is to write into; one of its kind has the file ``marker``."""
+    """A command's output folder; if it has files, ``marker`` must be one of them."""
     path = named_folder(out, home, slug(name))
     with files.file_errors(path, "out"):
         strange = path.exists() and any(file.name != LOCK for file in path.iterdir())
@@ -149,10 +149,10 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
 
 
 def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:
-    """The settings that a folder's record has; empty where there is no record.
+    """The recorded settings of a folder; empty if there is no record.
 
-    Those that this version of evert does not have any more are left out, and so is whether code of
-    models is trusted: a record, which may be somebody else's, cannot say so.
+    Settings that this version of evert no longer has are left out. So is ``trust_remote_code``: a
+    record, which may come from somebody else, must not decide it.
     """
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):
@@ -168,7 +168,7 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -
 
 
 def named_folder(given: str | None, home: str, name: str) -> Path:
-    """The given folder, or a new one that is named by the time."""
+    """The given folder, or a new one under ``home`` with the time in its name."""
     if given:
         return Path(given).expanduser()
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")

@@ -1,4 +1,4 @@
-"""A run's metrics by step: ``read_steps`` makes them of what the Cookbook and evert wrote down."""
+"""A run's metrics by step: ``read_steps`` joins what the Cookbook and evert wrote."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +17,10 @@ LOST = "rollout/lost_groups"
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """The metrics of each training step in a ``metrics.jsonl``, in order.
 
-    Of a step that was done again the last row counts. Where steps overlap, the Cookbook writes
-    held-out scores in rows of their own: they join their step's, whose time they took no part of,
-    and so does what ``batches.jsonl`` has. What belongs to no step is left out: since 0.6 it ends
-    with the scores of the last weights and with totals.
+    If a step was repeated, its last row counts. Where steps overlap, the Cookbook writes held-out
+    scores in separate rows: they are added to their step's row, whose time does not include them.
+    The metrics in ``batches.jsonl`` are added, too. Rows that belong to no step are left out: since
+    0.6 the Cookbook ends with the last weights' scores and with totals.
     """
     found: dict[int, dict[str, Any]] = {}
     for row in read_jsonl(path):
@@ -34,9 +34,9 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A row of a run's metrics, with one held-out reward of the untrained weights: the run's own.
+    """A row of metrics; at step 0 the held-out reward is the one in ``before.json``.
 
-    The Cookbook scores the same weights once more at step 0, by other episodes.
+    The Cookbook scores the untrained weights once more at step 0, in other episodes.
     """
     scores = (read_json(folder / BEFORE) or {}).get("scores") if row.get("step") == 0 else None
     own = scores.get("temperature_1") if scores and HELD_OUT_REWARD in row else None
@@ -49,5 +49,5 @@ def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_step(row: Mapping[str, Any]) -> bool:
-    """Whether a training step wrote a row of ``metrics.jsonl``: it says how far training is."""
-    return "progress/done_frac" in row or "progress" in row  # of RL; of supervised training
+    """Whether a training step wrote this row of ``metrics.jsonl``: such rows have its progress."""
+    return "progress/done_frac" in row or "progress" in row  # RL; supervised training

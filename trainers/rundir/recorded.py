@@ -1,4 +1,4 @@
-"""The rollouts on record of a run, read with a bar that shows how far."""
+"""Read the recorded rollouts of a run, with a progress bar."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[RolloutRecord]]":
-    """Read the rollouts inside the block, on a terminal with a bar."""
+    """Read the rollouts inside the block; a terminal shows a progress bar."""
     size = sum(file.stat().st_size for file in record_files(Path(path)))
     from evert.bridge.records.record import read_records
 

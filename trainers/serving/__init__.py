@@ -1,13 +1,13 @@
 """Sampling over HTTP by token ids: the engine as a server, and clients of such servers.
 
-Everything speaks vLLM's ``/v1/completions``, so that one client serves our own workers, vLLM and
+All use vLLM's ``/v1/completions``, so that one client works with our own service, vLLM and
 llama.cpp. In reading order:
 
-    wire.py        the body of a request and of its answer, both ways
+    wire.py        the bodies of requests and answers, written and read
     service.py     ``PolicyService``: sampling clients of this process, served to others
-    connection.py  requests to a server, on kept-alive sessions of each loop
-    client.py      ``ServedSamplingClient``: a server in the place of a sampling client
+    connection.py  requests to a server, on HTTP sessions kept per event loop
+    client.py      ``ServedSamplingClient``: a server as a sampling client
     policy.py      ``ServedPolicy``: a server as the Cookbook's ``TokenCompleter``
-    fitness.py     whether a server returns what it must, and has the tokenizer we have
-    errors.py      the errors of all this
+    fitness.py     a check that a server returns what training needs, and has our tokenizer
+    errors.py      the errors of these modules
 """

@@ -1,6 +1,6 @@
-"""``ServedSamplingClient``: a server of tokens in the place of a ``tinker.SamplingClient``.
+"""``ServedSamplingClient``: a server of token ids, used like a ``tinker.SamplingClient``.
 
-It has what the Cookbook and evert call of one. It pickles, and opens nothing before its first call.
+It has the methods that the Cookbook and evert call. It pickles, and connects at its first call.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ TIMEOUT = 600.0
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    No ``base_model``: it is ``model``. No ``dialect``: the server is asked at the first call.
+    ``base_model`` None: as ``model``. ``dialect`` None: the server is asked at the first call.
     """
 
     def __init__(
@@ -59,7 +59,13 @@ class ServedSamplingClient:
         include_prompt_logprobs: bool = False,
         **options: Any,
     ) -> types.SampleResponse:
-        """Sample replies, as ``tinker.SamplingClient`` does."""
+        """Sample replies, as ``tinker.SamplingClient`` does.
+
+        Raises:
+            SamplingRequestError: The server refuses the request, or cannot do what it asks.
+            EngineClosedError: The engine behind the server is closed.
+            ServingError: The server is gone, fails, or cannot be used.
+        """
         if any(options.values()):
             raise SamplingRequestError(
                 f"sample got {', '.join(options)}, which a served model does not compute. Leave "
@@ -77,7 +83,7 @@ class ServedSamplingClient:
         )
 
     def sample(self, *args: Any, **options: Any) -> AwaitableConcurrentFuture[types.SampleResponse]:
-        """See ``sample_async``; the request is made on a loop of this module's own."""
+        """See ``sample_async``; the request runs on a background event loop."""
         return _in_background(self.sample_async(*args, **options))
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
@@ -94,29 +100,29 @@ class ServedSamplingClient:
         return _in_background(self.compute_logprobs_async(prompt))
 
     async def request(self, asked: Asked) -> Answered:
-        """Make a request; see ``sample_async`` for what is raised."""
+        """Send a request; see ``sample_async`` for errors."""
         dialect = await self.dialect()
         kept = KEPT_BY_OURS if dialect is Dialect.OURS else KEPT_ALIVE
         url, body = f"{self.base_url}/completions", write_request(asked, dialect)
         return read_answer(await ask(url, self._key, body, self._timeout, kept), asked)
 
     async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
-        """The answer to a request of another kind; see ``sample_async`` for what is raised."""
+        """Send JSON to another URL, and return the answer; see ``sample_async`` for errors."""
         return await ask(url, self._key, orjson.dumps(body), self._timeout)
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the server says of its models: ``id``, ``owned_by``, ..."""
+        """The server's descriptions of its models: ``id``, ``owned_by``, ..."""
         content = await ask(f"{self.base_url}/models", self._key, timeout=self._timeout)
         try:
             return [dict(model) for model in orjson.loads(content)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise NotServedError(
                 f"{self.base_url}/models is no list of models: {content[:200]!r}. Pass the address "
-                "of an OpenAI-like server, which ends in /v1 as a rule."
+                "of an OpenAI-like server, which usually ends in /v1."
             ) from error
 
     async def dialect(self) -> Dialect:
-        """Whose server it is."""
+        """The server's dialect; the server is asked once."""
         if self._dialect is None:
             there = {str(model.get("id")): model for model in await self.models()}
             if self.model not in there:
@@ -128,7 +134,7 @@ class ServedSamplingClient:
         return self._dialect
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The base model's tokenizer, as it is known here."""
+        """The base model's tokenizer, loaded on this machine."""
         from evert.trainers.engine.models.base_models import load_tokenizer
 
         return load_tokenizer(self._base_model)
@@ -143,7 +149,7 @@ def _text_tokens(prompt: tinker.ModelInput) -> list[int]:
         return prompt.to_ints()
     except ValueError as error:
         raise SamplingRequestError(
-            "The prompt has a chunk that is not text; a served model takes token ids alone."
+            "The prompt has a chunk that is not text; a served model takes only token ids."
         ) from error
 
 
@@ -153,7 +159,7 @@ def _in_background(work: Coroutine[Any, Any, Any]) -> AwaitableConcurrentFuture[
 
 @cache
 def _background() -> asyncio.AbstractEventLoop:
-    """A loop for who calls from no loop, running as long as the process."""
+    """An event loop for calls from outside a loop; it runs as long as the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="evert served samples", daemon=True).start()
     return loop

@@ -1,7 +1,7 @@
-"""Requests to a server of tokens, on kept-alive sessions of each event loop.
+"""Requests to a server of token ids, on HTTP sessions that are kept per event loop.
 
-A session lives as long as its loop: it is held by an asynchronous generator, which the loop closes
-at its end (``asyncio.run`` does), so that rollouts that have a loop each leave none behind.
+A session lives as long as its loop: an asynchronous generator holds it, which ``asyncio.run``
+closes at the loop's end. Rollouts that have a loop each therefore leave no session open.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
 KEPT_ALIVE, KEPT_BY_OURS = 4.0, 25.0
-"""Seconds that an idle connection is kept: fewer than servers do (uvicorn 5, ours 30). A new one
-costs four requests, and workers rest while the trainer trains."""
+"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn 5, ours 30). A new
+one costs as much as four requests, and workers are idle while the trainer trains."""
 
 LONG_BODY = 2**20
-"""Bytes from which aiohttp wants a body in pieces."""
+"""Bytes from which aiohttp wants a body as a stream."""
 
 CONNECT_TIME = 30.0
 """Seconds to connect."""
 
 _Place = tuple[asyncio.AbstractEventLoop, float]
 _open: dict[_Place, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]] = {}
-"""The sessions of each loop, by how long they keep a connection, with what closes them."""
+"""By loop and keep-alive seconds: a session, and the generator that closes it."""
 
 
 async def ask(
@@ -38,7 +38,7 @@ async def ask(
     timeout: float | None = None,  # noqa: ASYNC109
     kept: float = KEPT_ALIVE,
 ) -> bytes:
-    """The body of a server's answer to JSON (None: a GET), within a time (None: however long)."""
+    """Send JSON (None: a GET), and return the answer's body; ``timeout`` None: no limit."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -47,20 +47,20 @@ async def ask(
     method = "GET" if body is None else "POST"
     data = io.BytesIO(body) if body is not None and len(body) >= LONG_BODY else body
     try:
-        with left_alone():  # an agent may sample by itself, and names a model of its policy's
+        with left_alone():  # inside an agent, evert would take over a request for the policy
             async with session.request(
                 method, url, data=data, headers=headers, timeout=limit
             ) as answer:
                 content = await answer.read()
     except TimeoutError as error:
         raise ServerGoneError(
-            f"{url} gave no answer within {timeout or CONNECT_TIME:g} s. Look whether the server "
-            "is alive and how much it has to do; give it more time with timeout=."
+            f"{url} gave no answer within {timeout or CONNECT_TIME:g} s. Check that the server "
+            "is alive and not overloaded; give it more time with timeout=."
         ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise ServerGoneError(
-            f"{url} cannot be reached, or hung up ({type(error).__name__}: {error}). Look whether "
-            "the server, or the trainer that serves its policy, is still running."
+            f"{url} cannot be reached, or closed the connection ({type(error).__name__}: {error}). "
+            "Check that the server, or the trainer that serves its policy, is still running."
         ) from error
     if answer.status != 200:
         raise _failure(url, answer.status, content)

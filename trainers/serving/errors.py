@@ -2,28 +2,28 @@
 
     EvertError
     └── ServingError            (RuntimeError)     a server did not answer as it should
-        ├── ServerGoneError     (ConnectionError)  nobody listens there, or it hung up
-        ├── NotServedError      (LookupError)      the server has no such model, or no longer
-        └── UnfitServerError                       it cannot do what training data need
+        ├── ServerGoneError     (ConnectionError)  it cannot be reached, or closed the connection
+        ├── NotServedError      (LookupError)      it has no such model, or no longer has it
+        └── UnfitServerError                       it does not return what training data need
 
-What the server refuses (a prompt that is too long, say) is the engine's ``SamplingRequestError``,
-as it is without a server in between.
+A request that the server refuses (a prompt is too long, for example) raises the engine's
+``SamplingRequestError``, as without a server.
 """
 
 from evert.bridge.errors import EvertError
 
 
 class ServingError(EvertError, RuntimeError):
-    """A server of tokens did not answer as it should."""
+    """A server of token ids did not answer as it should."""
 
 
 class ServerGoneError(ServingError, ConnectionError):
-    """A server of tokens cannot be reached, or hung up before it answered."""
+    """A server of token ids cannot be reached, or closed the connection before it answered."""
 
 
 class NotServedError(ServingError, LookupError):
-    """A server of tokens has no model of this name, or has it no longer."""
+    """A server of token ids has no model of this name, or no longer has it."""
 
 
 class UnfitServerError(ServingError):
-    """A server does not return what is needed: token ids, log-probabilities, our tokenizer's."""
+    """A server does not return token ids, log-probabilities, or the ids of our tokenizer."""

@@ -1,9 +1,9 @@
-"""Whether a server returns what it must, and its model is the one that our tokenizer is of.
+"""Check that a server returns what training needs, and that its model has our tokenizer.
 
-A known prompt is asked for twice: as a text, which the server cuts into tokens as we do or has
-another vocabulary; and as ids with a sampled token behind it, whose log-probability is the one that
-was reported when it was sampled, or the server reports those of another distribution (vLLM's
-``--logprobs-mode processed_logprobs``). llama.cpp scores no prompts: there only ids are compared.
+A known prompt is sent twice. First as text, from which the server samples a token: if its ids of
+the prompt differ from ours, it has another vocabulary. Then as ids with that token at the end: if
+the token's log-probability differs between the answers, the server reports another distribution
+(vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp scores no prompts: only ids are compared.
 """
 
 from typing import Any
@@ -16,16 +16,20 @@ from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.wire import FIT, Asked, Dialect
 
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
-"""Of plain words: how servers split a text before they look up its tokens differs at the edges."""
+"""It has plain words, since servers differ in how they split unusual text."""
 HEAT = 2.0
-"""At which a token is sampled, so that a tempered log-probability gives itself away."""
+"""Temperature at which that token is sampled; processed log-probabilities show its effect."""
 
 TOLERANCE = 0.05
-"""Of a log-probability, in nats: more than half precision costs, less than the heat does."""
+"""Allowed difference of log-probabilities, in nats: half precision costs less, ``HEAT`` more."""
 
 
 async def check_server(client: ServedSamplingClient, tokenizer: Any | None = None) -> None:
-    """Refuse a server whose samples nobody could use; without a tokenizer, by its answers alone."""
+    """Raise for a server whose samples cannot be used; without a tokenizer, ids are not compared.
+
+    Raises:
+        UnfitServerError: It returns no ids or log-probabilities, or those of another model.
+    """
     ids, token, logprob = await _sampled(client)
     if tokenizer is not None:
         ours = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))

@@ -1,7 +1,7 @@
-"""``ServedPolicy``: a server of tokens as the Cookbook's ``TokenCompleter``.
+"""``ServedPolicy``: a server of token ids as the Cookbook's ``TokenCompleter``.
 
-For evaluation and collecting data from weights that run elsewhere: vLLM, llama.cpp's server,
-``evert serve``. What it returns are the ids that the server sampled, with their log-probabilities.
+It evaluates, or collects data from, weights that run elsewhere: vLLM, llama.cpp's server,
+``evert serve``. It returns the ids that the server sampled, with their log-probabilities.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from evert.trainers.serving.fitness import check_server
 class ServedPolicy(TokenCompleter):
     """Samples from a server that takes and returns token ids; picklable.
 
-    The first call checks the server once (``fitness.py``): one that returns no token ids or
-    log-probabilities is refused, with what to change.
+    The first call checks the server (``fitness.py``), and raises if it returns no token ids or
+    log-probabilities.
 
     Args:
-        base_url: The server's, for example ``http://127.0.0.1:8000/v1``.
-        model: Its name there.
+        base_url: The server's URL, for example ``http://127.0.0.1:8000/v1``.
+        model: The model's name on the server.
         api_key: The server's key; None for none.
-        max_tokens: Of a reply, at most.
-        temperature: Of sampling; 0 for greedy. The log-probabilities are the model's own, at 1.
-        seed: Of the first reply, each further one has the next; None: the server's own.
-        tokenizer: That prompts are written with (``env.renderer.tokenizer``), to check that the
-            server's is the same; None: not checked.
+        max_tokens: Most tokens of a reply.
+        temperature: Of sampling; 0 for greedy. The log-probabilities are at temperature 1.
+        seed: Seed of the first reply; each further reply has the next. None: the server chooses.
+        tokenizer: The prompts' tokenizer (``env.renderer.tokenizer``), which the server's must
+            equal; None: not checked.
         timeout: Seconds for one reply.
     """
 
@@ -56,10 +56,10 @@ class ServedPolicy(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The next reply.
+        """Sample the next reply.
 
         Raises:
-            SamplingRequestError: The server refuses the prompt: it is too long, say.
+            SamplingRequestError: The server refuses the prompt, for example as too long.
             ServingError: The server is gone, fails, or cannot be used.
         """
         await self._check()

@@ -1,15 +1,15 @@
 """``PolicyService``: sampling clients of this process, served over HTTP to workers and others.
 
     GET  /v1/models        what is offered now
-    POST /v1/completions   vLLM's shape, with token ids (``wire.py``)
+    POST /v1/completions   vLLM's format, with token ids (``wire.py``)
 
-It has a thread and an event loop of its own, so that neither a trainer that computes nor a loop
-that is busy keeps workers waiting. Each request becomes a call of the offered client's ``sample``:
-what arrives together meets in the engine's own batches, beside what the process samples itself. A
-client who hangs up gives up what it asked for.
+The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
+Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
+batches, and so do this process's own samples. A client that closes its connection cancels its
+request.
 
-Who brings the key may sample, and nothing else: there is no other way in, and none for a page in a
-browser (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.
+The key allows sampling, and nothing else. Requests without the key, and those of web pages, are
+refused (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.
 """
 
 import asyncio
@@ -51,29 +51,29 @@ from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, 
 logger = logging.getLogger(__name__)
 
 PEERS = 4096
-"""Connections between two requests that brought the key; of more the first are hung up on."""
+"""Most idle connections that brought the key; above that the oldest are closed."""
 
 BACKLOG = 4096
 WITHDRAWN = 256
-"""Latest names that were withdrawn, which are told so."""
+"""Number of withdrawn names that the service remembers, for a clear error."""
 
 
 class PolicyService:
     """Serves sampling clients of this process; a context manager.
 
     Args:
-        host: Interface to listen on. Another than loopback lets other machines in: who has the key
-            samples, and who can read the traffic reads it. That is said in a warning.
-        port: To listen on; 0 for a free one.
-        key: That every request has to bring; None for a random one.
+        host: Interface to listen on. Beyond loopback, other machines can sample with the key, and
+            whoever can read the traffic can read prompts and the key; a warning says so.
+        port: Port to listen on; 0: a free one.
+        key: Key that every request must bring; None: a random one.
 
     Attributes:
         url: For example ``http://127.0.0.1:41000/v1``.
         key: The key.
-        requests: Requests to sample that were answered, or are being answered.
+        requests: Number of requests to sample so far, including running ones.
 
     Raises:
-        OSError: The interface or the port cannot be listened on.
+        OSError: The interface or the port is not available.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str | None = None) -> None:
@@ -109,10 +109,10 @@ class PolicyService:
 
         Args:
             client: A ``tinker.SamplingClient``, the embedded engine's or the SDK's.
-            name: Of the model; None for a new one. A client that is offered again keeps its name.
+            name: The model's name; None: a new one. A client that is offered again keeps its name.
 
         Returns:
-            What stands for it in other processes; it pickles, with the key.
+            A client for other processes; its pickle contains the key.
         """
         known = next((n for n, c in [*self._offered.items()] if c is client), None)
         name = known or name or f"policy-{next(self._names)}"
@@ -121,14 +121,14 @@ class PolicyService:
         return ServedSamplingClient(self.url, name, self.key, base_model=base, dialect=Dialect.OURS)
 
     def withdraw(self, client: Any) -> None:
-        """Serve a client no longer; one that is not offered is no error."""
+        """Stop serving a client; do nothing if it is not offered."""
         for name, offered in [*self._offered.items()]:
             if offered is client:
                 self._withdrawn.append(name)
                 del self._offered[name]
 
     def close(self) -> None:
-        """Stop; requests that are being answered are hung up on. Further calls do nothing."""
+        """Stop, and close all connections, with their requests. Further calls do nothing."""
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
@@ -198,7 +198,7 @@ class PolicyService:
 
     def _models(self) -> Answer:
         models = []
-        for name, client in self._offered.items():
+        for name, client in [*self._offered.items()]:
             base = client.get_base_model()
             facts = {"root": base, "max_model_len": context_length_here(base)}
             models.append({"id": name, "object": "model", "owned_by": Dialect.OURS.value, **facts})
@@ -228,8 +228,8 @@ class PolicyService:
         there = ", ".join(self._offered) or "none"
         if name in self._withdrawn:
             message = (
-                f"The weights {name!r} are no longer served: whoever offered them has withdrawn "
-                f"them, for newer ones as a rule. Ask for those that are offered now: {there}."
+                f"The weights {name!r} are no longer served: they were withdrawn, usually for "
+                f"newer ones. Name weights that are offered now: {there}."
             )
         else:
             message = f"There is no model {name!r} here. Name one that is offered: {there}."
@@ -237,10 +237,10 @@ class PolicyService:
 
 
 class _Arrivals:
-    """Results of other threads' futures, brought to a loop: one wake-up for all that come at once.
+    """Brings results of other threads' futures to a loop, with one wake-up for many results.
 
-    The engine answers many rows after one step, and to wake a loop for each would cost the engine's
-    thread the interpreter each time.
+    The engine answers many rows after one step. With a wake-up for each row, the engine's thread
+    would lose the interpreter lock each time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -249,7 +249,7 @@ class _Arrivals:
         self._is_woken = False
 
     async def of(self, future: "Future[Any]") -> Any:
-        """The result; cancelling this cancels the future."""
+        """Wait for a future's result; cancelling the wait cancels the future."""
         waiter = self._loop.create_future()
         future.add_done_callback(lambda done: self._add(done, waiter))
         try:
@@ -269,7 +269,7 @@ class _Arrivals:
                 self._is_woken = False
 
     def _deliver(self) -> None:
-        self._is_woken = False  # first: what comes from now on wakes the loop again
+        self._is_woken = False  # before the loop below: later results must wake it again
         while self._arrived:
             _, waiter = self._arrived.popleft()
             if not waiter.done():
@@ -277,7 +277,7 @@ class _Arrivals:
 
 
 def failed(status: int, kind: str, message: str) -> Answer:
-    """An error in vLLM's shape."""
+    """An error in vLLM's format."""
     error = {"message": message, "type": kind, "param": None, "code": status}
     return Answer(status, orjson.dumps({"error": error}))
 
@@ -285,14 +285,14 @@ def failed(status: int, kind: str, message: str) -> Answer:
 _WRONG_KEY = failed(
     401,
     "AuthenticationError",
-    "The request brings no key of this service's. Send `Authorization: Bearer KEY` with the key "
+    "The request does not have this service's key. Send `Authorization: Bearer KEY` with the key "
     "that the service was started with.",
 )
 
 _MISNAMED = failed(
     403,
     "PermissionDeniedError",
-    "The request is to a host that is none of this service's, or a page of another host makes it "
-    "(Origin). Call the service by its address, by 'localhost', by this machine's own name where "
-    "it listens beyond loopback, or by the name in host=; not from a page in a browser.",
+    "The request names a host that is not this service, or comes from another host's web page "
+    "(Origin). Call the service by its address, by 'localhost', by this machine's name if it "
+    "listens beyond loopback, or by the name in host=; not from a web page.",
 )

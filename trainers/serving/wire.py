@@ -1,17 +1,16 @@
-"""The body of ``/v1/completions`` with token ids, both ways: the one home of its shape.
+"""The bodies of ``/v1/completions`` with token ids; no other module knows their format.
 
-    Asked          what a request asks
+    Asked          a request
     write_request  asked -> bytes              clients
     read_request   bytes -> asked              our server
     Answered       what was sampled, and the log-probabilities of the prompt
     write_answer   answered -> bytes           our server
     read_answer    bytes -> answered           clients
 
-The shape is vLLM's (``return_token_ids``), with two fields of our own that other servers ignore:
+The format is vLLM's (``return_token_ids``). Two things are sent to our own server only:
 ``detokenize: false`` for an answer without texts, and ``max_tokens: 0`` beside ``prompt_logprobs``
-for one without a reply. llama.cpp's server is asked a little otherwise, and answers with an entry a
-token (``Dialect``). A log-probability is a float32's exact value in decimal, so that none changes
-on its way.
+for one without a reply. llama.cpp's server takes slightly different fields, and answers with one
+entry per token (``Dialect``). Log-probabilities are float32 values, written exactly in decimal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +28,9 @@ from evert.trainers.serving.errors import UnfitServerError
 
 PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
-"""Of a reply, where a request does not say; ``null`` is as many as the context has room for."""
+"""Most tokens of a reply if a request has no ``max_tokens``; ``null``: what the context allows."""
 MOST_REPLIES = 256
-"""Of one request: what is sampled for it is in memory until all of it is there."""
+"""Most replies per request, since all are in memory until the last is sampled."""
 
 _REQUIRED: Any = object()
 
@@ -50,17 +49,17 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "prompt_embeds": (None,),
 }
-"""Fields of vLLM's that change what is sampled or sent and are not served, with what changes
-nothing."""
+"""vLLM's fields that are not served, since they change what is sampled or sent -> values that
+change nothing."""
 
 
 class Dialect(Enum):
-    """Whose server it is: what it says of itself in ``/v1/models`` (``owned_by``)."""
+    """The kind of a server, from ``owned_by`` in its ``/v1/models``."""
 
     OURS = "evert"
     LLAMA_CPP = "llamacpp"
     VLLM = "vllm"
-    """And every other server that speaks as vLLM does."""
+    """Also every other server with vLLM's API."""
 
     @classmethod
     def of(cls, owner: object) -> "Dialect":
@@ -70,11 +69,11 @@ class Dialect(Enum):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks."""
+    """A request to sample replies, or to score a prompt."""
 
     model: str
     prompt: list[int] | str
-    """Token ids; a text is the server's to cut into tokens."""
+    """Token ids, or a text that the server tokenizes."""
     params: types.SamplingParams
     """``max_tokens`` 0: nothing is sampled, the prompt is scored."""
     count: int = 1
@@ -84,13 +83,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """What was sampled."""
+    """The answer to a request."""
 
     sequences: list[types.SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One a token, None for the first; None: not asked for."""
+    """One per token, None for the first; None: not requested."""
     prompt_ids: list[int] | None = None
-    """As the server has them; None: it does not say."""
+    """The prompt's ids on the server; None: not in the answer."""
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
         PROMPT_LOGPROBS: 0 if asked.prompt_logprobs else None,
     }
     if dialect is Dialect.LLAMA_CPP:
-        # its other samplers cut the distribution, and it takes 0 log-probabilities for none
+        # its other samplers cut the distribution; 0 would mean no log-probabilities at all
         cut = [name for name in ("top_k", "top_p") if body[name] is not None]
         body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
     else:
@@ -126,18 +125,18 @@ def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
 
 
 def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dialect) -> Any:
-    """Stops as Tinker reads them: given ones replace the model's own."""
+    """Stops with Tinker's meaning: given ones replace the model's own."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
-    own = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # there it bars the token
+    own = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # llama.cpp bans the token
     if all(isinstance(item, int) for item in items):
         return {"stop_token_ids": items, **own}
     return {"stop": items, "include_stop_str_in_output": True, **own}
 
 
 def read_request(content: bytes) -> Asked:
-    """What a body asks."""
+    """Read a request from its body."""
     try:
         body = orjson.loads(content)
     except ValueError as error:
@@ -155,7 +154,7 @@ def read_request(content: bytes) -> Asked:
             )
     scoring = body.get(PROMPT_LOGPROBS) is not None
     ids_wanted = body.get("return_token_ids", False)
-    # 0 is vLLM's other word for no limit.
+    # vLLM also takes 0 for no limit.
     given = {"max_tokens": MAX_TOKENS, **body, "top_k": body.get("top_k") or None}
     fields = {**FIELDS, "max_tokens": _most(0 if scoring else 1)}
     found = {name: _field(name, given.get(name), *field) for name, field in fields.items()}
@@ -219,14 +218,14 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": (_are_ids, "token ids", []),
     "stop": (_are_texts, "a text, or texts that are not empty", []),
 }
-"""A request's fields: what fits, in words, and what a missing one means (nothing: it has to be)."""
+"""A request's field -> its check, the same in words, and a default (none: it is required)."""
 
 
 # -- answers -------------------------------------------------------------------------------------
 
 
 def write_answer(asked: Asked, answered: Answered, decode: Callable[[Any], str] | None) -> bytes:
-    """The body of the answer; without texts where there is nothing to decode with."""
+    """The body of an answer; without texts if ``decode`` is None."""
     choices = [_choice(index, one, decode) for index, one in enumerate(answered.sequences)]
     ids, scores = answered.prompt_ids or [], answered.prompt_logprobs
     if scores is not None:
@@ -269,7 +268,7 @@ def _choice(
 
 
 def read_answer(content: bytes, asked: Asked) -> Answered:
-    """What a server answered to what it was asked."""
+    """Read a server's answer from its body."""
     try:
         choices = orjson.loads(content)["choices"]
         wanted = choices if asked.params.max_tokens != 0 else []
@@ -279,7 +278,7 @@ def read_answer(content: bytes, asked: Asked) -> Answered:
         prompt_ids = first.get("prompt_token_ids")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UnfitServerError(
-            f"The answer has another shape than vLLM's /v1/completions ({error!r}): "
+            f"The answer has another format than vLLM's /v1/completions ({error!r}): "
             f"{content[:200]!r}. {FIT}"
         ) from error
     return Answered(sequences, scores, prompt_ids)
@@ -293,7 +292,7 @@ FIT = (
 
 def _read_choice(choice: Mapping[str, Any], asked: Asked) -> types.SampledSequence:
     logprobs = choice.get("logprobs") or {}
-    if "content" in logprobs:  # llama.cpp: one entry a token
+    if "content" in logprobs:  # llama.cpp: one entry per token
         tokens: Any = [entry.get("id") for entry in logprobs["content"]]
         found: Any = [entry.get("logprob") for entry in logprobs["content"]]
     else:
@@ -318,7 +317,7 @@ def _read_choice(choice: Mapping[str, Any], asked: Asked) -> types.SampledSequen
 def _cut(
     tokens: list[int], logprobs: list[float], reason: types.StopReason, stop: Any
 ) -> tuple[list[int], list[float], types.StopReason]:
-    """The reply up to its first stop token, for servers that know no ``stop_token_ids``."""
+    """Cut a reply after its first stop token, for servers that ignore ``stop_token_ids``."""
     if stop and not isinstance(stop, str) and isinstance(stop[0], int):
         at = next((index for index, token in enumerate(tokens) if token in {*stop}), None)
         if at is not None:

@@ -1,10 +1,10 @@
-"""The parts of ``evert sweep`` (``sweep.py``), which stands on Optuna.
+"""The parts of ``evert sweep`` (``commands/sweep.py``), which uses Optuna.
 
 In reading order:
 
-    study.py    what is searched, and every attempt at every run
+    study.py    the search space, and every attempt at every run
     results.py  the objective of a run, and which values are best
-    process.py  a run as a process of its own
+    process.py  a run in a separate process
 """
 
 from evert.bridge.errors import MissingPackageError

@@ -1,8 +1,8 @@
-"""A run as a process of its own: ``evert train`` with its output in a file.
+"""A run in a separate process: ``evert train`` with its output in a file.
 
-A crash, or the kernel killing what takes too much memory, ends that run and nothing else. The
-processes are forked from one that has imported everything already (``multiprocessing``'s fork
-server): importing takes longer than a short run. It has touched no model and no GPU.
+If the run crashes, or the kernel kills it for its memory, nothing else ends. The processes are
+forked from one that has imported everything already (``multiprocessing``'s fork server), since
+importing takes longer than a short run. The fork server uses no model and no GPU.
 """
 
 import asyncio
@@ -31,31 +31,31 @@ PRELOADED += [
     "evert.trainers.commands.train",
     "evert.trainers.engine.clients.service_client",
 ]
-"""What every run imports sooner or later."""
+"""Modules that every run imports."""
 ERROR_LINES = 6
 STOP_SECONDS = 60.0
 """How long a run may take to save itself."""
 SPARE = 1.5
-"""A run is given this much more memory than another one takes after its first step."""
+"""Memory kept free for a run, as a multiple of what a run takes after its first step."""
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Start ``evert train``; ``output`` gets what it prints, ``environment`` is beside ours."""
+    """Start ``evert train``; ``output`` gets what it prints, ``environment`` adds variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
-    output.touch()  # it may end before it opens it
+    output.touch()  # the run may end before it opens the file
     process: BaseProcess = context.Process(target=_live, args=whole)
     process.start()
     return process
 
 
 def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
-    # A group of its own: Ctrl-C at the terminal is its starter's to pass on, once. It may have been
-    # started with the signal ignored, as shells do in the background.
+    # A separate process group: the sweep passes Ctrl-C on, once. A shell may have started the sweep
+    # in the background, with Ctrl-C ignored.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # An agent that starts processes gets what it would get in a process of its own.
+    # An agent that starts processes gets the default start method, as outside a sweep.
     multiprocessing.set_start_method(None, force=True)
     os.chdir(cwd)  # the fork server may be elsewhere
     os.environ.clear()
@@ -68,7 +68,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """A parent that is killed cannot stop its runs: each run stops itself."""
+    """Stop the run if the sweep is killed, which cannot stop its runs then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -76,11 +76,11 @@ def _interrupt_when_orphaned() -> None:
 
 
 async def stop(process: BaseProcess, folder: RunFolder) -> bool:
-    """Have a run save itself and end, as Ctrl-C does; whether it was under way."""
+    """Make a run save itself and end, as Ctrl-C does; return whether it was running."""
     under_way = process.is_alive()
     if under_way and folder.begun:
         os.kill(process.pid or 0, signal.SIGINT)
-    elif under_way:  # there is nothing to save, and it may be too young to listen
+    elif under_way:  # nothing to save, and it may not handle signals yet
         process.kill()
     deadline = time.monotonic() + STOP_SECONDS
     while process.is_alive():
@@ -106,7 +106,7 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """How many runs like one under way there is room for, one on a GPU; 0 until it did a step."""
+    """How many runs like this running one fit, one on a GPU; 0 before its first step is done."""
     if not folder.steps_done():
         return 0
     engine = (folder.read_json(RUN) or {}).get("engine", {})
@@ -116,6 +116,6 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
     with suppress(psutil.Error):
         run = psutil.Process(pid)
         for process in (run, *run.children(recursive=True)):
-            taken += process.memory_full_info().uss  # what is shared with the fork server stays
+            taken += process.memory_full_info().uss  # without what it shares with the fork server
     side_by_side = cores() // int(engine.get("threads", 1))
     return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * taken))))

@@ -1,9 +1,9 @@
-"""What a sweep comes to: the objective of a run, the best values, the table and the figure.
+"""The results of a sweep: the objective of a run, the best values, the table.
 
-Which values are best is judged by the lower end of an interval, not by the luckiest run: the mean
-over the seeds minus what the spread between seeds leaves open. That spread is pooled over all
-choices of values, as in an analysis of variance, and the 95 % hold for all of them at once
-(Bonferroni), however many were drawn. Where nothing was repeated there is no interval.
+The best values have the highest lower end of an interval, not the luckiest run. The interval is the
+mean over the seeds, plus and minus an error from the spread between seeds. That spread is pooled
+over all choices of values, as in an analysis of variance, and the 95 % are for all choices together
+(Bonferroni), whatever their number. If no choice has several seeds, there is no interval.
 """
 
 import math
@@ -26,20 +26,20 @@ class ObjectiveError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """Some values of the settings searched, without the seed, and how their runs did."""
+    """One choice of values for the searched settings, without the seed, and its runs' results."""
 
     values: dict[str, Any]
     mean: float
-    """Of the objective."""
+    """Mean of the objective."""
     low: float | None
     high: float | None
     """Ends of the mean's interval; None where no choice has several seeds."""
     runs: tuple[int, ...]
-    """Numbers of the runs with these values, one a seed."""
+    """Numbers of the runs with these values, one per seed."""
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:
-    """What a finished run reached; ``objective`` is as in ``SweepSettings``."""
+    """The objective's value in a finished run; ``objective`` is as in ``SweepSettings``."""
     has: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
     after = folder.after or {}
     has |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
@@ -51,12 +51,12 @@ def objective_of(folder: RunFolder, objective: str) -> float:
 
 
 def rank(runs: Sequence[Run]) -> list[Choice]:
-    """The choices of values of which a run has completed, the best first."""
+    """The choices of values with a completed run, the best first."""
     from scipy.stats import t  # type: ignore[import-untyped]
 
     alike: dict[Any, dict[Any, Run]] = defaultdict(dict)
     for run in runs:
-        if run.objective is not None:  # the same seed again is the same run, and tells nothing new
+        if run.objective is not None:  # a repeated seed is the same run, and tells nothing new
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
             alike[values][run.values.get(SEED)] = run
     scores = {values: [r.objective or 0.0 for r in same.values()] for values, same in alike.items()}
@@ -75,7 +75,7 @@ def rank(runs: Sequence[Run]) -> list[Choice]:
 
 
 def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any]]:
-    """A row a run: those of the best values first, those without an objective last."""
+    """One row per run: the best values first, runs without an objective last."""
     place = {number: n for n, choice in enumerate(ranked) for number in choice.runs}
     rows = []
     for run in sorted(runs, key=lambda run: (place.get(run.number, len(place)), run.number)):
@@ -91,10 +91,10 @@ def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any
 
 
 def praise(ranked: Sequence[Choice]) -> str:
-    """How the best values did, and by what they are the best."""
+    """Describe the best values' result, and how certain it is."""
     best = ranked[0]
     if best.low is None or best.high is None:
-        return f"best: {show(best.mean)}, each tried once, so by luck, too (see seed=0,1,2)"
+        return f"best: {show(best.mean)}, each tried once, so partly by luck (try seed=0,1,2)"
     close = sum(best.low <= (other.high or 0.0) for other in ranked[1:])
     seeds = f"{show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} seeds"
     return f"best: {seeds}, by its lower end; {close} of {len(ranked) - 1} others may be as good"

@@ -1,9 +1,9 @@
-"""What a sweep searches, and what it remembers: an Optuna study in its folder.
+"""The search space of a sweep, and its record: an Optuna study in the sweep's folder.
 
-Every attempt at a run is a trial, which goes through Optuna's queue with the values that are known:
-all for a point of a grid (``GridSampler`` would lose one when killed at a bad moment) and for a run
-tried again, all but the seed for a repetition. Samplers are seeded by the run's number: a sweep
-that was interrupted draws what it would have drawn anyway.
+Every attempt at a run is a trial. It goes through Optuna's queue with the values that are known:
+all of them for a point of a grid, for a run that is tried again, and for a further seed of the same
+values; else the first seed alone. (``GridSampler`` could lose a point when the sweep is killed.)
+The run's number seeds the sampler, so that a resumed sweep samples the same values.
 """
 
 import ast
@@ -32,7 +32,7 @@ from evert.trainers.system.files import cannot_read, drop_broken_lines
 from evert.trainers.training.preflight import prepare
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
-"""Objectives that are held-out scores, and the way those are played."""
+"""Objective that is a held-out score -> the way its episodes are played."""
 SEED, TRIALS, JOURNAL = "seed", 20, "journal.log"
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
@@ -41,13 +41,13 @@ _KILLED = {"status": "interrupted", "seconds": 0.0, "error": "killed with the sw
 
 @chz.chz
 class SweepSettings:
-    """The sweep's own settings; all others are those of its runs."""
+    """The sweep's own settings; all others are settings of its runs."""
 
     search: Literal["auto", "grid", "random", "tpe"] = setting(
         "auto", "auto: grid if all are lists, else random"
     )
     trials: int | None = size(None, f"number of runs of random and tpe; None: {TRIALS}")
-    parallel: int | None = size(None, "runs at a time; None: as many as cores and memory hold")
+    parallel: int | None = size(None, "runs at a time; None: as many as cores and memory allow")
     out: str = setting("", "folder, new or to resume; '': sweeps/<env>-<date-time>")
     objective: str = setting(
         "held_out",
@@ -58,7 +58,7 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep, as it was asked for."""
+    """A sweep's settings, search space and size."""
 
     settings: SweepSettings
     fixed: Mapping[str, str]
@@ -76,7 +76,7 @@ class Plan:
 
 
 def read_plan(given: Mapping[str, str]) -> Plan:
-    """Read a sweep's settings; every value is tried before the first run starts."""
+    """Read a sweep's settings; every value is checked before the first run starts."""
     own = {key: text for key, text in given.items() if key in chz.chz_fields(SweepSettings)}
     fixed = {key: text for key, text in given.items() if key not in own}
     settings = read_settings(SweepSettings, own)
@@ -134,7 +134,7 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
 
 
 def choices(found: BaseDistribution | None) -> Sequence[Any]:
-    """The values of a list; none for a range."""
+    """The values of a list; () for a range."""
     return found.choices if isinstance(found, distributions.CategoricalDistribution) else ()
 
 
@@ -158,19 +158,19 @@ def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> t
 
 @dataclass
 class Run:
-    """A run of the sweep, and how far it is."""
+    """A run of the sweep, and its state."""
 
     number: int
     values: dict[str, Any]
-    """Of the searched settings."""
+    """Values of the searched settings."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
     """Each with ``status`` (completed, failed, interrupted, running), ``seconds`` and ``error``."""
     objective: float | None = None
-    """None until it has completed."""
+    """None until the run has completed."""
 
 
 class Record:
-    """The runs of a sweep, as Optuna has them; a study in the folder is gone on with."""
+    """The runs of a sweep, recorded by Optuna; a study in the folder is resumed."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -178,7 +178,7 @@ class Record:
         points = itertools.product(*map(choices, plan.space.values()))
         self._grid = list(points) if plan.search == "grid" else []
         self.runs: list[Run] = []
-        """Every run that was drawn, in order of its number; kept up to date."""
+        """Every run so far, by its number; kept up to date."""
         self._trials: dict[int, optuna.Trial] = {}
         journal = folder / JOURNAL
         drop_broken_lines(journal)
@@ -198,7 +198,7 @@ class Record:
             self._study.ask()
         if not trial.state.is_finished():
             self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() >= self._plan.space.keys():  # else killed while it was drawn
+        if trial.params.keys() >= self._plan.space.keys():  # else killed before it had values
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 
@@ -231,7 +231,7 @@ class Record:
         return {**(self.runs[number - repeat].values if repeat else {}), SEED: seeds[repeat]}
 
     def finish(self, run: Run, attempt: dict[str, Any], objective: float | None) -> None:
-        """Write down how an attempt ended; ``objective`` is None unless it completed."""
+        """Record how an attempt ended; ``objective`` is None unless it completed."""
         run.attempts[-1], run.objective = attempt, objective
         trial = self._trials.pop(run.number)
         for key, value in attempt.items():

@@ -2,8 +2,8 @@
 
 In reading order:
 
-    command.py     running a command: help, errors in a line, Ctrl-C
-    files.py       its files: written whole, read whatever became of them
-    provenance.py  versions, machine, revision: what its figures come from
+    command.py     running a command: help, errors in one line, Ctrl-C
+    files.py       files of run folders: written whole, and read even if damaged
+    provenance.py  versions, machine and revision, for records
     machine.py     this machine's cores and free memory
 """

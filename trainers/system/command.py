@@ -1,7 +1,7 @@
-"""Running a command: its help, its errors in a line, Ctrl-C; what all commands share.
+"""Run a command: help, errors in one line, and Ctrl-C, which all commands share.
 
 Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one ends the process at
-once. Notes of an exception (how to go on, most often) are printed below its message.
+once. An exception's notes, which mostly say how to resume, are printed below its message.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from evert.bridge.errors import AgentError, EvertError
 from evert.bridge.redaction import redacted
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as in shells."""
 HELP = frozenset({"--help", "-h", "help"})
 NO_HOME = "Could not determine home directory."
 """What ``Path.expanduser`` says of a user that does not exist."""
@@ -35,7 +35,7 @@ def run_command(
     argv: Sequence[str] | None,
     usage: Callable[[list[str]], str],
 ) -> int:
-    """Run a command; its exit status: the body's or 0, 1 for an error, 130 if interrupted."""
+    """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's own agent, as with ``python -m``
@@ -50,8 +50,8 @@ def run_command(
         _handle(signal.SIGINT, _leave)
         _handle(signal.SIGTERM, _leave)
         print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
-        # If it came while C code ran Python, as packages do that are being imported, Python would
-        # end by the signal and not by our status; running any text makes it forget.
+        # If the signal came while C code ran Python, as in an import, Python would end by the
+        # signal and not with our status. ``exec`` clears that.
         exec("")
         return INTERRUPTED
     except EvertError as error:
@@ -61,7 +61,7 @@ def run_command(
             raise
         said = "A path begins with ~NAME, and this machine has no such user."
         return _failed(EvertError(said), _notes(error))
-    except BrokenPipeError:  # ``| head`` has read enough
+    except BrokenPipeError:  # the reader has ended, as in ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -76,7 +76,7 @@ def run_command(
 
 def _failed(error: EvertError, notes: Sequence[str]) -> int:
     if isinstance(error, AgentError) and error.__cause__ is not None:
-        own = "".join(traceback.format_exception(error.__cause__))  # of the agent's own code
+        own = "".join(traceback.format_exception(error.__cause__))  # the agent's traceback
         print(redacted(own), end="", file=sys.stderr)
     print(redacted("\n".join([f"error: {str(error).rstrip()}", *notes])), file=sys.stderr)
     return 1
@@ -87,10 +87,10 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, in an event loop of its own.
+    """Run a coroutine to its end, in a new event loop.
 
-    Ctrl-C and SIGTERM cancel it and are raised when it has cleaned up; a second one ends the
-    process at once. Where a loop is running already, as in a notebook, it runs in a thread.
+    Ctrl-C and SIGTERM cancel the coroutine and are raised after its cleanup; a second one ends the
+    process at once. If a loop runs here already, as in a notebook, the new one runs in a thread.
     """
     started: list[asyncio.Task[Any]] = []
 
@@ -107,7 +107,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         try:
             return thread.submit(asyncio.run, whole()).result()
         except KeyboardInterrupt:
-            with suppress(RuntimeError):  # over meanwhile, and its loop closed
+            with suppress(RuntimeError):  # the coroutine has ended, and its loop is closed
                 for task in started:
                     task.get_loop().call_soon_threadsafe(task.cancel)
             raise
@@ -115,10 +115,10 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _second_signal_leaves() -> Iterator[None]:
-    """Inside, SIGTERM does what Ctrl-C does, and whichever comes second ends the process."""
+    """Inside the block SIGTERM acts like Ctrl-C, and a second signal ends the process."""
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.getsignal(number) for number in numbers}
-    stop = before.get(signal.SIGINT)  # asyncio's own: it cancels what it runs
+    stop = before.get(signal.SIGINT)  # asyncio's handler, which cancels the task
 
     def first(number: int, frame: types.FrameType | None) -> None:
         for each in numbers:
@@ -135,20 +135,20 @@ def _second_signal_leaves() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler; only the main thread can, and there may be none of Python's."""
+    """Set a signal's handler, in the main thread only; None stands for a handler of C code."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 
 
 def _leave(number: int, frame: types.FrameType | None) -> None:
     if sys.stdout.isatty():
-        os.write(1, b"\x1b[?25h\n")  # a progress bar hides the cursor
+        os.write(1, b"\x1b[?25h\n")  # show the cursor, which a progress bar hides
     os._exit(INTERRUPTED)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed ``random``, NumPy and PyTorch for agents; afterwards the caller's numbers go on."""
+    """Seed ``random``, NumPy and PyTorch inside the block; then restore their states."""
     import numpy as np
     import torch
 

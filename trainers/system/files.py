@@ -1,6 +1,6 @@
-"""The files of a run's folder: written whole or not at all, and read whatever became of them.
+"""The files of a run's folder: written whole or not at all, and read even if damaged.
 
-A record is broken where it is no JSON object, or has another type than those who read it need.
+A record is broken if it is no JSON object, or if one of its fields has the wrong type.
 """
 
 import csv
@@ -19,9 +19,9 @@ from typing import Any
 from evert.bridge.errors import EvertError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-"""Errors of a disk that takes no more."""
+"""Errors of a disk that takes no more data."""
 BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO)
-"""Errors of a file that is not what it should be, or not for this user."""
+"""Errors of a path of the wrong kind, without permission, or on a failing disk."""
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
@@ -44,19 +44,19 @@ _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     CHECKPOINTS: {"name": (str,), "batch": (int,), "state_path": (str,), "sampler_path": (str,)},
     TIMES: {"step": (int,)},
 }  # fmt: skip
-"""Of the fields that matter, by file; any but a checkpoint's name may be missing."""
+"""File -> types of the fields that are checked; all but a checkpoint's name may be missing."""
 
 
 class RunFolderError(EvertError, OSError):
-    """A run folder cannot be used: it is no run, another run, or cannot be read or written to."""
+    """A run folder cannot be used: it has no run, another run, or cannot be read or written."""
 
 
 LARGEST = 2**28
-"""Bytes of a JSON file that is read; no file of ours is so large."""
+"""Most bytes of a JSON file that is read; evert writes no larger one."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file's content; None where there is no such file, or it is broken."""
+    """A JSON file's content; None if the file is missing or broken."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:  # a pipe would never end
             return None
@@ -78,16 +78,16 @@ def _record(file: str, text: str) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file; broken lines are left out, a missing file has none."""
+    """The records of a JSONL file without its broken lines; [] for a missing file."""
     return [record for _, record in _records(path) if record is not None]
 
 
 def drop_broken_lines(path: Path) -> int:
-    """Take broken lines out of a JSONL file, such as a crash leaves; a copy keeps them.
+    """Remove broken lines, such as a crash leaves, from a JSONL file; return how many.
 
-    The Cookbook reads its files line by line and stops at the first that is no JSON. The last line
-    gets its end, should that be all that is missing: else the next one would be written behind it.
-    Returns how many lines were taken out.
+    The Cookbook stops reading at the first line that is no JSON. A copy of the file keeps the
+    broken lines. If only the last line's end is missing, it is added: otherwise the next record
+    would be written on the same line.
     """
     lines = _records(path)
     broken = sum(record is None for _, record in lines)
@@ -99,7 +99,7 @@ def drop_broken_lines(path: Path) -> int:
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
-    """Change a JSONL file's records, whole or not at all; those ``change`` makes None leave it."""
+    """Change a JSONL file's records, whole or not at all; ``change`` returns None to remove one."""
     lines = [line for line, record in _records(path) if record is not None]
     made = [(line, change(json.loads(line))) for line in lines]
     new = [
@@ -112,7 +112,7 @@ def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any
 
 
 def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Keep the records of a JSONL file that are wanted; as ``change_lines``."""
+    """Keep only the wanted records of a JSONL file; see ``change_lines``."""
     change_lines(path, lambda record: record if wanted(record) else None)
 
 
@@ -121,7 +121,7 @@ def _write_lines(path: Path, lines: list[str]) -> None:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """Lines of a JSONL file that are not blank, each with its record; None: it holds none."""
+    """The lines of a JSONL file that are not blank, each with its record; None: broken."""
     if not path.is_file():
         return []
     lines = path.read_text("utf-8", "replace").split("\n")
@@ -154,7 +154,7 @@ def settle(path: Path) -> None:
 
 @contextmanager
 def file_errors(folder: Path, key: str) -> Iterator[None]:
-    """Turn what the file system says of a folder's files into one message; ``key`` names it."""
+    """Turn OS errors about a folder into one error; the setting ``key`` names the folder."""
     try:
         yield
     except EvertError:
@@ -170,7 +170,7 @@ def file_errors(folder: Path, key: str) -> Iterator[None]:
 
 
 def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderError:
-    """What the file system says, in our words; see ``file_errors``."""
+    """The error for an OS error; see ``file_errors``."""
     file = Path(os.fsdecode(error.filename)) if error.filename else folder
     if error.errno in FULL:
         return cannot_write(file, error)
@@ -181,10 +181,10 @@ def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderEr
 
 
 def cannot_read(path: Path) -> RunFolderError:
-    """The error for a record of ours that is broken."""
+    """The error for a record that is broken."""
     return RunFolderError(
-        f"{path} cannot be read, so that nothing can go on from it: expected what evert wrote "
-        "there. Nothing was changed. Put it back, or choose another folder."
+        f"{path} cannot be read, so nothing can be resumed from it: expected the file that evert "
+        "wrote. Nothing was changed. Put it back, or choose another folder."
     )
 
 
@@ -197,14 +197,14 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
 
 
 def near_path(path: Path) -> str:
-    """What may have been meant by a path that there is not, as a question; "": nothing is near."""
+    """A question that suggests a similar path for a missing one; "": there is none."""
     beside = path.parent if path.parent.is_dir() else Path()
     near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
     return f"Did you mean {beside / near[0]}?" if near else ""
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a CSV file's text; a column for each name that any of them has."""
+    """Rows as a CSV file's text, with a column for each name in any row."""
     written = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(written, names, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""This machine: its maker, and the cores and free memory that this process may have."""
+"""This machine: its processor's maker, and the cores and free memory for this process."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ def made_by_amd() -> bool:
 
 
 def free_memory() -> int:
-    """Bytes that can be taken without swapping, or without a container's limit being hit."""
+    """Bytes that can be allocated without swapping and within a container's limit."""
     return min(int(psutil.virtual_memory().available), _container_bytes())
 
 

@@ -1,4 +1,4 @@
-"""What a run's figures come from: versions, machine, revision."""
+"""The origin of a run's results: versions, machine, git revision."""
 
 import platform
 import subprocess
@@ -9,7 +9,7 @@ from evert.trainers.system.machine import cores
 
 
 def origin() -> dict[str, Any]:
-    """``versions``, ``git`` and ``machine``, as every record of ours has them."""
+    """``versions``, ``git`` and ``machine``, for every record."""
     return {"versions": _versions(), "git": _git_revision(), "machine": machine()}
 
 

@@ -1,8 +1,8 @@
 """``RayRollouts``: workers are Ray's actors, on this machine or on a cluster.
 
-Each is an actor with one event loop, on which its groups play side by side. Ray restarts and
-retries nothing: a dead actor's groups come back to the executor, which counts them, and another
-actor takes its place, unless Ray itself has died on this machine.
+Each actor has one event loop, on which its groups play side by side. Ray restarts no actor and
+retries no call: a dead actor's groups go back to the executor, which counts them, and another actor
+takes its place, unless Ray itself has died on this machine.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from evert.trainers.workers.executor import WorkerExecutor
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds after which it is asked, and said, why an actor is not there yet."""
+"""Seconds to wait for an actor before Ray is checked, and a warning is logged."""
 NO_ROOM = (
-    "A worker waits for room on the Ray cluster (`ray status` says what is free). Ask for fewer "
-    "workers, or for less for each (num_cpus=); those that have started play meanwhile."
+    "A worker waits for room on the Ray cluster (`ray status` says what is free). Use fewer "
+    "workers, or fewer CPUs for each (num_cpus=). Workers that have started play meanwhile."
 )
 NODE_DIED = (
-    "Ray's node on this machine has died: no group can be played any more. Its logs say of what "
-    "(/tmp/ray/session_latest/logs; most often memory). Start Ray again and go on with the run by "
+    "Ray's node on this machine has died: no more groups can be played. Its logs say why "
+    "(/tmp/ray/session_latest/logs; most often memory). Start Ray again and resume the run with "
     "the same command, or play in processes of this machine (rollouts=pool)."
 )
 NOT_STARTED = (
-    "Ray cannot be started on this machine ({}: {}). Try again when it has less to do; or start "
-    "Ray by itself (`ray start --head`) and name it (ray_address=auto); or do without Ray "
+    "Ray cannot be started on this machine ({}: {}). Try again when the machine is less busy; or "
+    "start Ray separately (`ray start --head`) and pass ray_address=auto; or play without Ray "
     "(rollouts=pool)."
 )
 OWN = "local"
-"""The address of a Ray of one's own on this machine."""
+"""The address that starts a new Ray on this machine."""
 
 
 class RayRollouts(WorkerExecutor):
@@ -48,18 +48,18 @@ class RayRollouts(WorkerExecutor):
         with RayRollouts(workers=64, groups_per_worker=8, address="auto") as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-    Where Ray is in use in this process already, it is used as it is; else it is started, and shut
-    down with the executor.
+    If this process already uses Ray, the executor uses it, too; else the executor starts Ray or
+    joins a cluster, until its own end.
 
     Args:
-        workers: Number of actors; None: one a core that this process may use.
-        groups_per_worker: Most groups that one plays at a time, on its event loop.
-        address: Of a cluster: "auto", "HOST:6379" or "ray://HOST:10001"; None: RAY_ADDRESS, or a
-            Ray of its own on this machine.
-        host: Address of this machine at which workers sample from its engine; None: loopback where
-            all nodes are this machine, else the one by which Ray knows it.
-        worker_timeout: As of ``PoolRollouts``.
-        **options: Of each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
+        workers: Number of actors; None: one per core that this process may use.
+        groups_per_worker: Most groups that an actor plays at a time, on its event loop.
+        address: A cluster's: "auto", "HOST:6379" or "ray://HOST:10001"; None: RAY_ADDRESS, or a
+            new Ray on this machine.
+        host: Address of this machine at which workers sample from its engine; None: loopback if
+            all nodes are this machine, else the address that Ray knows.
+        worker_timeout: See ``PoolRollouts``.
+        **options: Options of each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
 
     Attributes:
         lost_groups: How often a group was lost with its worker so far.
@@ -100,10 +100,10 @@ class RayRollouts(WorkerExecutor):
         )
 
     async def start_worker(self) -> Worker:
-        """Start an actor; where the cluster has no room for one, wait until it has.
+        """Start an actor; wait until the cluster has room for it.
 
         Raises:
-            WorkerLost: It died before it was ready.
+            WorkerLost: The actor died before it was ready.
             WorkerError: Ray has died.
         """
         worker = RayWorker(self._actor.remote(sys.path))
@@ -147,7 +147,7 @@ def _start_ray(ray: Any, address: str, cpus: int) -> None:
 
 
 class Actor:
-    """What runs in an actor's process."""
+    """The actor, in its process."""
 
     def __init__(self, path: list[str]) -> None:
         from evert.trainers.workers.playing import become_worker
@@ -160,18 +160,18 @@ class Actor:
         return os.getpid()
 
     async def wait(self) -> None:
-        """Never ends; whoever awaits it learns when the process does."""
+        """Never return: the call fails when the process ends."""
         await asyncio.Event().wait()
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group."""
+        """Play a group; return its packed ``Outcome``."""
         from evert.trainers.workers.playing import play
 
         return await play(parcel)
 
 
 class RayWorker:
-    """An actor that plays groups."""
+    """The executor's handle of an actor; its methods are those of ``Worker``."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -180,12 +180,12 @@ class RayWorker:
         self.lost: WorkerLost | None = None
 
     async def ready(self) -> None:
-        """Wait until its event loop answers, or it has died."""
+        """Wait until the actor's event loop answers, or the actor has died."""
         with suppress(WorkerLost):
             self.pid = await self._answer(self._actor.ready.remote())
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group; cancelled, the group is given up."""
+        """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
         reference = self._actor.play.remote(parcel)
         try:
             data: bytes = await self._answer(reference)
@@ -195,18 +195,18 @@ class RayWorker:
         return data
 
     async def gone(self) -> None:
-        """Wait until it has died."""
+        """Wait until the actor has died."""
         with suppress(WorkerLost):
             await self._answer(self._actor.wait.remote())
 
     async def end(self, why: str = "") -> None:
-        """Kill it; what is said of it is why, or what Ray says."""
+        """Kill the actor; the error gives ``why`` as the reason, or what Ray says."""
         if why:
             self._why = f"process {self.pid} was killed, since it {why}"
         _ray().kill(self._actor)
 
     async def _answer(self, reference: Any) -> Any:
-        """What a call of the actor returns; a WorkerLost if it died."""
+        """Wait for the result of a call; raise WorkerLost if the actor died."""
         try:
             return await reference
         except _ray().exceptions.RayError as error:

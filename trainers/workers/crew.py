@@ -1,10 +1,11 @@
 """The workers of an executor: started side by side, replaced when they die, given groups.
 
-All of it lives on the executor's event loop. A group goes to the worker that has the fewest. One
-that was lost before may be what its workers die of: it is played *alone*, on a worker that has
-nothing else, so that no other group is lost with it, and it is known then whose fault it was.
+All of this runs on the executor's event loop. A group goes to the worker that has the fewest. A
+group that was lost several times may be the reason why its workers died. It is then played *alone*,
+on a worker without other groups: no other group is lost with it, and the cause is clear.
 
-Each worker is asked now and then whether its event loop runs; one that does not answer is killed.
+Each worker is asked now and then whether its event loop runs; a worker that does not answer is
+killed.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 60.0
 """Seconds in which a worker has to answer."""
 WAITS = 4
-"""Parts in which they are waited for: who stood still itself meanwhile takes nobody for dead."""
+"""Waits into which this time is divided: if our own process was stopped, only one has passed."""
 SILENT = (
     "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
     "(its standard error says where)"
@@ -31,23 +32,23 @@ MOST_STARTS = 3
 
 
 class WorkerLost(Exception):
-    """A worker has died; the message says of what. Nobody but the executor meets it."""
+    """A worker has died; the message says why. Only the executor sees this error."""
 
 
 class Worker(Protocol):
     """A process that plays groups."""
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group; cancelled, the group is given up."""
+        """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
 
     async def ready(self) -> None:
-        """Wait until its event loop answers, or it has died."""
+        """Wait until the worker's event loop answers, or the worker has died."""
 
     async def gone(self) -> None:
-        """Wait until it has died."""
+        """Wait until the worker has died."""
 
     async def end(self, why: str = "") -> None:
-        """End it, and all that it plays; at once where there is a reason, which is what is said."""
+        """End the worker and its groups; at once if there is a reason, which the error names."""
 
 
 @dataclass(eq=False)
@@ -55,13 +56,13 @@ class Place:
     """A place for a worker."""
 
     worker: Worker | None = None
-    """None: it is being started, or cannot be."""
+    """None: it is not ready, or has died."""
     groups: int = 0
     is_alone: bool = False
 
 
 class Crew:
-    """The workers."""
+    """Starts the workers, replaces those that die, and gives them groups."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Crew:
         self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
 
     async def play(self, parcel: bytes, *, alone: bool = False) -> bytes:
-        """What came of a group, which has a worker for itself if it is to be alone."""
+        """Play a group, ``alone`` or beside others on its worker; return its packed ``Outcome``."""
         place = await self._place(self._alone if alone else self._waiting)
         worker = place.worker
         try:
@@ -89,7 +90,7 @@ class Crew:
             return await worker.play(parcel)
         except WorkerLost:
             if place.worker is worker:
-                place.worker = None  # nothing goes there any more
+                place.worker = None  # it gets no more groups
             raise
         finally:
             place.groups -= 1
@@ -107,7 +108,7 @@ class Crew:
         while starts < MOST_STARTS:
             try:
                 worker = await self._start()
-            except WorkerError as error:  # there will be none
+            except WorkerError as error:  # no worker can start
                 self._fail(str(error))
                 return
             except Exception as error:
@@ -157,7 +158,7 @@ class Crew:
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
             kept = min(up, key=lambda place: place.groups)
-            up.remove(kept)  # nothing else goes there: it will be empty
+            up.remove(kept)  # it gets nothing else, so that it will be empty
             if kept.groups:
                 break
             self._alone.popleft()
@@ -179,7 +180,7 @@ class Crew:
 
 
 async def answers(worker: Worker, seconds: float) -> bool:
-    """Whether a worker answers in time, or dies: it is the silent that has to be told apart."""
+    """Whether a worker answers or dies in time; False: it is silent."""
     asking = asyncio.ensure_future(worker.ready())
     try:
         for _ in range(WAITS):

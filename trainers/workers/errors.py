@@ -9,8 +9,8 @@ from evert.bridge.errors import EvertError
 
 
 class WorkerError(EvertError, RuntimeError):
-    """Workers cannot be started, or a group cannot go to one or come back from it."""
+    """Workers cannot be started, or a group cannot be sent to a worker or back."""
 
 
 class LostGroupError(EvertError, RuntimeError):
-    """A group's worker died each time that it was played, the last time with nothing else on it."""
+    """A group's worker died each time it was played, the last time with no other group on it."""

@@ -1,11 +1,11 @@
-"""``WorkerExecutor``: plays the Cookbook's groups on workers; what kind of them, subclasses say.
+"""``WorkerExecutor``: plays the Cookbook's groups on workers, whose kind a subclass decides.
 
     with PoolRollouts(workers=4, groups_per_worker=8) as rollouts:
         asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
 It has a thread with an event loop, on which everything happens: no locks. A group that is lost with
-its worker is played again, and counted. One that is lost ``MOST_LOSSES`` times, the last time alone
-on its worker, is an error that names its task.
+its worker is played again, and counted. A group that is lost ``MOST_LOSSES`` times, the last time
+alone on its worker, raises an error that names its task.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ ALONE_AFTER = 2
 """Losses after which a group is played alone on its worker."""
 
 Tell = Callable[..., object]
-"""Calls a function with arguments, where whoever submitted the group is."""
+"""Calls a function with arguments, on the event loop that submitted the group."""
 
 
 class WorkerExecutor(Executor):
     """Plays groups on workers."""
 
     kind: ClassVar[str] = "workers"
-    """What they are, in words."""
+    """The workers' kind, in words."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class WorkerExecutor(Executor):
         raise NotImplementedError
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Play one of the Cookbook's groups; a future of its trajectories, or of None.
+        """Play one of the Cookbook's groups; return a future of its trajectories, or of None.
 
-        Where it is called on an event loop, what came of the group is told to the strategy there.
+        If this is called on an event loop, the strategy learns the group's result there.
         """
         if fn is not _run_rollout_sync:
             raise WorkerError(
                 f"A {type(self).__name__} was given {repr_of(fn)}; it plays the groups of the "
-                "Cookbook's rl.train.main (rollout_executor=) and nothing else. Give other work to "
-                "an executor of its own."
+                "Cookbook's rl.train.main (rollout_executor=) and nothing else. Use another "
+                "executor for other work."
             )
         if self._is_closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
@@ -92,9 +92,9 @@ class WorkerExecutor(Executor):
         return asyncio.run_coroutine_threadsafe(self._group(task, _teller()), self._loop)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers when the groups that were submitted are over; again, it does no harm."""
+        """End the workers when the submitted groups are over. Further calls do nothing."""
         self._is_closed = True
-        with suppress(RuntimeError):  # over already
+        with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._finish, cancel_futures)
         if wait:
             self._thread.join()
@@ -127,7 +127,7 @@ class WorkerExecutor(Executor):
             self._release()
 
     def _release(self) -> None:
-        """Let go of what the workers were made with."""
+        """Release what the workers needed, after their end."""
 
     def _finish(self, give_up: bool) -> None:
         if give_up:
@@ -180,20 +180,20 @@ class WorkerExecutor(Executor):
             f"{_name(task)} was lost with its worker {MOST_LOSSES} times, the last time with "
             f"nothing else on that worker: {lost}. Look for what ends the process there (memory, "
             "os._exit, a crash in a C extension), or blocks its event loop for longer than "
-            "worker_timeout (an async agent that computes). Played in the trainer's own process, "
-            "the same would end or block the run."
+            "worker_timeout (an async agent that computes). In the trainer's own process, "
+            "this group would end or block the run."
         )
 
 
 def _teller() -> Tell:
-    """Calls functions on the running event loop, in order; without one, at once."""
+    """Make a ``Tell`` that calls on the running event loop, in order; without a loop, at once."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return lambda function, *arguments: function(*arguments)
 
     def tell(*call: Any) -> None:
-        with suppress(RuntimeError):  # nobody is there any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(*call)
 
     return tell

@@ -1,8 +1,8 @@
-"""Sampling clients of this process that groups in workers sample from.
+"""The sampling clients of this process that groups in workers sample from.
 
-The embedded engine's clients are offered by a policy service, which is started for the first of
-them, and withdrawn when no group in flight uses them and there is a newer one. Others pickle by
-themselves: those of the Tinker SDK reach their service from anywhere.
+A policy service, started for the first client, offers those of the embedded engine. A client is
+withdrawn when no group in flight uses it and there is a newer one. Other clients are pickled: the
+Tinker SDK's reach their service from anywhere.
 """
 
 import logging
@@ -21,7 +21,7 @@ from evert.trainers.workers.travel import Parcel, pack
 
 
 class Offers:
-    """What is offered, and for how long."""
+    """Offers sampling clients to workers, and withdraws them."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -32,7 +32,7 @@ class Offers:
 
     @asynccontextmanager
     async def packed(self, task: Any) -> AsyncIterator[bytes]:
-        """A task as a worker takes it; what it samples is offered inside the block."""
+        """Pack a task for a worker; its sampling clients are offered inside the block."""
         client = task.sampling_client
         if isinstance(client, SamplingClient):
             self._newest = client
@@ -49,7 +49,7 @@ class Offers:
                 self._withdraw()
 
     def close(self) -> None:
-        """Withdraw everything."""
+        """Stop the policy service."""
         if self._service is not None:
             self._service.close()
 

@@ -1,7 +1,7 @@
-"""A group where it is played: in a worker, on its event loop, beside other groups.
+"""Play a group in a worker, on its event loop, beside other groups.
 
-One loop and not threads: unpickled renderers share the Cookbook's tokenizer, which cannot encode in
-two threads at once.
+Groups do not play in threads: unpickled renderers share the Cookbook's tokenizer, which cannot
+encode in two threads at once.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.travel import Outcome, PackedError, Parcel, pack, unpack
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("evert_records", default=None)
-"""What the group of this context has logged."""
+"""Log records of this context's group."""
 _process = ExitStack()
-"""What is done once a process, for as long as it lives."""
+"""Contexts that stay open until the process ends."""
 _guarded: set[frozenset[str]] = set()
 _unpacking = asyncio.Lock()
 
 
 async def play(data: bytes) -> bytes:
-    """Play a group."""
+    """Play a packed ``Parcel``; return its packed ``Outcome``."""
     outcome = Outcome()
     _records.set(outcome.records)
     try:
-        async with _unpacking:  # an agent's modules may take long: the loop answers meanwhile
+        async with _unpacking:  # imports may take long: the loop answers meanwhile
             parcel: Parcel = await asyncio.to_thread(unpack, data)
         _prepare(parcel)
         try:
@@ -43,11 +43,11 @@ async def play(data: bytes) -> bytes:
             outcome.rewards = getattr(builder, "rewards", None)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # KeyboardInterrupt, too, is an agent's own: we get no signals
+    except BaseException as error:  # KeyboardInterrupt, too: it is the agent's, not a signal
         outcome.error = PackedError.of(error)
     try:
         return pack(outcome)
-    except WorkerError as error:  # somebody's metrics, for example
+    except WorkerError as error:  # a user's metrics, for example
         return pack(Outcome(error=PackedError.of(error), account=outcome.account))
 
 
@@ -81,5 +81,5 @@ class Recorder(logging.Handler):
 
 
 def become_worker() -> None:
-    """Prepare a process for groups: what they log goes with them."""
+    """Prepare a process for groups: their log records go back to the trainer."""
     logging.getLogger().handlers[:] = [Recorder()]

@@ -1,9 +1,9 @@
 """``PoolRollouts``: workers are processes of this machine.
 
-Each is a fresh interpreter (nothing is forked, and ``__main__`` is not imported again), in a
-session of its own: Ctrl-C is the trainer's. They talk over the process's standard streams, so that
-one whose trainer is gone, however it went, reads the end and ends itself. What a dead worker has
-forked may hold them open: the process itself is watched, too.
+Each is a fresh interpreter (nothing is forked, and ``__main__`` is not imported again) in a new
+session, so that Ctrl-C reaches only the trainer. Trainer and worker use the process's standard
+streams: whenever the trainer ends, the worker reads the end of its input, and ends, too. Processes
+that a dead worker has forked may keep the streams open, so that the process is watched, too.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ START_SECONDS = 300.0
 REST_SECONDS = 2.0
 """How long the streams and the process may outlive each other."""
 SPARE_SECONDS = 5.0
-"""How long an ending worker may take beyond what its groups may."""
+"""How long an ending worker may take beyond ``END_SECONDS``, the time for its groups."""
 
 
 class PoolRollouts(WorkerExecutor):
-    """An executor for the Cookbook's ``rollout_executor``: groups play in processes beside this.
+    """An executor for the Cookbook's ``rollout_executor``: groups play in other processes here.
 
         with PoolRollouts(workers=4) as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
     Args:
-        workers: Number of processes; None: one a core that this process may use.
-        groups_per_worker: Most groups that one plays at a time, on its event loop.
-        worker_timeout: Seconds in which a worker's event loop has to answer: one that is stopped or
-            blocked is killed. Blocking agents do not block it, having threads of their own; async
-            agents that compute do, and C code that keeps the GIL. None: for ever.
+        workers: Number of processes; None: one per core that this process may use.
+        groups_per_worker: Most groups that a worker plays at a time, on its event loop.
+        worker_timeout: Seconds in which a worker's event loop has to answer; else the worker is
+            killed. Blocking agents have threads, and do not block the loop; async agents that
+            compute do, and C code that keeps the GIL. None: for ever.
 
     Attributes:
         lost_groups: How often a group was lost with its worker so far.
@@ -53,7 +53,7 @@ class PoolRollouts(WorkerExecutor):
         """Start a process.
 
         Raises:
-            WorkerLost: It died before it was ready, or was not ready in time.
+            WorkerLost: The process died before it was ready, or was not ready in time.
         """
         path = [os.path.join(os.getcwd(), folder) for folder in sys.path]
         command = sys.executable, "-c", BOOT, repr(path)
@@ -85,18 +85,18 @@ class PoolWorker(SubprocessStreamProtocol):
         self._why = ""
 
     def connection_made(self, transport: Any) -> None:
-        """The process was started."""
+        """Take note of the started process."""
         super().connection_made(transport)
         self.pid, self._process = transport.get_pid(), transport
         self._attending = asyncio.create_task(self._attend())
 
     def process_exited(self) -> None:
-        """The process is over; others may have its streams open still."""
+        """Take note of the process's end; other processes may still have its streams open."""
         super().process_exited()
         self._exited.set_result(None)
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group; cancelled, the group is given up."""
+        """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
         number = next(self._numbers)
         try:
             data = await self._asked(number, parcel)
@@ -104,23 +104,23 @@ class PoolWorker(SubprocessStreamProtocol):
             self._send(number, b"")
             raise
         if not data:
-            await self.end("gave a group up that it was to play")
+            await self.end("gave up a group that it had to play")
             raise self.lost or WorkerLost()
         return data
 
     async def ready(self) -> None:
-        """Wait until its event loop answers, or it has died."""
+        """Wait until the worker's event loop answers, or the worker has died."""
         with suppress(WorkerLost):
             await self._asked(READY, b"")
 
     async def gone(self) -> None:
-        """Wait until it has died, or says no more."""
+        """Wait until the worker has died, or has closed its pipe."""
         await asyncio.wait([self._attending])
 
     async def end(self, why: str = "") -> None:
-        """Have the process give up its groups and end; what is left of it is killed.
+        """Make the process cancel its groups and end; then kill what is left of it.
 
-        At once where there is a reason, which is what is said of it.
+        If there is a reason, which the error names, the process gets no time to clean up.
         """
         self._why = why or self._why
         patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS
@@ -128,17 +128,17 @@ class PoolWorker(SubprocessStreamProtocol):
         stdin.close()
         with suppress(ProcessLookupError):
             if self._why:
-                self._process.send_signal(signal.SIGABRT)  # it writes where its threads stand
+                self._process.send_signal(signal.SIGABRT)  # it writes its threads' stacks
         try:
             await asyncio.wait([self._exited], timeout=patience)
-        finally:  # whoever waits may be cancelled
+        finally:  # also when this call is cancelled
             with suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)  # it, or what it has forked
+                os.killpg(self.pid, signal.SIGKILL)  # the process, or its forks
             await asyncio.wait([self._exited, self._attending], timeout=SPARE_SECONDS)
             self._process.close()
 
     async def _attend(self) -> None:
-        """Hand out replies until the process ends; the groups that it plays then are lost."""
+        """Deliver replies until the process ends; its unfinished groups are lost then."""
         reading = asyncio.create_task(self._read())
         await asyncio.wait([reading, self._exited], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([reading, self._exited], timeout=REST_SECONDS)

@@ -1,10 +1,10 @@
-"""The process of a pool's worker: reads groups, plays them on one event loop, writes what came.
+"""The process of a pool's worker: reads groups, plays them on one event loop, writes results.
 
-Both ways it is frames of a number and bytes: groups, a group's number with nothing to give it up,
-and ``READY`` to ask whether the event loop runs. Back come ``READY`` and what came of each group,
-nothing if it was given up. At the end of what there is to read, the trainer is done, or gone:
-groups are given up, and that is all. What an agent prints goes to standard error, and so do the
-stacks of all threads when the process crashes.
+Both sides send frames, which are a number and bytes. The trainer sends groups, a group's number
+without bytes to cancel it, and ``READY`` to ask whether the event loop runs. The worker answers
+with ``READY``, and with each group's outcome, which is empty if the group was cancelled. At the end
+of its input the trainer is done, or gone: the worker cancels its groups, and ends. What an agent
+prints goes to standard error, and so do the stacks of all threads when the process crashes.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ BOOT = (
     "import ast, sys; sys.path[:] = ast.literal_eval(sys.argv.pop()); "
     "from evert.trainers.workers.process import main; main()"
 )
-"""Begins a worker, with the trainer's ``sys.path`` as its argument."""
+"""Code that starts a worker; its argument is the trainer's ``sys.path``."""
 READY = 0
 END_SECONDS = 10.0
-"""How long groups have to clean up when they are given up."""
+"""How long cancelled groups have to clean up."""
 _HEAD = struct.Struct("<QQ")
 HEAD = _HEAD.size
 
@@ -31,18 +31,18 @@ Frame = tuple[int, bytes]
 
 
 def frame(number: int, data: bytes) -> bytes:
-    """Bytes as they are sent."""
+    """Encode a frame."""
     return _HEAD.pack(number, len(data)) + data
 
 
 def read_head(head: bytes) -> tuple[int, int]:
-    """A frame's number, and the size of what follows."""
+    """Decode a frame's head: its number, and the size of its bytes."""
     number, size = _HEAD.unpack(head)
     return number, size
 
 
 def main() -> None:
-    """Be a worker, to the end of the process."""
+    """Run a worker until the process ends."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -61,7 +61,7 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         try:
             replies.write(frame(number, data))
             replies.flush()
-        except (OSError, MemoryError):  # nobody hears us any more
+        except (OSError, MemoryError):  # the trainer is gone
             take(None)
 
     async def group(number: int, data: bytes) -> None:
@@ -89,7 +89,7 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     if groups:
         await asyncio.wait(groups.values(), timeout=END_SECONDS)
     sys.stdout.flush()
-    os._exit(0)  # agents' threads may run on
+    os._exit(0)  # agents' threads may still run
 
 
 def _read(requests: BinaryIO, take: Callable[[Frame | None], None]) -> None:

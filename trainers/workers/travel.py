@@ -1,11 +1,12 @@
 """What goes to a worker, what comes back from it, and how both are pickled.
 
-    Parcel, Outcome     a group to play; what came of it
-    pack, unpack        as bytes, and back
+    Parcel, Outcome     a group to play; its result
+    pack, unpack        to bytes, and back
     PackedError         an exception with its causes
 
-``cloudpickle`` takes along what has no import path: lambdas, closures, what stands in a script or
-a notebook. What has one goes by its path, so that its module has to be on the worker's machine.
+``cloudpickle`` copies objects without an import path: lambdas, closures, the contents of a script
+or a notebook. Other objects go by their path, so that their module has to be on the worker's
+machine.
 """
 
 import copyreg
@@ -34,38 +35,38 @@ MOST_CAUSES = 8
 
 @dataclass(frozen=True)
 class Parcel:
-    """A group on its way to a worker."""
+    """A group to play in a worker."""
 
     task: Any
     allow_hosts: frozenset[str] | None = None
-    """None: the trainer does not keep to its own machine."""
+    """Hosts that stay reachable beside the worker's machine; None: all."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
     """Frozen models that the trainer has opened: a client of each, and its context's length."""
     level: int = logging.WARNING
-    """From which on the trainer logs."""
+    """The trainer's log level."""
 
 
 @dataclass
 class Outcome:
-    """What came of a group."""
+    """The result of a group."""
 
     result: TrajectoryGroup | None = None
     error: "PackedError | None" = None
     account: Any = None
     rewards: list[float] | None = None
-    """The total of each episode; None: it did not come to that."""
+    """Total reward of each trajectory; None: the group failed before."""
     records: list[logging.LogRecord] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
 
 
 def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> bytes:
-    """Pickle something with all that has no import path; ``stand_in`` says what goes for what."""
+    """Pickle a value; ``stand_in`` returns what replaces an object in it, or None."""
     file = io.BytesIO()
     try:
         _Pickler(file, stand_in).dump(value)
     except EvertError:
         raise
-    except Exception as error:  # whatever somebody's own class raises
+    except Exception as error:  # whatever a user's class raises
         raise WorkerError(
             f"{type(error).__name__}: {text_of(error)}. An agent, its task and its options go to "
             "another process by cloudpickle: open locks, clients, files and models inside the "
@@ -75,14 +76,14 @@ def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> byt
 
 
 def unpack(data: bytes, whose: str = "This") -> Any:
-    """What was packed."""
+    """Unpickle packed bytes; ``whose`` names them in an error."""
     try:
         return pickle.loads(data)
     except EvertError:
         raise
     except Exception as error:
         raise WorkerError(
-            f"{whose}: {type(error).__name__}: {text_of(error)}. What came from the other process "
+            f"{whose}: {type(error).__name__}: {text_of(error)}. The other process's data "
             "cannot be read here: modules of agents, tasks and exceptions have to be importable on "
             "both sides, in the same version."
         ) from error
@@ -94,7 +95,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._stand_in = stand_in
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, ChatAgentGroupBuilder):  # its own way is for picklers by import path
+        if isinstance(obj, ChatAgentGroupBuilder):  # its own pickling needs import paths
             return copyreg.__newobj__, (type(obj),), obj.state()  # type: ignore[attr-defined]
         if isinstance(obj, Renderer):
             return _one_renderer, obj.__reduce__()
@@ -108,7 +109,7 @@ def _itself(there: Any) -> Any:
 
 @functools.cache
 def _one_renderer(make: Callable[..., Renderer], arguments: tuple[Any, ...]) -> Renderer:
-    """The same renderer for every group of a process, with what is prepared for it once."""
+    """The same renderer for every group of a process, so that it is prepared once."""
     for name in arguments:  # one of them is the model's
         if isinstance(name, str):
             register_folder(name)
@@ -120,13 +121,13 @@ def _one_renderer(make: Callable[..., Renderer], arguments: tuple[Any, ...]) -> 
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception and its causes, the last one first; a text for each that does not pickle."""
+    """An exception, then its causes, each pickled, or a text if it does not pickle."""
 
     pickled: tuple[bytes | str, ...]
 
     @classmethod
     def of(cls, error: BaseException) -> "PackedError":
-        """That of an exception that was caught."""
+        """Pack an exception that was caught."""
         chain = [error]
         while len(chain) < MOST_CAUSES and (cause := _cause(chain[-1])) is not None:
             chain.append(cause)
@@ -137,7 +138,7 @@ class PackedError:
         return cls(tuple(_pickled(each) for each in chain))
 
     def unpacked(self) -> BaseException:
-        """The exception, of its own type."""
+        """Restore the exception, with its type."""
         chain = [_unpickled(each) for each in self.pickled]
         for error, cause in itertools.pairwise(chain):
             error.__cause__ = cause
@@ -151,7 +152,7 @@ def _cause(error: BaseException) -> BaseException | None:
 def _pickled(error: BaseException) -> bytes | str:
     try:
         data = cloudpickle.dumps(error)
-        pickle.loads(data)  # many an exception pickles, and cannot be made again
+        pickle.loads(data)  # many exceptions pickle, but do not unpickle
     except Exception:
         return f"{type(error).__name__}: {text_of(error)}"
     return bytes(data)

@@ -96,6 +96,21 @@ async def test_withdrawn_weights_are_refused_by_name(client: Any, service: Polic
     assert (await newer.sample_async(prompt(), 1, how(0))).sequences
 
 
+async def test_models_are_listed_while_others_are_offered(
+    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a trainer's thread, which may offer new weights at any moment."""
+    served = service.offer(client)
+    newer = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+
+    def base_model() -> str:
+        service.offer(newer)
+        return "evert-tiny"
+
+    monkeypatch.setattr(client, "get_base_model", base_model)
+    assert [model["id"] for model in await served.models()] == [served.model]
+
+
 async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine: Engine) -> None:
     served = service.offer(client)
     options: dict[str, Any]
@@ -120,7 +135,7 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
     ends = await asyncio.gather(*long, return_exceptions=True)
     assert {type(end) for end in ends} == {ServerGoneError}
     service.close()
-    with pytest.raises(ServerGoneError, match="Look whether the server, or the trainer"):
+    with pytest.raises(ServerGoneError, match="Check that the server, or the trainer"):
         await served.sample_async(prompt(), 1, how(0))
 
 
