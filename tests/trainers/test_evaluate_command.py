@@ -234,7 +234,7 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
     arguments = ["env=twenty_questions", "models=oracle,openai:gpt", "max_tasks=2", "parallel=2"]
     assert run(*arguments, nobody, out) == 1
     said = capsys.readouterr().err
-    assert "error: openai:gpt: the endpoint does not answer as it should: APIConnectionE" in said
+    assert "error: openai:gpt: a request to the endpoint failed: APIConnectionE" in said
     assert f"to go on: evert evaluate {out}" in said
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
 

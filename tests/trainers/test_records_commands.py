@@ -81,7 +81,7 @@ def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, capsys: Shown) ->
     assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length"]) == 1
     assert cli.main(["export", f"run={tmp_path}"]) == 1
     said = capsys.readouterr().err
-    assert "has no whole rollout" in said
+    assert "has no complete rollout" in said
     assert "no model was called" in said
 
 

@@ -133,7 +133,7 @@ OTHERS = {
     "report sample_price=cheap": "sample_price takes a number or None, got 'cheap'.",
     "report train_price=-1": "train_price must be at least 0, got -1.0.",
     "serve": "model must be given, too",
-    "serve model=openai:gpt-5": "is not on this machine, and whoever has it serves it",
+    "serve model=openai:gpt-5": "is not on this machine, so it cannot be served here",
     "serve evert-tiny": "Did you mean model=evert-tiny?",
     "serve model=evert-tiny host=203.0.113.1 port=80": "Cannot listen on 203.0.113.1, port",
     "serve model=evert-tiny port=70000": "port must be from 0 to 65535, got 70000.",

@@ -1,4 +1,4 @@
-"""``evert export run=RUN min_reward=1 out=sft.jsonl``: what is on record, for other programs.
+"""``evert export run=RUN min_reward=1 out=sft.jsonl``: write recorded rollouts for other programs.
 
 ``rundir/exports.py`` has the formats.
 """
@@ -24,35 +24,36 @@ if TYPE_CHECKING:
 USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
-Writes the recorded rollouts of a run or an evaluation (record=True) for other programs, a JSON
-line each:
+Writes the recorded rollouts of a run or an evaluation (record=True) for other programs, one JSON
+object a line:
 
-  format=sft     conversations, as the Cookbook's chat_sl and TRL's SFTTrainer read them
-  format=pairs   the best against the worst of each group, as TRL's DPOTrainer reads them
+  format=sft     conversations for the Cookbook's chat_sl and TRL's SFTTrainer
+  format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
   format=atif    trajectories with the sampled tokens, in Harbor's interchange format
 
-out=FOLDER, without .jsonl, is a folder that datasets.load_dataset reads; of atif, a file each.
+An out= without .jsonl is a folder that datasets.load_dataset reads; atif writes a file for each
+trajectory.
 
 """
 
 
 @chz.chz
 class ExportSettings:
-    """What to write of which rollouts, and where to."""
+    """The rollouts to write, the format, and the output."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
+    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     format: Literal["sft", "pairs", "atif"] = setting("sft", "what to write")
     min_reward: float | None = setting(
-        None, "least reward of a rollout, what its group added included; None: any"
+        None, "least reward of a rollout, group reward included; None: any"
     )
     out: str | None = setting(
-        None, "file or folder to write; None: sft.jsonl or pairs.jsonl; atif: a folder, atif"
+        None, "file or folder to write; None: sft.jsonl, pairs.jsonl or the folder atif"
     )
-    unique: bool = setting(True, "whether of equal conversations, or pairs, one is written")
+    unique: bool = setting(True, "whether equal conversations, or pairs, are written once")
 
 
 class _Chosen:
-    """The rollouts that are written, and how many there were."""
+    """Selects the rollouts to write, and counts them."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self.least = settings.min_reward
@@ -67,7 +68,7 @@ class _Chosen:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the rows, and say how many."""
+    """Write the rows, and print how many there are."""
     console = Console(highlight=False, markup=False)
     chosen, left_out = _Chosen(settings), list[str]()
     with progress(settings.run, "exporting", console) as records:
@@ -85,7 +86,6 @@ def export(settings: ExportSettings) -> None:
 
 
 def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
-    """Write a file, or a folder of them; its path."""
     is_atif = settings.format == "atif"
     out = Path(settings.out or (settings.format + ".jsonl" * (not is_atif))).expanduser()
     if is_atif:
@@ -108,7 +108,7 @@ def _none(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) ->
             f"None of {chosen.read} rollouts earned min_reward={settings.min_reward:g}. Lower it."
         )
     if chosen.kept and settings.format == "pairs":
-        return f"{settings.run} has no group whose rewards differ: there is nothing to prefer."
+        return f"{settings.run} has no group whose rewards differ, so there are no pairs."
     return f"There is no conversation in {settings.run}: no model was called."
 
 

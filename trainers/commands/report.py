@@ -1,4 +1,4 @@
-"""``evert report RUN [RUN ...]``: one HTML page of runs, and its figures (``reporting/``)."""
+"""``evert report RUN [RUN ...]``: write an HTML page about runs, with figures (``reporting/``)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ PAGE = "index.html"
 USAGE = """\
 Usage: evert report RUN [RUN ...] [key=value ...]
 
-Makes one HTML page of one or several run folders of `evert train`, finished or not, with its
-figures as PNG files beside it. The page needs nothing else and can be sent to somebody.
+Makes one HTML page about one or several run folders of `evert train`, finished or not, and PNG
+files of its figures. The page is a single file that can be sent to others.
 
   evert report runs/NAME
   evert report runs/* out=comparison sample_price=1.5
@@ -25,14 +25,14 @@ figures as PNG files beside it. The page needs nothing else and can be sent to s
 
 @chz.chz
 class ReportSettings:
-    """How a report is made."""
+    """The settings of a report."""
 
-    out: str = setting("", "where to write it; else `report` in the first run's folder")
-    title: str = setting("", "of the page; else the names of the runs")
-    smooth: float = setting(0.6, "how much of the past bold lines hold, 0 to below 1")
-    prefill_price: float | None = size(None, "dollars a million tokens given", 0)
-    sample_price: float | None = size(None, "dollars a million tokens sampled", 0)
-    train_price: float | None = size(None, "dollars a million tokens trained on", 0)
+    out: str = setting("", "folder to write; empty: `report` in the first run's folder")
+    title: str = setting("", "title of the page; empty: the names of the runs")
+    smooth: float = setting(0.6, "weight of the past in the bold lines, from 0 to below 1")
+    prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
+    sample_price: float | None = size(None, "dollars per million sampled tokens", 0)
+    train_price: float | None = size(None, "dollars per million tokens trained on", 0)
 
     @chz.validate
     def _check(self) -> None:
@@ -43,7 +43,7 @@ class ReportSettings:
 
     @property
     def prices(self) -> dict[str, float]:
-        """Those that were given, by what they are of."""
+        """The given prices, in dollars per million tokens, by name: prefill, sample, train."""
         named = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
         return {name: price for name, price in named.items() if price is not None}
 
@@ -60,7 +60,7 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
-    """Read the command line: the runs, each once, and how the report is made."""
+    """Read the command line: the runs, each once, and the settings."""
     from evert.trainers.reporting.run import ReportError
 
     paths, settings = read_paths_and_settings(ReportSettings, arguments)
