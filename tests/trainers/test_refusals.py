@@ -82,7 +82,7 @@ OTHERS = {
     "train env=identity log_path=x model_name=runs/nope": "the model 'runs/nope', and it is",
     "train log_path=x": "No agent to train. log_path=x holds no run to go on with.",
     "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
-    "train env=identity log_path=.": "is not empty, and no run of evert's: it has no run.json.",
+    "train env=identity log_path=.": "is not empty and not a run of evert's: it has no run.json.",
     "train env=identity tasks=gymnasium:X-v1": "Got both env=identity and tasks=gymnasium:X-v1;",
     "train agent=a:b tasks=gymnasium:X-v1": "Got both tasks=gymnasium:X-v1 and agent=a:b; expected",
     "train tasks=gymnasium:Taxy-v4": "Did you mean: `Taxi`",
