@@ -1,4 +1,4 @@
-"""Which figures a run has, and of which metric: those of the report and of the viewer."""
+"""The figures of the report and of the viewer, each with its metric."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -48,13 +48,13 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
             ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
-"""Section -> title of a panel -> its file without the ending, its unit, its metric."""
+"""Section -> title of a panel -> its file without suffix, its unit, its metric."""
 GAMES_OWN = "play"
-"""A section of games' own metrics (``Game.metrics``); without a panel it is left out."""
+"""The section of games' own metrics (``Game.metrics``); left out if it has no panels."""
 
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
-    """The metrics of each game that has one of a run's keys."""
+    """Return all metrics of each game that has one of a run's keys."""
     noted = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
     found = dict[str, Metric]()
     for game in games().values():
@@ -64,7 +64,7 @@ def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
 
 
 def own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
-    """Figures of what the games note of how they were played."""
+    """Return the panels of games' own metrics."""
     panels = dict[str, Panel]()
     for name, metric in metrics.items():
         if "train" in metric.drawn:

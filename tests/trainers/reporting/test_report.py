@@ -467,7 +467,7 @@ def test_the_page_says_what_the_run_is_what_it_reached_and_what_is_missing(made:
         "evert train env=game", "learning_rate 0.125", "sampling 1.5 s (25 %)",
         "No prices were given, so no cost is shown.",
         "Not recorded, so not shown: groups that teach; episodes that failed.",
-        "The agent notes no success, so none is drawn by step",
+        "The agent records no success, so none is drawn by step",
         "Not recorded, so not shown: KL, sampler to trainer; KL, policy to reference.",
     ):  # fmt: skip
         assert shown in tags.words, shown
