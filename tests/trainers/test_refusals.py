@@ -129,7 +129,7 @@ OTHERS = {
     "sweep env=identity seed=0,1 log_path=x": "There is no setting 'log_path'",
     "report out=x": "No run to report.",
     "report smoth=1": "Did you mean 'smooth'?",
-    "report smooth=1": "smooth must be a number from 0 and below 1, got 1.",
+    "report smooth=1": "smooth must be at least 0 and below 1, got 1.",
     "report sample_price=cheap": "sample_price takes a number or None, got 'cheap'.",
     "report train_price=-1": "train_price must be at least 0, got -1.0.",
     "serve": "model must be given, too",

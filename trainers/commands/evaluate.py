@@ -68,7 +68,7 @@ Settings, with their values:
 KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # frozen models: models.NAME=
 MAY_CHANGE = frozenset(
     {"models", "seeds", "parallel", "record", "device", "threads", "out"}
-    | {"base_url", "api_key_env"}  # the record has no password; its digest tells endpoints apart
+    | {"base_url", "api_key_env"}  # recorded without passwords; digests tell endpoints apart
 )
 """Settings that may change when an evaluation is resumed: the played episodes stay valid."""
 

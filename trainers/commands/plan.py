@@ -31,12 +31,14 @@ class PlanSettings:
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
     dtype: str = setting(
-        "auto", "float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
+        "auto", "float32, bfloat16, float16; auto: bfloat16 on CUDA with an adapter"
     )
     full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
     lora_rank: int = size(32, "rank of the adapter, if one is trained")
     samplers: int = size(2, "versions of the weights in memory to sample from", 0)
-    tokens: int = size(2048, "length of a prompt with its reply, to count rows sampled at a time")
+    tokens: int = size(
+        2048, "length of a prompt with its reply; the plan says how many are sampled at a time"
+    )
     gradient_checkpointing: bool | None = setting(
         None, "whether the backward pass computes layers again; None: if needed"
     )

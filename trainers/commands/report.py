@@ -39,7 +39,7 @@ class ReportSettings:
         from evert.trainers.reporting.run import ReportError
 
         if not 0 <= self.smooth < 1:
-            raise ReportError(f"smooth must be a number from 0 and below 1, got {self.smooth:g}.")
+            raise ReportError(f"smooth must be at least 0 and below 1, got {self.smooth:g}.")
 
     @property
     def prices(self) -> dict[str, float]:
@@ -82,7 +82,7 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
     if len(runs) > MOST_LINES:
         raise ReportError(
-            f"Got {len(runs)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
+            f"Got {len(runs)} runs; a figure can show {MOST_LINES} at most. Name fewer, or make "
             "several reports."
         )
     out = Path(settings.out).expanduser() if settings.out else paths[0] / "report"

@@ -47,7 +47,7 @@ class RescoreSettings:
     reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
     out: str = setting("", f"file to write; '': {RESCORED} in that folder")
     parallel: int = size(64, "rollouts scored at a time, if the function is async")
-    show: int = size(5, "how many rollouts to list, those whose reward changed most", 0)
+    show: int = size(5, "rollouts to list, those whose reward changed most", 0)
 
 
 @dataclass(frozen=True)

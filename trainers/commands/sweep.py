@@ -56,7 +56,7 @@ searches those with a list or a range; the others are the same in all runs:
   seed=0,1,2                       repetitions: without them, luck may decide
 
   evert sweep env=identity learning_rate=1e-4,3e-4,1e-3 group_size=4,8 seed=0,1 steps=10
-  evert sweep out=sweeps/NAME      resume: failed and interrupted runs start again
+  evert sweep out=sweeps/NAME      resume: failed and interrupted runs are tried again
 
 """
 

@@ -92,8 +92,7 @@ async def rollout(
 
     Raises:
         AgentError: Every episode failed.
-        InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or tasks or policies
-            are missing or do not fit.
+        InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or no task or policy.
     """
     if len(tasks) == 0:
         raise InvalidDatasetError("rollout needs at least one task, got none.")

@@ -40,7 +40,7 @@ MOST_CHARACTERS = 6_000
 ALL_CHARACTERS = 150_000
 """Of all transcripts together; HTML may spell a character with five."""
 STACKED_FROM = 5
-"""Number of runs from which tables are stacked, as on a phone."""
+"""With this many runs, tables are stacked, as on a phone."""
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 

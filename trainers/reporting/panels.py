@@ -26,26 +26,26 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
         "Episodes that failed": ("failed", "share of episodes", FAILED),
     },
     "episodes": {
-        "Turns": ("turns", "model calls an episode", f"{TRAIN}turns_per_episode"),
-        "Tokens sampled a turn": ("tokens_a_turn", "tokens", f"{TRAIN}ac_tokens_per_turn"),
-        "Tokens sampled an episode": ("tokens_an_episode", "tokens", EPISODE_TOKENS),
+        "Turns": ("turns", "model calls per episode", f"{TRAIN}turns_per_episode"),
+        "Tokens sampled per turn": ("tokens_a_turn", "tokens", f"{TRAIN}ac_tokens_per_turn"),
+        "Tokens sampled per episode": ("tokens_an_episode", "tokens", EPISODE_TOKENS),
     },
     "policy": {
-        "Entropy": ("entropy", "nats a token", "optim/entropy"),
-        "KL, sampler to trainer": ("kl", "nats a token", "optim/kl_sample_train_v1"),
-        "KL, policy to reference": ("kl_base", "nats a token", "kl_policy_base"),
+        "Entropy": ("entropy", "nats per token", "optim/entropy"),
+        "KL, sampler to trainer": ("kl", "nats per token", "optim/kl_sample_train_v1"),
+        "KL, policy to reference": ("kl_base", "nats per token", "kl_policy_base"),
     },
-    "time": {"Time a step": ("seconds_a_step", "seconds", "time/total")},
+    "time": {"Time per step": ("seconds_a_step", "seconds", "time/total")},
     "conversations": {
-        "Drift": ("drift", "breaks a trajectory", f"{TRAIN}drift"),
-        "Data a trajectory": ("data", "lineages", f"{TRAIN}lineages"),
+        "Drift": ("drift", "breaks per trajectory", f"{TRAIN}drift"),
+        "Data per trajectory": ("data", "lineages", f"{TRAIN}lineages"),
     },
     "tools": {
-        "Tool calls": ("tool_calls", "calls an episode", f"{TRAIN}tools/calls"),
+        "Tool calls": ("tool_calls", "calls per episode", f"{TRAIN}tools/calls"),
         "Tool calls that did not parse":
-            ("tool_calls_unparsed", "calls an episode", f"{TRAIN}tools/calls_unparsed"),
+            ("tool_calls_unparsed", "calls per episode", f"{TRAIN}tools/calls_unparsed"),
         "Tool markup left in text":
-            ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
+            ("tool_markup", "replies per episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
 """Section -> title of a panel -> its file without suffix, its unit, its metric."""

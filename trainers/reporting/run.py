@@ -191,7 +191,7 @@ def _no_run(path: Path) -> str:
     if path.is_dir():
         inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]
         hint = f"Runs are in it: {' '.join(inside)}" if inside else wanted
-        return f"{path} is no run's folder: it has no readable {files.RUN}. {hint}"
+        return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
         return f"{path} is a file, not a run's folder. {wanted}"
     return f"There is no folder {path}. {files.near_path(path) or wanted}"

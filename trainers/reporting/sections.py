@@ -132,7 +132,7 @@ def _outcomes(report: Report, drawn: Section) -> Section:
     commonest = [run.failures.commonest for run in report.runs]
     rows = [
         ("failed in training", [run.failures.summary() for run in report.runs]),
-        ("the commonest failure", [shortened(one.error) if one else "none" for one in commonest]),
+        ("most frequent failure", [shortened(one.error) if one else "none" for one in commonest]),
         ("batches skipped", [count(run.skipped) for run in report.runs]),
     ]
     return Section(drawn.figures, Table(rows), drawn.missing)

@@ -168,7 +168,7 @@ class Counted(RolloutStrategy):
             self._tally.end(error)
 
     def hear_of_loss(self, why: str) -> None:
-        """Count a group that was lost with its worker; ``why`` the worker was lost."""
+        """Count a group that was lost with its worker; ``why`` is the reason."""
         self._tally.count_lost(why)
 
 

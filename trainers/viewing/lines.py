@@ -31,7 +31,7 @@ RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 class Entry(NamedTuple):
     """The index's data of an episode; all fields but ``text`` are columns.
 
-    Texts have no known secrets.
+    Known secrets are removed from texts.
     """
 
     kind: str

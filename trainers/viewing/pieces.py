@@ -16,7 +16,7 @@ from evert.bridge.tokens.bases import BASES, base_path
 
 FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
-"""Most bytes of a tokenizer's file, and most characters of an episode."""
+"""Most bytes of a tokenizer's file, and most characters of an episode's texts."""
 LONGEST = 5.0
 """Most seconds for the texts of an episode: tokenizers are untrusted."""
 

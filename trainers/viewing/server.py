@@ -136,14 +136,14 @@ class Viewer:
         try:
             found = answer(self, asked)
         except (*WRONG, OSError, sqlite3.Error):  # a file has changed, say
-            raise web.HTTPNotFound(text="It does not exist, or not any more.\n") from None
+            raise web.HTTPNotFound(text="It does not exist, or no longer exists.\n") from None
         text = redacted(_as_json(found)).encode("utf-8", "replace")
         return text, time.thread_time() - before
 
     # -- the answers -----------------------------------------------------------------------------
 
     def state(self, asked: Mapping[str, str]) -> Row:
-        """Return the index's version, the bytes that are not read yet, and what prevents that."""
+        """Return the index's version, the bytes that are not read yet, and what went wrong."""
         index = self.index
         troubles = [*index.troubles.values(), self._trouble]
         trouble = next(filter(None, troubles), "")

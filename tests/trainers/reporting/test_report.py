@@ -233,7 +233,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for name, message in (
-        ("empty", "is no run's folder: it has no readable run.json"),
+        ("empty", "is not a run's folder: it has no readable run.json"),
         ("file", "is a file, not a run's folder"),
         ("rum", "Did you mean .*run?"),
         (".", "it has no readable run.json. Runs are in it: .*run"),
@@ -510,7 +510,7 @@ def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypa
         "Causes seen: history.", "Success by step is the agent's metric success.",
         "cost $0.252", "prefill $10, sample $1000",  # 3 steps of 80 sampled and 400 given
         "failed in training 6 of 12 episodes failed (6 agent errors)",
-        "the commonest failure ValueError: <b>no table", "batches skipped 1",
+        "most frequent failure ValueError: <b>no table", "batches skipped 1",
         "Bits say what an answer was undecided about",
     ):  # fmt: skip
         assert shown in text, shown
@@ -543,7 +543,7 @@ def test_too_many_runs_and_a_page_that_cannot_be_written_are_a_line(
         shutil.copytree(made.path, made.path.parent / f"run{number}")
     monkeypatch.chdir(made.path.parent)
     for line, message in (
-        (" ".join(f"run{n}" for n in range(20)), f"Got 20 runs; a figure can tell {MOST_LINES}"),
+        (" ".join(f"run{n}" for n in range(20)), f"Got 20 runs; a figure can show {MOST_LINES}"),
         ("run out=run/run.json", "The report cannot be written to run/run.json: "),
     ):
         assert report.main(line.split()) == 1

@@ -23,8 +23,8 @@ REWARDS = (("in training", COLOURS[5]), ("held out", COLOURS[1]))
 FEW = 10
 """Curves with fewer points are drawn unsmoothed, with markers."""
 FLAT = 10
-"""Lines whose range is within a tenth of their size are flat, and look so."""
-LEAST = {"nats a token": 0.01}
+"""Lines whose range is at most a tenth of their largest value are flat."""
+LEAST = {"nats per token": 0.01}
 """Unit -> the least difference that matters."""
 
 

@@ -113,7 +113,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, with few colours for a third of the size; whole, or not at all."""
     drawn, small = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # no font has a run's name
+        warnings.filterwarnings("ignore", message="Glyph")  # no font may have a name's script
         figure.savefig(drawn, format="png")
     few = Image.open(drawn).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)
