@@ -181,6 +181,16 @@ async def test_trajectories_have_calls_results_and_the_sampled_tokens(tmp_path: 
         assert played["extra"]["reward"] == record.reward
 
 
+async def test_a_second_export_leaves_no_trajectories_of_the_first(tmp_path: Path) -> None:
+    await record_groups(tmp_path)
+    out = tmp_path / "atif"
+    given = ["export", f"run={tmp_path}", "format=atif", f"out={out}"]
+    assert cli.main(given) == 0
+    (out / "notes.json").write_text("{}")
+    assert cli.main([*given, "min_reward=1"]) == 0
+    assert sorted(file.name for file in out.iterdir()) == ["000000.json", "notes.json"]
+
+
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
     given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
     config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)

@@ -92,6 +92,9 @@ def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         for number, row in enumerate(rows):
             write_whole(out / f"{number:06}.json", f"{json.dumps(row, indent=2)}\n".encode())
+        for old in [*out.glob(f"{'[0-9]' * 6}.json")]:  # of an export that had more
+            if int(old.stem) >= len(rows):
+                old.unlink()
         return out
     file = out if out.suffix == ".jsonl" else out / "train.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
