@@ -123,7 +123,7 @@ class Batch:
     def metrics(self) -> dict[str, float]:
         """Return means over the batch, by the Cookbook's names: ``env/all/reward/total`` and so on.
 
-        With seats, each seat has such metrics, too: ``env/judge/reward/total``.
+        Each seat has its own, too: ``env/judge/reward/total``, and the agent's metrics there.
         """
         groups, tags = list[TrajectoryGroup](), list[list[str]]()
         for seat, played in self.played.items():

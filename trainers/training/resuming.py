@@ -1,6 +1,6 @@
 """Resumes a run in its folder, wherever it was stopped, and tidies the folder.
 
-The files of steps, the run's and its warm-up's, are cut back to the newest step that has an intact
+The records of the run and of its warm-up are cut back to the newest step that has an intact
 checkpoint, with all steps up to it in ``metrics.jsonl``. So the Cookbook finds what it expects, and
 each step is recorded once.
 """

@@ -132,7 +132,7 @@ class Counted(RolloutStrategy):
         self._held_out = held_out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
-        return self  # the Cookbook copies its configuration to write it
+        return self  # the Cookbook copies its configuration; there is one tally
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Accounted, (self.inner,)

@@ -153,7 +153,7 @@ def run_name(settings: TrainSettings, folder: Path) -> str:
 
 
 def run_tags(settings: TrainSettings) -> list[str]:
-    """Return game, model, and the tags of settings and ``WANDB_TAGS``, at most 64 letters each."""
+    """Return game, model, the tags of settings and ``WANDB_TAGS``; each once, cut to 64 letters."""
     wanted = [settings.name, Path(settings.model_name).name, *settings.tags]
     wanted += os.environ.get("WANDB_TAGS", "").split(",")
     return list(dict.fromkeys(tag.strip()[:64] for tag in wanted if tag.strip()))

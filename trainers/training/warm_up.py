@@ -76,7 +76,7 @@ class ConversationDataset(SupervisedDataset):
         return [conversation_to_datum(each, self.renderer, None) for each in messages]
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Do nothing: there is only one epoch."""
+        """Do nothing: there is one epoch, and no conversation is seen twice."""
 
     def __len__(self) -> int:
         return self.settings.steps

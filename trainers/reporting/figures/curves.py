@@ -125,7 +125,7 @@ def _settle(axes: Axes, unit: str) -> None:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Return the exponential moving average; ``weight`` is that of the past."""
+    """Return the exponential moving average up to each value; ``weight`` is that of the past."""
     average, known, out = 0.0, 0.0, []
     for value in values:
         average = weight * average + (1 - weight) * value
