@@ -1,7 +1,7 @@
 """Search the settings of a run: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
 
-As many runs at a time as the machine has room for. ``sweeping/`` has the search and its record. The
-folder of a sweep has
+It does as many runs at a time as the machine has room for. ``sweeping/`` has the search and its
+record. The folder of a sweep has
 
     sweep.json                 the command, versions, machine
     journal.log                every attempt at every run: an Optuna study
