@@ -76,7 +76,7 @@ def export(settings: ExportSettings) -> None:
     if settings.unique and settings.format != "atif":
         rows = [*{json.dumps(row): row for row in rows}.values()]
     if not rows:
-        raise RecordError(_none(settings, chosen, left_out))
+        raise RecordError(_why_nothing(settings, chosen, left_out))
     out = _write(settings, rows)
     said = {"sft": "conversations", "pairs": "pairs", "atif": "trajectories"}[settings.format]
     of = f"of {chosen.kept} rollouts ({chosen.read} on record)"
@@ -102,7 +102,7 @@ def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
     return out
 
 
-def _none(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
+def _why_nothing(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
     if left_out:
         what = {"sft": "conversation", "pairs": "pair", "atif": "trajectory"}[settings.format]
         return f"No {what} of {chosen.kept} rollouts can be written. {left_out[0]}"

@@ -96,7 +96,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
             ) from error
         with service:
             served = service.offer(client, settings.name or Path(settings.model).name)
-            yield _said(service.url, served.model, key and settings.api_key_env, service.key)
+            yield _message(service.url, served.model, key and settings.api_key_env, service.key)
 
 
 def _weights(name: str) -> NamedWeights:
@@ -109,7 +109,7 @@ def _weights(name: str) -> NamedWeights:
     return found
 
 
-def _said(url: str, model: str, variable: str | None, key: str) -> str:
+def _message(url: str, model: str, variable: str | None, key: str) -> str:
     """Return address, key and examples; a key from the environment is not shown."""
     shown = f"${variable}" if variable else key
     return f"""\

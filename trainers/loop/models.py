@@ -255,7 +255,7 @@ async def models(
     ]
     clients = [await each for each in starting]
     context = await asyncio.to_thread(context_length_of, service, base_model)
-    _tell_of_copies(clients, base_model, rank)
+    _warn_of_copies(clients, base_model, rank)
     return tuple(
         Model(name, client, renderer, context, learning_rate)
         for name, client in zip(names, clients, strict=True)
@@ -279,7 +279,7 @@ def _check_engine(base_url: str | None) -> None:
         )
 
 
-def _tell_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
+def _warn_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
     """Warn if the embedded engine trains all weights of the base instead of adapters."""
     whole = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
     if whole:

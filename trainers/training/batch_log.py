@@ -170,10 +170,10 @@ class Tally:
             return self._in_a_row.clear()
         self._in_a_row.append(failed)
         if self._patience and len(self._in_a_row) >= self._patience:
-            self.end(EpisodesFailedError(_the_end(self._in_a_row)))
+            self.end(EpisodesFailedError(_end_message(self._in_a_row)))
 
 
-def _the_end(failed: Sequence[Failures]) -> str:
+def _end_message(failed: Sequence[Failures]) -> str:
     whole = together(failed)
     commonest = whole.commonest
     error = commonest.error if commonest is not None else ""

@@ -98,7 +98,7 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
     if embedded:
         _correct_batches(warm.path, path / STORE)
     for log in (path, warm.path):
-        _strike_unlogged(log)
+        _remove_unlogged(log)
     listed = folder.steps_done()
     if embedded:
         _repair(path)
@@ -159,7 +159,7 @@ def _correct_batches(log: Path, root: Path) -> None:
     files.change_lines(log / CHECKPOINTS, fixed)
 
 
-def _strike_unlogged(log: Path) -> None:
+def _remove_unlogged(log: Path) -> None:
     """Remove checkpoints of steps that a kill kept out of the metrics; these steps are redone."""
     logged = max(_logged(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
@@ -175,10 +175,10 @@ def tidy(path: Path) -> None:
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     if (path / STORE).is_dir():
-        CheckpointStore(path / STORE).tidy(_of_use(path) | _of_use(path / WARM_UP))
+        CheckpointStore(path / STORE).tidy(_to_keep(path) | _to_keep(path / WARM_UP))
 
 
-def _of_use(log: Path) -> set[str]:
+def _to_keep(log: Path) -> set[str]:
     """Paths of the checkpoints to keep: of rolling ones, only the last that can be resumed."""
     records = read_jsonl(log / CHECKPOINTS)
     resumable = [record for record in records if record.get("state_path")]
@@ -215,7 +215,7 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
                 yield folder
             except BaseException as error:
                 if folder.begun:
-                    _say_how_to_go_on(error, folder, go_on(path))
+                    _note_how_to_resume(error, folder, go_on(path))
                 elif new:
                     _empty(path)
                 raise
@@ -236,7 +236,7 @@ def _empty(path: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> None:
+def _note_how_to_resume(error: BaseException, folder: RunFolder, command: str) -> None:
     done = folder.steps_done()
     if isinstance(error, KeyboardInterrupt):
         steps = f"{done} step{'s' * (done != 1)}"

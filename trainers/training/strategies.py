@@ -110,7 +110,7 @@ class Accounted(RolloutStrategy):
             raise
         batch: Batch | None = getattr(env_group_builder, "batch", None)
         if batch is not None and batch.number < TOLD_GROUPS and result.trajectories:
-            _keep_what_was_said(result.trajectories[0], result.envs[0])
+            _log_texts(result.trajectories[0], result.envs[0])
         failures = [_failure_of_rollout(error) for error in result.errors]
         self.account = Account.of(result.trajectories, failures)
         return result
@@ -172,7 +172,7 @@ class Counted(RolloutStrategy):
         self._tally.count_lost(why)
 
 
-def _keep_what_was_said(trajectory: Trajectory, env: Env) -> None:
+def _log_texts(trajectory: Trajectory, env: Env) -> None:
     """Add the texts of each turn to its logs, which the Cookbook writes into rollout files."""
     if isinstance(env, ChatAgentEnv):
         turns = dialogue(trajectory, env.renderer.tokenizer)

@@ -60,7 +60,7 @@ def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> 
         "folder": str(folder.path),
     }
     folder.write_json(files.RESULT, result)
-    _show(folder, done, _lost(failed, skipped, folder, done.steps), console)
+    _show(folder, done, _warnings(failed, skipped, folder, done.steps), console)
     return result
 
 
@@ -108,7 +108,7 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _lost(failed: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
+def _warnings(failed: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
     rows = [row for row in folder.steps() if TRAIN_REWARD in row]
     equal = sum(row.get(MIXED_GROUPS) == 0 for row in rows)
     lines = []
