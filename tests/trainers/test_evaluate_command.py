@@ -110,7 +110,7 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path, capsys: Sh
     waiting.join()
     kept = episodes(part)
     assert 20 <= len(kept) < 192
-    resume = shlex.split(capsys.readouterr().out.rpartition("to go on: ")[2])
+    resume = shlex.split(capsys.readouterr().out.rpartition("To resume: ")[2])
     assert resume == ["evert", "evaluate", f"out={part}"]
     assert run(*resume[2:], "parallel=64") == 0
     assert run(*arguments, "parallel=64", f"out={whole}") == 0
@@ -234,8 +234,8 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
     arguments = ["env=twenty_questions", "models=oracle,openai:gpt", "max_tasks=2", "parallel=2"]
     assert run(*arguments, nobody, out) == 1
     said = capsys.readouterr().err
-    assert "error: openai:gpt: the endpoint does not answer as it should: APIConnectionE" in said
-    assert f"to go on: evert evaluate {out}" in said
+    assert "error: openai:gpt: a request to the endpoint failed: APIConnectionE" in said
+    assert f"To resume: evert evaluate {out}" in said
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
 
 

@@ -198,7 +198,7 @@ def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(capsy
         "error: In 3 steps in a row nearly all episodes failed: 12 of 12 episodes failed "
         "(12 agent errors). The commonest: LookupError: no table ",
         "Correct the agent where the traceback points. ",
-        "failed_steps=0 goes on whatever fails",
+        "failed_steps=0 never ends the run for this",
         "To resume: ",
     ):
         assert part in said

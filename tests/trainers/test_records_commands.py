@@ -81,7 +81,7 @@ def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, capsys: Shown) ->
     assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length"]) == 1
     assert cli.main(["export", f"run={tmp_path}"]) == 1
     said = capsys.readouterr().err
-    assert "has no whole rollout" in said
+    assert "has no complete rollout" in said
     assert "no model was called" in said
 
 
@@ -179,6 +179,16 @@ async def test_trajectories_have_calls_results_and_the_sampled_tokens(tmp_path: 
             assert step["metrics"]["logprobs"] == record.action(turn).maybe_logprobs
             assert step["metrics"]["prompt_tokens"] == len(record.prompts[turn])
         assert played["extra"]["reward"] == record.reward
+
+
+async def test_a_second_export_leaves_no_trajectories_of_the_first(tmp_path: Path) -> None:
+    await record_groups(tmp_path)
+    out = tmp_path / "atif"
+    given = ["export", f"run={tmp_path}", "format=atif", f"out={out}"]
+    assert cli.main(given) == 0
+    (out / "notes.json").write_text("{}")
+    assert cli.main([*given, "min_reward=1"]) == 0
+    assert sorted(file.name for file in out.iterdir()) == ["000000.json", "notes.json"]
 
 
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:

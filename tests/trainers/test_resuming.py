@@ -86,7 +86,7 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsy
     assert (process.returncode, errors) == (INTERRUPTED, "")
     done = folder.steps_done()
     assert 2 <= done < 200
-    assert f"Interrupted after {done} steps; they are saved in run. To go on:" in shown
+    assert f"Interrupted after {done} steps; they are saved in run. To resume:" in shown
 
     printed = shlex.split(shown.strip().splitlines()[-1])
     assert printed[:2] == ["evert", "train"]

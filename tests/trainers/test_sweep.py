@@ -234,7 +234,7 @@ def test_no_run_outlives_a_killed_sweep_and_ctrl_c_says_how_to_go_on(
     waiting.join()
     shown, errors = capfd.readouterr()
     assert errors == ""
-    assert "Interrupted after 0 of 2 runs. To go on:" in shown
+    assert "Interrupted after 0 of 2 runs. To resume:" in shown
     assert shown.strip().endswith("evert sweep out=s")
     row = rows_of(tmp_path / "s")[0]
     assert (row["status"], row["history"]) == ("interrupted", "interrupted > interrupted")
@@ -251,7 +251,7 @@ def test_a_sweep_that_is_stopped_while_its_runs_begin_says_how_to_go_on(tmp_path
         process.terminate()
         shown, errors = process.communicate(timeout=250)
     assert (process.returncode, errors) == (INTERRUPTED, "")
-    assert "Interrupted after 0 of 2 runs. To go on:" in shown
+    assert "Interrupted after 0 of 2 runs. To resume:" in shown
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_fails_is_a_row(tmp_path: Path, monkeypatch: Patch, capsys: S
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2
     assert "best:" not in shown
-    assert "To try the others again:" in shown
+    assert "To try the failed runs again:" in shown
 
 
 WHOLE = {"env": "identity", "steps": "1", "learning_rate": "1e-4..1e-2", "trials": "3"}

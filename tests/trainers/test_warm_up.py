@@ -83,7 +83,7 @@ def test_what_the_assistant_says_is_learned_and_nothing_else() -> None:
     (datum, *_) = dataset(demonstrations=lambda seed: iter([HELLO] * 3)).get_batch(0)
     targets, weights = (datum.loss_fn_inputs[key].data for key in ("target_tokens", "weights"))
     learned = [int(t) for t, weight in zip(targets, weights, strict=True) if weight > 0]
-    with pytest.raises(DemonstrationsError, match="2 demonstrations were given for a batch of 3"):
+    with pytest.raises(DemonstrationsError, match="Got 2 demonstrations for a batch of 3"):
         dataset(demonstrations=lambda seed: iter([HELLO] * 2)).get_batch(0)
     assert base_tokenizer().decode(learned) == "Hello.<|im_end|>"
     assert sum(weights) == pytest.approx(1.0)

@@ -1,13 +1,14 @@
 """Evaluate models on a game or an agent: ``evert evaluate env=twenty_questions models=...``.
 
-Every model plays every task several times. The folder has
+Every model plays every task several times. The output folder has
 
-    evaluation.json                 what was evaluated, with versions
-    episodes.jsonl                  every episode; rollouts.jsonl: token for token, with record=True
-    scores.csv                      by model, split and category
-    splits.png  categories.png      the same as bars
+    evaluation.json                 the settings, with versions
+    episodes.jsonl                  every episode
+    rollouts.jsonl                  every episode's tokens, with record=True
+    scores.csv                      scores by model, split and category
+    splits.png  categories.png      the scores as bars
 
-One that was interrupted goes on (``out=FOLDER``): each episode has a seed of its own.
+Each episode has its own seed, so ``out=FOLDER`` can resume an interrupted evaluation.
 """
 
 import shlex
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 SCORES = "scores.csv"
 SHOWN = 3
-"""Tasks whose answers are shown below the table."""
+"""Tasks of each model whose answers are shown below the table."""
 SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
 
 USAGE = """\
@@ -59,21 +60,21 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
   evert evaluate agent=... test_tasks=... models=runs/NAME policy_names=gpt-4o models.user=openai:M
   evert evaluate env=tic_tac_toe models=runs/NAME opponent=perfect split=test
   evert evaluate tasks=all-offline models=runs/NAME   every taskset that needs no network
-  evert evaluate out=evaluations/NAME      go on with one that was interrupted
+  evert evaluate out=evaluations/NAME      resume an interrupted evaluation
 
 Settings, with their values:
 """
 
-KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # which are given as models.NAME=
+KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # frozen models: models.NAME=
 MAY_CHANGE = frozenset(
     {"models", "seeds", "parallel", "record", "device", "threads", "out"}
-    | {"base_url", "api_key_env"}  # on record without a password, and told apart by its digest
+    | {"base_url", "api_key_env"}  # recorded without passwords; digests tell endpoints apart
 )
-"""Settings with which an evaluation may go on: they leave what was played as it is."""
+"""Settings that may change when an evaluation is resumed: the played episodes stay valid."""
 
 
 class EvaluationError(EvertError, RuntimeError):
-    """An evaluation stopped on the way; what was played is kept."""
+    """An evaluation stopped early. The episodes that were played are kept."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +100,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _run_all(given: Mapping[str, str]) -> int:
     typed = {key: value for key, value in given.items() if key != "tasks"}
-    settings = read_evaluate_settings({**typed, "env": "identity"})  # any game does
+    settings = read_evaluate_settings({**typed, "env": "identity"})  # any game will do
     _check_names(settings)
     with trusting_code(settings.trust_remote_code):
         _contestants(settings)
@@ -119,16 +120,16 @@ def _run_with(settings: EvaluateSettings) -> int:
     folder = _open(settings)
     contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
-    console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that
+    console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
     try:
         played = _evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         again = shlex.join(["evert", "evaluate", f"out={folder}"])
-        stopped.add_note(f"{said}What was played is kept; to go on: {again}")
+        stopped.add_note(f"{said}All finished episodes are kept. To resume: {again}")
         raise
     scored = {episode.model for episode in played if episode.reward is not None}
-    return int(any(episode.model not in scored for episode in played))  # 1: one has no score at all
+    return int(any(episode.model not in scored for episode in played))  # 1: a model has no score
 
 
 def _check_names(settings: EvaluateSettings) -> None:
@@ -153,8 +154,8 @@ def _open(settings: EvaluateSettings) -> Path:
     ]
     if changed:
         raise RunFolderError(
-            f"{path} holds an evaluation with other settings:{''.join(changed)}\nTo go on with it "
-            "leave these out; else choose another out=."
+            f"{path} holds an evaluation with other settings:{''.join(changed)}\nTo resume it, "
+            "leave these out; to start another, choose another out=."
         )
     return path
 
@@ -178,7 +179,7 @@ def _evaluate(
             wanted = planned(contestant.name, contestant.digest, tasks, seeds)
             todo = [each for each in wanted if each[0].key not in log.by_key]
             _play(contestant, todo, log, console)
-            # On record under another name, if the same weights had one.
+            # The log may have these weights under another name.
             played += [replace(log.by_key[e.key], model=e.model) for e, _ in wanted]
         _report(played, settings, folder, console)
     return played
@@ -209,7 +210,7 @@ def _play(
             run_async(play(todo, player, log.add, done, success=settings.success, places=places))
         except openai.OpenAIError as error:
             raise EvaluationError(
-                f"{contestant.name}: the endpoint does not answer as it should: "
+                f"{contestant.name}: a request to the endpoint failed: "
                 f"{type(error).__name__}: {error}. Check base_url, "
                 f"{settings.api_key_env or OPENAI_KEY} and the model's name."
             ) from error
@@ -229,7 +230,7 @@ def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Ep
     def done(episode: "Episode") -> None:
         nonlocal won, count
         won, count = won + episode.success, count + 1
-        found = f"{won} successes"  # no rate: those that are over first are the short ones
+        found = f"{won} successes"  # a rate would be biased: short episodes end first
         bar.update(task, advance=1, found=found)
         if not console.is_terminal and count % -(-total // 5) == 0:
             console.print(f"{name}: {count}/{total}  {found}", soft_wrap=True)
@@ -275,7 +276,7 @@ def _report(
 
 
 def _show_answers(played: Sequence["Episode"], console: Console) -> None:
-    said = {(e.split, e.task): e for e in reversed(played) if e.dialogue}  # the first seed stays
+    said = {(e.split, e.task): e for e in reversed(played) if e.dialogue}  # each task's first seed
     for episode in [*reversed(said.values())][:SHOWN]:
         reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
         texts = episode.target, episode.dialogue[-1]["said"]

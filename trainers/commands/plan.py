@@ -1,4 +1,4 @@
-"""What a model takes in memory, from its configuration alone: ``evert engine plan model=NAME``."""
+"""Estimate a model's memory from its configuration alone: ``evert engine plan model=NAME``."""
 
 from typing import TYPE_CHECKING
 
@@ -26,18 +26,20 @@ Settings, with their values:
 
 @chz.chz
 class PlanSettings:
-    """What would be loaded, and how."""
+    """The model, and how the engine would load and train it."""
 
     model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
-    dtype: Dtype = setting("auto", "of the weights; auto: bfloat16 on CUDA beside an adapter")
+    dtype: Dtype = setting("auto", "of the weights; auto: bfloat16 on CUDA with an adapter")
     full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
-    lora_rank: int = size(32, "rank of the adapter, where one is trained")
-    samplers: int = size(2, "versions of the weights that are sampled from at a time", 0)
-    tokens: int = size(2048, "of a prompt and its reply: so many are sampled at a time")
+    lora_rank: int = size(32, "rank of the adapter, if one is trained")
+    samplers: int = size(2, "versions of the weights in memory to sample from", 0)
+    tokens: int = size(
+        2048, "length of a prompt with its reply; the plan says how many are sampled at a time"
+    )
     gradient_checkpointing: bool | None = setting(
-        None, "layers are computed again in the backward pass; None: where needed"
+        None, "whether the backward pass computes layers again; None: if needed"
     )
 
 
@@ -52,7 +54,7 @@ main = COMMAND.main
 
 
 def make_plan(settings: PlanSettings) -> "Plan":
-    """Count what the settings' model takes."""
+    """Estimate the memory that the settings' model takes."""
     find_model(settings.model)
 
     from evert.trainers.engine.common.network import no_network
@@ -71,7 +73,7 @@ def make_plan(settings: PlanSettings) -> "Plan":
 
 
 def said(found: "Plan", tokens: int) -> str:
-    """The plan as lines, with advice where it does not fit; ``tokens`` are those of a row."""
+    """Return the plan as text, with advice if it does not fit; a row has ``tokens`` tokens."""
     trains = "all weights" if found.rank is None else f"an adapter of rank {found.rank}"
     again = ", layers computed again in the backward pass" if found.checkpointing else ""
     rows = [
@@ -104,7 +106,7 @@ def _advice(found: "Plan") -> str:
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes for people: ``3.4 MB``."""
+    """Format a number of bytes: ``3.4 MB``."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""``evert report RUN [RUN ...]``: one HTML page of runs, and its figures (``reporting/``)."""
+"""``evert report RUN [RUN ...]``: write an HTML page about runs, with figures (``reporting/``)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ PAGE = "index.html"
 USAGE = """\
 Usage: evert report RUN [RUN ...] [key=value ...]
 
-Makes one HTML page of one or several run folders of `evert train`, finished or not, with its
-figures as PNG files beside it. The page needs nothing else and can be sent to somebody.
+Makes one HTML page about one or several run folders of `evert train`, finished or not, and PNG
+files of its figures. The page is a single file that can be sent to others.
 
   evert report runs/NAME
   evert report runs/* out=comparison sample_price=1.5
@@ -25,25 +25,25 @@ figures as PNG files beside it. The page needs nothing else and can be sent to s
 
 @chz.chz
 class ReportSettings:
-    """How a report is made."""
+    """The settings of a report."""
 
-    out: str = setting("", "where to write it; else `report` in the first run's folder")
-    title: str = setting("", "of the page; else the names of the runs")
-    smooth: float = setting(0.6, "how much of the past bold lines hold, 0 to below 1")
-    prefill_price: float | None = size(None, "dollars a million tokens given", 0)
-    sample_price: float | None = size(None, "dollars a million tokens sampled", 0)
-    train_price: float | None = size(None, "dollars a million tokens trained on", 0)
+    out: str = setting("", "folder to write; empty: `report` in the first run's folder")
+    title: str = setting("", "title of the page; empty: the names of the runs")
+    smooth: float = setting(0.6, "weight of the past in the bold lines, from 0 to below 1")
+    prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
+    sample_price: float | None = size(None, "dollars per million sampled tokens", 0)
+    train_price: float | None = size(None, "dollars per million tokens trained on", 0)
 
     @chz.validate
     def _check(self) -> None:
         from evert.trainers.reporting.run import ReportError
 
         if not 0 <= self.smooth < 1:
-            raise ReportError(f"smooth must be a number from 0 and below 1, got {self.smooth:g}.")
+            raise ReportError(f"smooth must be at least 0 and below 1, got {self.smooth:g}.")
 
     @property
     def prices(self) -> dict[str, float]:
-        """Those that were given, by what they are of."""
+        """The given prices, in dollars per million tokens, by name: prefill, sample, train."""
         named = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
         return {name: price for name, price in named.items() if price is not None}
 
@@ -60,7 +60,7 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
-    """Read the command line: the runs, each once, and how the report is made."""
+    """Read the command line: the runs, each once, and the settings."""
     from evert.trainers.reporting.run import ReportError
 
     paths, settings = read_paths_and_settings(ReportSettings, arguments)
@@ -82,7 +82,7 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
     if len(runs) > MOST_LINES:
         raise ReportError(
-            f"Got {len(runs)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
+            f"Got {len(runs)} runs; a figure can show {MOST_LINES} at most. Name fewer, or make "
             "several reports."
         )
     out = Path(settings.out).expanduser() if settings.out else paths[0] / "report"

@@ -1,6 +1,6 @@
-"""``evert rescore run=RUN reward=module:function``: other rewards for rollouts on record.
+"""``evert rescore run=RUN reward=module:function``: compute new rewards for recorded rollouts.
 
-Nothing is played, and the record stays as it is: ``rescored.jsonl`` has old and new rewards.
+It plays no episodes and leaves the record unchanged: ``rescored.jsonl`` has old and new rewards.
 """
 
 import asyncio
@@ -33,26 +33,26 @@ RESCORED = "rescored.jsonl"
 USAGE = """\
 Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
 
-Gives the recorded rollouts of a run or an evaluation (record=True) other rewards, and shows the old
-beside the new. The function takes a RolloutRecord and returns a number; it may be async.
+Computes new rewards for the recorded rollouts of a run or an evaluation (record=True), and compares
+them with the old ones. The function takes a RolloutRecord and returns a number; it may be async.
 
 """
 
 
 @chz.chz
 class RescoreSettings:
-    """What to score again, and how."""
+    """The rollouts to score again, and the new reward."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
+    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
     out: str = setting("", f"file to write; '': {RESCORED} in that folder")
-    parallel: int = size(64, "rollouts scored at a time, where the function is async")
-    show: int = size(5, "rollouts listed whose reward changed most", 0)
+    parallel: int = size(64, "rollouts scored at a time, if the function is async")
+    show: int = size(5, "rollouts to list, those whose reward changed most", 0)
 
 
 @dataclass(frozen=True)
 class Rescored:
-    """A rollout with both of its rewards, and where its line is."""
+    """A rollout's position in the record, and its old and new reward."""
 
     iteration: int
     group_idx: int
@@ -63,7 +63,7 @@ class Rescored:
 
 
 def rescore_and_show(settings: RescoreSettings) -> None:
-    """Score, show old beside new, and write both down."""
+    """Score again, compare old and new rewards, and write them."""
     console = Console(highlight=False, markup=False)
     found = rescore(settings, console)
     _show(found, settings.show, console)
@@ -71,7 +71,7 @@ def rescore_and_show(settings: RescoreSettings) -> None:
 
 
 def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
-    """Score every rollout on record again."""
+    """Score every recorded rollout again."""
     reward = resolve(settings.reward, "reward", InvalidAgentError)
     if not callable(reward):
         raise InvalidAgentError(
@@ -81,7 +81,7 @@ def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
     with progress(settings.run, "rescoring", console) as records:
         found = run_async(_rescored(records, reward, settings.parallel))
     if not found:
-        raise RecordError(f"{settings.run} has no whole rollout: nothing can be rescored.")
+        raise RecordError(f"{settings.run} has no complete rollout, so nothing can be rescored.")
     return found
 
 
@@ -89,9 +89,9 @@ async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
     found, rest = list[Rescored](), iter(records)
-    while some := [*islice(rest, parallel)]:  # read before any is scored: a line may be damaged
+    while some := [*islice(rest, parallel)]:  # read first: a damaged line raises
         found += await asyncio.gather(*(_scored(record, reward) for record in some))
-        await asyncio.sleep(0)  # Ctrl-C, where no reward awaits anything
+        await asyncio.sleep(0)  # lets Ctrl-C in if no reward awaits
     return found
 
 

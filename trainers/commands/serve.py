@@ -28,27 +28,29 @@ Settings, with their values:
 
 
 class ServeError(EvertError, OSError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 @chz.chz
 class ServeSettings:
-    """What is served, and where."""
+    """The weights to serve, and the address."""
 
     model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
-    name: str = setting("", "what it is called there; empty: the model's own name")
-    host: str = setting("127.0.0.1", "interface; 0.0.0.0 lets other machines in, over plain HTTP")
+    name: str = setting("", "name that clients use; empty: the model's own name")
+    host: str = setting(
+        "127.0.0.1", "interface to listen on; 0.0.0.0: other machines can connect, by plain HTTP"
+    )
     port: int = port("0: a free one")
     api_key_env: str = setting(
-        "VLLM_API_KEY", "variable with the key to ask for; not set: a random one"
+        "VLLM_API_KEY", "environment variable with the key that clients send; not set: a random key"
     )
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
     threads: int | None = size(None, "CPU threads; None: 1 if tiny")
     dtype: Dtype = setting(
-        "auto", "of the weights; auto: bfloat16 on CUDA for models that adapters train"
+        "auto", "type of the weights; auto: bfloat16 on CUDA for models trained with an adapter"
     )
-    seed: int = setting(0, "of what is sampled where a request has none")
+    seed: int = setting(0, "seed for requests that have none")
 
 
 def _run(settings: ServeSettings) -> None:
@@ -62,7 +64,7 @@ def _run(settings: ServeSettings) -> None:
 
 @contextmanager
 def serving(settings: ServeSettings) -> Iterator[str]:
-    """Serve inside the block; yields what to tell who wants to ask."""
+    """Serve inside the block; yield the text that tells users how to connect."""
     found = _weights(settings.model)
 
     import tinker
@@ -83,7 +85,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
     ):
         make: Any = tinker.ServiceClient().create_sampling_client
         client = make(found.model_path, None if found.model_path else base)
-        assert client.sampler  # loaded, or raises what is wrong
+        assert client.sampler  # loads the weights, or raises
         key = os.environ.get(settings.api_key_env)
         try:
             service = PolicyService(settings.host, settings.port, key)
@@ -94,14 +96,14 @@ def serving(settings: ServeSettings) -> Iterator[str]:
             ) from error
         with service:
             served = service.offer(client, settings.name or Path(settings.model).name)
-            yield _said(service.url, served.model, key and settings.api_key_env, service.key)
+            yield _message(service.url, served.model, key and settings.api_key_env, service.key)
 
 
 def _weights(name: str) -> NamedWeights:
     found = find_model(name)
     if not isinstance(found, NamedWeights) or found.base_model is None:
         raise ModelNameError(
-            f"model={name} is not on this machine, and whoever has it serves it. Pass a base, a "
+            f"model={name} is not on this machine, so it cannot be served here. Pass a base, a "
             "Hugging Face folder, runs/NAME or runs/NAME@STEP."
         )
     if not is_here(found.base_model):
@@ -112,8 +114,8 @@ def _weights(name: str) -> NamedWeights:
     return found
 
 
-def _said(url: str, model: str, variable: str | None, key: str) -> str:
-    """Address, key and an example; a key from the environment is not shown."""
+def _message(url: str, model: str, variable: str | None, key: str) -> str:
+    """Return address, key and examples; a key from the environment is not shown."""
     shown = f"${variable}" if variable else key
     return f"""\
 serving {model} at {url}  (Ctrl-C stops it)

@@ -1,11 +1,13 @@
 """Search the settings of a run: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
 
-As many runs at a time as there is room for; what is searched and remembered is in ``sweeping/``:
+It does as many runs at a time as the machine has room for. ``sweeping/`` has the search and its
+record. The folder of a sweep has
 
-    sweep.json                 the command, versions, machine: what the sweep is
+    sweep.json                 the command, versions, machine
     journal.log                every attempt at every run: an Optuna study
-    runs/NUMBER-VALUES/        the run folders; output/NUMBER.txt: what each run printed
-    results.csv results.json   a row a run, those of the best values first
+    runs/NUMBER-VALUES/        the run folders
+    output/NUMBER.txt          what each run printed
+    results.csv results.json   a row a run, the best values first
     parallel_coordinates.png
 """
 
@@ -42,27 +44,27 @@ from evert.trainers.system.files import (
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
-if TYPE_CHECKING:  # without Optuna, importing these says what to install
+if TYPE_CHECKING:  # without Optuna, importing these raises an error
     from evert.trainers.sweeping.study import Plan, Run
 
 JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
-"""Characters of a run folder's name, and of a table where there is no terminal."""
+"""Most characters of a run folder's name, and of a table's row where there is no terminal."""
 POLL_SECONDS = 0.2
 
 HELP = """\
 Usage: evert sweep key=value ...
 
-Trains many times and says which settings did best. Every setting of `evert train` can be given;
-one with a list or a range is searched, the others are the same in all runs:
+Trains many times and says which settings did best. It takes every setting of `evert train`. It
+searches those with a list or a range; the others are the same in all runs:
 
-  learning_rate=1e-4,3e-4,1e-3     each of these; words, too: loss_fn=ppo,cispo
-  learning_rate=1e-4..1e-2         numbers between, evenly by their logarithm
-  group_size=4..16                 whole numbers between; 4..64:log evenly by their logarithm
-  seed=0,1,2                       repetitions: without them luck decides, too
+  learning_rate=1e-4,3e-4,1e-3     a list of numbers or words: loss_fn=ppo,cispo
+  learning_rate=1e-4..1e-2         a range of numbers, on a log scale
+  group_size=4..16                 a range of whole numbers; 4..64:log on a log scale
+  seed=0,1,2                       repetitions: without them, luck may decide
 
   evert sweep env=identity learning_rate=1e-4,3e-4,1e-3 group_size=4,8 seed=0,1 steps=10
-  evert sweep out=sweeps/NAME      go on: what failed or was interrupted is done again
+  evert sweep out=sweeps/NAME      resume: failed and interrupted runs are tried again
 
 """
 
@@ -79,7 +81,7 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Do all the runs that have not completed, and report; 1 if one failed."""
+    """Do all runs that have not completed, and report; return 1 if one failed."""
     from evert.trainers.sweeping.study import SweepSettings
 
     quiet_progress_bars()
@@ -93,18 +95,18 @@ def sweep(arguments: Sequence[str]) -> int:
             run_async(doing.run())
         except KeyboardInterrupt as stopped:
             stopped.add_note(
-                f"Interrupted after {doing.done} of {plan.trials} runs. To go on{go_on}"
+                f"Interrupted after {doing.done} of {plan.trials} runs. To resume{go_on}"
             )
             raise
         finally:
             doing.report()
     if doing.done < plan.trials:
-        doing.say(f"To try the others again{go_on}")
+        doing.say(f"To try the failed runs again{go_on}")
     return int(doing.done < plan.trials)
 
 
 def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, "Plan"]:
-    """The folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
+    """Open the folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
     from evert.trainers.sweeping.study import read_plan
 
     asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}
@@ -132,7 +134,7 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
 
 
 class Sweep:
-    """A sweep under way in its folder."""
+    """A sweep that is running in its folder."""
 
     def __init__(self, folder: RunFolder, plan: "Plan") -> None:
         from evert.trainers.sweeping.study import Record
@@ -141,7 +143,7 @@ class Sweep:
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
         self._measured = plan.settings.parallel is not None
-        """Whether it is known how many runs fit; one, while it is not."""
+        """Whether it is known how many runs fit on the machine; until then, one runs at a time."""
         # A table is as wide as the terminal; a file has no width.
         wide = None if sys.stdout.isatty() else FILE_WIDTH
         console = Console(highlight=False, width=wide)
@@ -154,7 +156,7 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        """Runs that have completed."""
+        """The number of completed runs."""
         return sum(run.objective is not None for run in self._record.runs)
 
     async def run(self) -> None:
@@ -209,7 +211,7 @@ class Sweep:
         self._progress.update(self._bar, completed=self.done)
 
     def report(self) -> None:
-        """Write what came of it, and show it, with the command that trains with the best values."""
+        """Write and show the results, and the command that trains with the best values."""
         from evert.trainers.sweeping import results
 
         plan, ranked = self._plan, results.rank(self._record.runs)

@@ -1,7 +1,7 @@
 """Train an agent: ``evert train env=identity``, or from Python ``evert.train(agent, tasks)``.
 
-The Tinker Cookbook's ``rl.train.main`` trains, unchanged. Around it: prepare the settings, score
-the untrained weights on held-out tasks, let it train, score the trained ones and report.
+The Tinker Cookbook's ``rl.train.main`` does the training, unchanged. This module prepares the
+settings, scores the weights on held-out tasks before and after training, and reports.
 """
 
 import asyncio
@@ -73,12 +73,12 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Read ``key=value`` arguments over the recipe, or over the settings of the run to resume."""
+    """Read ``key=value`` arguments; the recipe, or the run to resume, gives the other settings."""
     return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
 def usage(arguments: list[str]) -> str:
-    """The help: every setting, with its value beside these arguments."""
+    """Return the help: every setting, with the value that it has with these arguments."""
     if "cookbook" in arguments:
         from evert.trainers.training.cookbook import cookbook_help
 
@@ -99,31 +99,30 @@ def train(
     console: Console | None = None,
     **settings: Any,
 ) -> RunFolder:
-    """Train an agent, as ``evert train`` does; in a notebook, too.
+    """Train an agent, as ``evert train`` does. This works in a notebook, too.
 
         run = evert.train(agent, TASKS, test_tasks=HELD_OUT, steps=30, learning_rate=1e-3)
         run.after["greedy"], run.plot, run.steps()
 
-    A run that was interrupted goes on if this is called again with its folder as ``log_path``.
+    To resume an interrupted run, call this again with the run's folder as ``log_path``.
 
     Args:
-        agent: The agent, or its import path; None with ``env="identity"``, say.
-        tasks: Any sequence of tasks to train on, or its import path; without an agent, a taskset:
+        agent: The agent, or its import path. None for a game (``env="identity"``) or a taskset.
+        tasks: Any sequence of tasks to train on, or its import path. Without an agent, a taskset:
             ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
-        test_tasks: Held-out tasks; None for none, or those of the game.
-        console: Where to show how it goes; None for standard output. ``Console(quiet=True)`` shows
-            nothing.
-        **settings: Those that ``evert train --help`` lists, ``steps=30`` or
-            ``policy_names="gpt-4o"`` for example; mappings as such: ``limits={"max_turns": 9}``,
-            ``models={"judge": "evert-tiny"}`` (or a model itself), and as
-            ``cookbook={"temperature": 0.8}`` any field of the Cookbook's ``rl.train.Config``.
+        test_tasks: Held-out tasks. None: the game's, or none.
+        console: Where progress is shown. None: standard output; ``Console(quiet=True)``: nowhere.
+        **settings: Any that ``evert train --help`` lists, such as ``steps=30``. Pass mappings as
+            such: ``limits={"max_turns": 9}``, ``models={"judge": "evert-tiny"}`` (or a model
+            object), and ``cookbook={"temperature": 0.8}`` for any field of the Cookbook's
+            ``rl.train.Config``.
 
     Returns:
         The run: its folder, result, scores and metrics.
 
     Raises:
-        EvertError: The run could not be done; the message says why.
-        KeyboardInterrupt: It was interrupted; its folder can be resumed.
+        EvertError: The run failed; the message says why.
+        KeyboardInterrupt: The run was interrupted and can be resumed.
     """
     what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
     named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
@@ -143,7 +142,7 @@ def run(
     go_on: Callable[[Path], str],
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train, from the first step or from where the folder's run stopped."""
+    """Train from the first step, or resume the run that the folder holds."""
     began = time.monotonic()
     check_folder(settings)
     prepared = prepare(settings)
@@ -175,7 +174,7 @@ def run(
 
 def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
     gc.collect()
-    gc.freeze()  # to look through all that was imported, again and again, holds the loop each time
+    gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     stopped: BaseException | None = None
     try:
         return run_async(training)
@@ -184,9 +183,9 @@ def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
         raise
     finally:
         with warnings.catch_warnings():
-            # Rollouts that the Cookbook cancelled are collected: some had not begun, which is fine.
+            # Coroutines of cancelled rollouts that never started are collected here: that is fine.
             warnings.simplefilter("ignore", RuntimeWarning)
-            while stopped is not None:  # its frames' variables would keep them to the end
+            while stopped is not None:  # the variables of its frames keep the rollouts alive
                 traceback.clear_frames(stopped.__traceback__)
                 stopped = stopped.__context__
             gc.unfreeze()
@@ -223,7 +222,7 @@ async def _run(
     if before is not None and not start:
         tally.tell("held-out tasks, untrained", before.failures)
     if start >= settings.steps:
-        say(f"all {start} steps are done; a larger steps= would go on")
+        say(f"all {start} steps are done; a larger steps= trains further")
     elif start:
         say(f"resuming after step {start} of {settings.steps}")
     began = time.monotonic()
@@ -246,7 +245,7 @@ async def _score_before(
     warm: "CheckpointRecord | None",
     score: "Callable[..., Awaitable[Evaluation | None]]",
 ) -> "Evaluation | None":
-    """Scores of the weights that RL starts from; a resumed run has them on file."""
+    """Score the weights that RL starts from, or read the scores that a resumed run has on file."""
     from evert.trainers.training.held_out import read_evaluation
 
     if recorded := folder.read_json(files.BEFORE):
@@ -272,9 +271,9 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
 
 
 async def _trained(config: "Config", folder: RunFolder) -> str:
-    """Path of the last weights as a sampler takes them.
+    """Return the sampler path of the last weights.
 
-    Saves them if the run was stopped after its last step and before the Cookbook saved them.
+    Save them first if the run stopped after its last step, before the Cookbook saved them.
     """
     import tinker
     from tinker_cookbook import checkpoint_utils as cookbook
@@ -315,7 +314,7 @@ async def _train(
         step = row.get("step", total)
         whole = {**tally.row(step), **with_before(row, folder.path)}
         show(whole)
-        if step < total:  # else of no step: what the Cookbook 0.6 ends with
+        if step < total:  # the Cookbook 0.6 ends with a row that belongs to no step
             logger.log_metrics(whole, step)
 
     logger.log_hparams(config)
@@ -329,21 +328,21 @@ async def _train(
                     raise
                 raise NothingToLearnError(
                     "Nothing could be learned from a whole batch (batches.jsonl in the run's "
-                    "folder says why), and a Cookbook before 0.6 cannot skip one with "
-                    "stream_minibatch_config. Train without stream_minibatch_config, or install "
-                    "tinker-cookbook 0.6, in a new log_path."
+                    "folder says why). With stream_minibatch_config, a Cookbook before 0.6 cannot "
+                    "skip a batch. Train without stream_minibatch_config, or install "
+                    "tinker-cookbook 0.6; either way in a new log_path."
                 ) from error
             finally:
                 await _finish_saving()
 
 
 def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what fails in the background, such as a save that nobody awaits any more."""
+    """Log errors of background tasks, such as a save that nothing awaits any more."""
     logging.getLogger(__name__).info("%(message)s: %(exception)r", {"exception": None, **context})
 
 
 async def _finish_saving() -> None:
-    """Wait up to 30 s for a checkpoint that is saved in the background, after Ctrl-C too."""
+    """Wait up to 30 s for checkpoints that are being saved in the background; after Ctrl-C too."""
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)

@@ -1,4 +1,4 @@
-"""``evert view [PATH ...]``: a page of runs and their episodes, live (``viewing/``)."""
+"""``evert view [PATH ...]``: show runs and their episodes in a browser, live (``viewing/``)."""
 
 import asyncio
 import hashlib
@@ -20,8 +20,8 @@ from evert.trainers.system.files import near_path
 USAGE = """\
 Usage: evert view [PATH ...] [key=value ...]
 
-Shows runs and their episodes in a browser, live while they go on: folders of runs or evaluations,
-folders of such, files of rollouts; without a PATH those in runs/. It only reads.
+Shows runs and their episodes in a browser, live. A PATH is a folder of a run or an evaluation, a
+folder with such folders in it, or a file of rollouts; the default is runs/. It only reads.
 
   evert view
   evert view runs/NAME evaluations/NAME
@@ -31,18 +31,18 @@ folders of such, files of rollouts; without a PATH those in runs/. It only reads
 
 
 KEPT = 30 * 24 * 3600
-"""Seconds that an index is kept in the cache after it was written to."""
+"""Seconds that an index stays in the cache after the last write to it."""
 
 
 class ViewError(EvertError, OSError):
-    """There is nothing to view, or the address cannot be listened on."""
+    """There is nothing to view, or the page's port cannot be opened."""
 
 
 @chz.chz
 class ViewSettings:
-    """Where the page is served, on this machine alone."""
+    """The port of the page, which only this machine can open."""
 
-    port: int = port("of the page on 127.0.0.1; 0: a free one")
+    port: int = port("port of the page on 127.0.0.1; 0: a free one")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
-    """Read the command line: what to view, and where."""
+    """Read the command line: the paths to view, and the settings."""
     paths, settings = read_paths_and_settings(ViewSettings, arguments)
     return paths or [Path("runs")], settings
 
@@ -90,7 +90,7 @@ async def _serve(paths: Sequence[Path], database: Path, port: int) -> None:
             ) from error
         [address] = runner.addresses
         print(f"http://127.0.0.1:{address[1]}/?token={viewer.token}", flush=True)
-        print("Open this link; whoever has it can read these runs. Ctrl-C stops.", flush=True)
+        print("Open this link. Anyone who has it can read these runs. Ctrl-C stops.", flush=True)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
@@ -99,7 +99,7 @@ async def _serve(paths: Sequence[Path], database: Path, port: int) -> None:
 
 @contextmanager
 def _database(paths: Sequence[Path]) -> Iterator[Path]:
-    """The index of these paths in the user's cache; a passing one while another viewer has that."""
+    """The index of these paths, in the user's cache; in a temporary folder if it is in use."""
     from filelock import FileLock, Timeout
 
     from evert.trainers.viewing.index import VERSION

@@ -1,10 +1,10 @@
-"""A loop of one's own, in a page: rollouts as arrays, and models.
+"""The parts of a training loop of your own: rollouts as arrays, and models in training.
 
 In reading order:
 
-    rollout.py  ``rollout``: the episodes of some tasks
-    batch.py    ``Batch``: what they earned as arrays, and the data to train on
-    models.py   ``evert.models``: each rolls out, measures, learns
-    scoring.py  conversations and log-probabilities, without a ``Datum`` in sight
-    errors.py   what is wrong with what these were given
+    rollout.py  ``rollout``: plays the episodes of some tasks
+    batch.py    ``Batch``: their rewards as arrays, and the data to train on
+    models.py   ``evert.models``: models that play, give log-probabilities and learn
+    scoring.py  texts and conversations as data; log-probabilities as arrays
+    errors.py   the error for bad input
 """

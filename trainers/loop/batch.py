@@ -2,11 +2,11 @@
 
     batch.rewards                   [P, G]
     batch.turn_rewards              [P, G, T]
-    batch.seats["judge"].rewards    the same of one seat
+    batch.seats["judge"].rewards    [P, G], of one seat
     batch.data("group", gamma=0.9)  ready for ``forward_backward``
 
-Letters of shapes: P tasks, G episodes a task, T turns of the longest episode. An episode that
-failed is NaN: ``np.nanmean(batch.rewards)`` is the mean of the others.
+In shapes, P is the number of tasks, G of episodes per task, T of turns in the longest episode.
+Failed episodes are NaN: ``np.nanmean(batch.rewards)`` is the mean of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class Played:
-    """The episodes of one task at one seat that did not fail, and which of the G they are."""
+    """The episodes of one task, at one seat, that did not fail; and their numbers in the group."""
 
     group: Group
     members: Sequence[int]
@@ -47,10 +47,10 @@ class Batch:
     """The episodes of P tasks, G of each; made by ``evert.rollout``.
 
     Attributes:
-        tasks: [P], as they were given.
+        tasks: [P], as given.
         group_size: G.
-        played: By seat, "" where the agent has one: [P], what was played.
-        failures: Of the episodes whose agent failed: how many, of which kinds, why.
+        played: Seat -> [P], the episodes. An agent with one seat has the seat "".
+        failures: How many episodes failed, of which kinds, and why.
     """
 
     tasks: Sequence[Any]
@@ -62,7 +62,7 @@ class Batch:
 
     @cached_property
     def seats(self) -> "dict[str, Batch]":
-        """The batch of each seat, which has all that this one has; empty for an agent with one."""
+        """Seat -> its batch, with the same attributes; empty for an agent with one seat."""
         names = [seat for seat in self.played if seat]
         return {
             seat: Batch(self.tasks, self.group_size, {"": self.played[seat]}, self.failures)
@@ -71,16 +71,16 @@ class Batch:
 
     @cached_property
     def rewards(self) -> Floats:
-        """[P, G]: what each episode earned; the mean of the seats. NaN: it failed."""
+        """[P, G]: the reward of each episode, averaged over seats. NaN: the episode failed."""
         by_seat = [_filled(self, each) for each in self.played.values()]
         return np.asarray(np.mean(by_seat, axis=0))
 
     @cached_property
     def turn_rewards(self) -> Floats:
-        """[P, G, T]: what each turn earned, in the order of play; NaN after an episode's end.
+        """[P, G, T]: the reward of each turn, in the order of play; NaN after an episode's end.
 
         Raises:
-            AttributeError: The agent has seats; each of ``seats`` has its own turns.
+            AttributeError: The agent has seats; use one of ``seats``.
         """
         rows = [
             [turn for turn in row if not np.isnan(turn)]
@@ -91,26 +91,26 @@ class Batch:
 
     @property
     def turns(self) -> Floats:
-        """[P, G]: how many turns each episode had; 0 where it failed."""
+        """[P, G]: the number of turns of each episode; 0 if it failed."""
         return np.asarray([[len(row) for row in task] for task in self.tokens])
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
-        """[P, G, turns], nested: how many tokens were sampled in each, in the order of play."""
+        """[P, G, turns], nested: how many tokens each turn sampled, in the order of play."""
         return self._episodes(lambda group: group.tokens)
 
     @cached_property
     def trajectories(self) -> list[list[Trajectory | None]]:
-        """[P, G], nested: the Cookbook's; None for an episode that failed."""
+        """[P, G], nested: the Cookbook's trajectories; None for an episode that failed."""
         found = self._episodes(lambda group: group.trajectories)
         return [[each or None for each in task] for task in found]
 
     def _episodes(self, of: Any) -> list[list[Any]]:
-        """[P, G], nested: what ``of`` a group has for each episode; [] for one that failed."""
+        """[P, G], nested: the value that ``of(group)`` has for each episode; [] if it failed."""
         if self.seats:
             raise AttributeError(
-                f"This batch has the seats {', '.join(self.seats)}, each with turns of its own: "
-                f"ask batch.seats[{next(iter(self.seats))!r}]."
+                f"This batch has the seats {', '.join(self.seats)}, and each seat has its own "
+                f"turns. Use batch.seats[{next(iter(self.seats))!r}]."
             )
         found = list[list[Any]]()
         for each in self.played[""]:
@@ -121,9 +121,9 @@ class Batch:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Means over the batch, under the Cookbook's names: ``env/all/reward/total`` and so on.
+        """Return means over the batch, by the Cookbook's names: ``env/all/reward/total`` and so on.
 
-        With seats each has its own, ``env/judge/reward/total``, and what the agent counts there.
+        Each seat has its own, too: ``env/judge/reward/total``, and the agent's metrics there.
         """
         groups, tags = list[TrajectoryGroup](), list[list[str]]()
         for seat, played in self.played.items():
@@ -143,34 +143,35 @@ class Batch:
         *,
         gamma: float | None = None,
     ) -> list[tinker.Datum]:
-        """The data to train on, with the advantage of every sampled token.
+        """Return the data to train on, with the advantage of every sampled token.
 
             await client.forward_backward_async(batch.data(), "importance_sampling")
 
         Args:
-            advantages: "group": what an episode earned less the mean of its group, for all of its
+            advantages: "group": an episode's reward less the mean of its group, for all its
                 tokens. Or numbers: by episode [P, G], by turn [P, G, T], by token [P, G, T, N], as
-                lists (ragged or padded) or an array. Or a function from a ``Group`` to the same
-                without P. With seats, one of these for all, or a mapping from each to its own:
-                each seat is compared with itself.
-            gamma: With "group": each turn has its own return, what it and those after it earned,
-                ``gamma`` times less for each that is later, less the mean of the same turn in the
-                group. None: each has the whole episode's.
+                lists (ragged or padded) or an array. Or a function from a ``Group`` to numbers
+                without P. With seats, one of these for all seats, or a mapping with one for each.
+                "group" compares each seat with itself.
+            gamma: With "group": a turn's advantage is its discounted return less the mean return
+                of the same turn in the group. The return sums the rewards of the turn and of later
+                ones, each discounted by ``gamma`` a turn. None: all turns have the episode's
+                advantage.
 
         Returns:
-            One a linear conversation, else one a lineage, with ``target_tokens``, ``logprobs`` and
-            ``advantages``. Episodes that failed have none.
+            One datum per lineage (a linear conversation is one), with ``target_tokens``,
+            ``logprobs`` and ``advantages``. Episodes that failed have none.
 
         Raises:
-            AdvantagesError: The advantages have another shape, or are not finite.
+            AdvantagesError: The advantages have the wrong shape, or are not finite.
         """
         if self.seats:
             if not isinstance(advantages, Mapping):
                 advantages = dict.fromkeys(self.seats, advantages)
             if advantages.keys() != self.seats.keys():
                 raise AdvantagesError(
-                    f"advantages are of the seats {', '.join(map(str, advantages)) or 'none'}; the "
-                    f"batch has {', '.join(self.seats)}. Give one of each, or ask one seat: "
+                    f"advantages has the seats {', '.join(map(str, advantages)) or 'none'}; the "
+                    f"batch has {', '.join(self.seats)}. Give all of these, or use one seat: "
                     f"batch.seats[{next(iter(self.seats))!r}].data(...)."
                 )
             by_seat = [s.data(advantages[name], gamma=gamma) for name, s in self.seats.items()]
@@ -184,7 +185,7 @@ class Batch:
         ]
 
     def _by_token(self, advantages: Any, gamma: float | None) -> list[ByToken]:
-        """[P], of each group's episodes that did not fail."""
+        """[P]: the advantages of each group's episodes that did not fail."""
         if isinstance(advantages, str) or callable(advantages):
             how: Any = advantages
             return [

@@ -1,7 +1,7 @@
-"""What is wrong with what a model in training was given."""
+"""The error for bad input to a model in training."""
 
 from evert.bridge.errors import EvertError
 
 
 class ModelInputError(EvertError, ValueError):
-    """What a model was given to measure or to learn from does not fit together."""
+    """A model got prompts, targets or conversations that it cannot use."""

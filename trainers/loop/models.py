@@ -1,10 +1,10 @@
-"""``evert.models``: models in training, adapters of one base, each with what a loop does with it.
+"""``evert.models``: models in training, each an adapter on one base, that play and learn.
 
     with evert.embedded_engine(full_parameter=False):
         comp, rec = await evert.models("evert-tiny", ("compressor", "reconstructor"), rank=32)
 
-The embedded engine holds a base in memory once, whoever trains adapters of it. A step's forward and
-backward pass and its optimizer's step are submitted together, so that a service does both in one.
+The embedded engine holds a base in memory once for all its adapters. A step submits its
+forward-backward pass and its optimizer step together, so that a service need not wait in between.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ class Model:
     """A model in training; ``evert.models`` makes it.
 
     Attributes:
-        name: What it is called in logs.
-        client: Tinker's training client, for all that is not here: saving, loading, custom losses.
-        renderer: Of the Cookbook, in which its conversations are written.
-        context_length: Tokens of prompt and reply together; None: the service does not say.
-        learning_rate: Of steps that are given none.
+        name: The model's name in logs.
+        client: Tinker's training client, for saving, loading, custom losses and so on.
+        renderer: The Cookbook renderer that formats its conversations.
+        context_length: Most tokens of prompt and reply together; None: the service does not say.
+        learning_rate: The default of ``step`` and ``sft``.
     """
 
     name: str
@@ -64,15 +64,15 @@ class Model:
     def _prompts(self) -> PromptRenderer:
         return prompt_renderer(self.renderer)
 
-    # -- what is sampled -----------------------------------------------------------------------
+    # -- sampling ------------------------------------------------------------------------------
 
     async def rollout(self, agent: Agent | str, tasks: Sequence[Any], **settings: Any) -> Batch:
-        """Episodes that the present weights play: ``evert.rollout(agent, tasks, model, ...)``.
+        """Play episodes with the current weights: ``evert.rollout(agent, tasks, model, ...)``.
 
         Args:
             agent: The agent, or its import path.
-            tasks: P of them, each of which is a group.
-            **settings: Of ``evert.rollout``: ``group_size``, ``max_tokens``, ``seed`` and so on.
+            tasks: P tasks, with a group of episodes each.
+            **settings: Those of ``evert.rollout``: ``group_size``, ``max_tokens``, ``seed``, ...
 
         Raises:
             EvertError: As ``evert.rollout``.
@@ -80,9 +80,9 @@ class Model:
         return await rollout(agent, tasks, self, **settings)
 
     async def sampler(self) -> tinker.SamplingClient:
-        """A client that samples the present weights; what is learned later does not change it.
+        """Return a client that samples from the current weights; later steps do not change it.
 
-        It plays as any policy does, or answers an agent that calls it as a frozen model:
+        Use it as a policy, or as a frozen model that agents call:
         ``models={"judge": await model.sampler()}``.
         """
         steps = self._steps
@@ -90,38 +90,38 @@ class Model:
             self._sampler = steps, await self.client.save_weights_and_get_sampling_client()
         return self._sampler[1]
 
-    # -- what it is asked ----------------------------------------------------------------------
+    # -- log-probabilities ---------------------------------------------------------------------
 
     async def logprobs(
         self, prompts: Sequence[Prompt], targets: Sequence[Target]
     ) -> list[LogProbs]:
-        """Log-probabilities of what might follow some prompts, by the present weights.
+        """Return the log-probabilities of targets after prompts, by the current weights.
 
             told, untold = await model.logprobs([f"Code: {code}", "Code: "], [text, text])
             gain = told.sum() - untold.sum()
 
         Args:
-            prompts: Each a string (one message of a user's), messages, or token ids.
-            targets: What follows each prompt: a string (after messages, the assistant's reply with
-                its end of turn), or token ids as they are.
+            prompts: Each a string (one user message), messages, or token ids.
+            targets: The text after each prompt: token ids, or a string. A string after a string or
+                messages is an assistant message, and its end of turn is scored, too.
 
         Returns:
-            One array [T] a target, of its T tokens, in order.
+            One array [T] per target, for its T tokens in order.
 
         Raises:
-            ModelInputError: Other numbers of prompts and targets, or an empty one.
+            ModelInputError: The numbers of prompts and targets differ, or one of them is empty.
         """
         if isinstance(prompts, str) or isinstance(targets, str) or len(prompts) != len(targets):
             raise ModelInputError(
-                f"logprobs got prompts={prompts!r:.80} and targets={targets!r:.80}; expected a "
-                "list of each, of one length."
+                f"logprobs got prompts={prompts!r:.80} and targets={targets!r:.80}; expected two "
+                "lists of equal length."
             )
         if not prompts:
             return []
         data = [target_datum(self._prompts, *pair) for pair in zip(prompts, targets, strict=True)]
         return target_logprobs(await self.client.forward(data, "cross_entropy"), data)
 
-    # -- how it learns -------------------------------------------------------------------------
+    # -- learning ------------------------------------------------------------------------------
 
     async def step(
         self,
@@ -134,26 +134,27 @@ class Model:
         learning_rate: float | None = None,
         grad_clip_norm: float = 0.0,
     ) -> dict[str, float]:
-        """One step of reinforcement learning.
+        """Make one step of reinforcement learning.
 
         Models whose steps are awaited together learn at the same time:
         ``await asyncio.gather(player.step(batch.seats["player"]), judge.step(...))``.
 
         Args:
-            batch: What this model played; with seats, its own: ``batch.seats["judge"]``. Or data.
-            loss: Tinker's name of it: "importance_sampling", "ppo", "cispo" and so on.
-            advantages: As ``batch.data`` takes them; data have them already.
-            gamma: The same.
-            loss_config: The loss's settings, ``{"clip_high_threshold": 1.3}``, say.
-            learning_rate: Of AdamW; None for the model's.
-            grad_clip_norm: A longer gradient is cut to this norm; 0: none is.
+            batch: The episodes that this model played (its own seat's, ``batch.seats["judge"]``),
+                or data.
+            loss: Tinker's name of the loss: "importance_sampling", "ppo", "cispo" and so on.
+            advantages: See ``batch.data``; not used with data, which have advantages already.
+            gamma: See ``batch.data``.
+            loss_config: Settings of the loss, such as ``{"clip_high_threshold": 1.3}``.
+            learning_rate: Of AdamW; None: the model's.
+            grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
 
         Returns:
-            What the loss and the optimizer say: ``loss:sum``, ``optim/grad_norm`` and so on; empty
-            where there was nothing to learn from, so that no step was made.
+            Metrics of the loss and the optimizer: ``loss:sum``, ``optim/grad_norm`` and so on.
+            Empty if there was nothing to learn from, and so no step.
 
         Raises:
-            AdvantagesError: The advantages have another shape, or are not finite.
+            AdvantagesError: The advantages have the wrong shape, or are not finite.
         """
         data = batch.data(advantages, gamma=gamma) if isinstance(batch, Batch) else [*batch]
         if not data:
@@ -168,20 +169,21 @@ class Model:
         learning_rate: float | None = None,
         grad_clip_norm: float = 0.0,
     ) -> dict[str, float]:
-        """One step of supervised learning: what the assistant says becomes likelier.
+        """Make one step of supervised learning on what the assistant says.
 
         Args:
             lessons: Each a conversation, as a list of messages in OpenAI's format, or a pair
-                ``(prompt, reply)`` as ``logprobs`` takes them. They count alike, however long.
-            learning_rate: Of AdamW; None for the model's.
-            grad_clip_norm: A longer gradient is cut to this norm; 0: none is.
+                ``(prompt, reply)`` as for ``logprobs``. All have equal weight, whatever their
+                length.
+            learning_rate: Of AdamW; None: the model's.
+            grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
 
         Returns:
-            ``nll``, the mean negative log-likelihood of a token before the step, and what the
-            optimizer says.
+            ``nll``, the mean negative log-likelihood of a token before the step, and metrics of
+            the loss and the optimizer. Empty without lessons.
 
         Raises:
-            ModelInputError: The assistant says nothing in one.
+            ModelInputError: A conversation has no assistant message.
         """
         data = [lesson_datum(self._prompts, each) for each in lessons]
         if not data:
@@ -209,7 +211,7 @@ class Model:
         return output, {**output.metrics, **(done.metrics or {})}
 
 
-# -- made ------------------------------------------------------------------------------------------
+# -- making models ---------------------------------------------------------------------------------
 
 
 async def models(
@@ -222,23 +224,23 @@ async def models(
     base_url: str | None = None,
     seed: int | None = None,
 ) -> tuple[Model, ...]:
-    """Several models in training, each an adapter of its own on one base.
+    """Make several models in training, each an adapter on one base.
 
     Args:
-        base_model: A shipped base, a Hugging Face folder, or a model of the service's.
-        names: One a model, all different: what they are called in logs.
+        base_model: A shipped base, a Hugging Face folder, or a model of the service.
+        names: The models' names in logs, all different.
         rank: Of the adapters.
-        learning_rate: Of steps that are given none.
-        renderer_name: The Cookbook's; None for the one that fits the base.
-        base_url: Address of a service of one's own; None: the engine in use.
-        seed: Of the adapters' first weights; None: the engine's own.
+        learning_rate: The default of ``step`` and ``sft``.
+        renderer_name: The Cookbook's name of the renderer; None: the one that fits the base.
+        base_url: Address of your own service; None: the engine in use.
+        seed: Of the adapters' initial weights; None: the engine's seed.
 
     Returns:
         The models, in the order of their names.
 
     Raises:
-        InvalidModelError: No different names, no engine that could train them, or a base for which
-            the Cookbook names no renderer.
+        InvalidModelError: The names are not all different, there is no engine to train on, or the
+            Cookbook has no renderer for the base.
     """
     _check_names(names)
     _check_engine(base_url)
@@ -253,7 +255,7 @@ async def models(
     ]
     clients = [await each for each in starting]
     context = await asyncio.to_thread(context_length_of, service, base_model)
-    _tell_of_copies(clients, base_model, rank)
+    _warn_of_copies(clients, base_model, rank)
     return tuple(
         Model(name, client, renderer, context, learning_rate)
         for name, client in zip(names, clients, strict=True)
@@ -263,7 +265,7 @@ async def models(
 def _check_names(names: Sequence[str]) -> None:
     if isinstance(names, str) or not names or len(set(names)) < len(names):
         raise InvalidModelError(
-            f"models got names={names!r}; expected one different name a model, for example "
+            f"models got names={names!r}; expected a different name for each model, such as "
             "('compressor', 'reconstructor')."
         )
 
@@ -277,14 +279,14 @@ def _check_engine(base_url: str | None) -> None:
         )
 
 
-def _tell_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
-    """Warn that the embedded engine trains a small base whole unless it is told otherwise."""
+def _warn_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
+    """Warn if the embedded engine trains all weights of the base instead of adapters."""
     whole = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
     if whole:
         logger.warning(
-            "The embedded engine trains all weights of %s, so that rank=%s counts for nothing and "
-            "each of %s models has the base to itself. embedded_engine(full_parameter=False) "
-            "trains adapters of one.",
+            "The embedded engine trains all weights of %s: rank=%s is ignored, and each of %s "
+            "models has its own copy of the base. embedded_engine(full_parameter=False) trains "
+            "adapters on one copy.",
             base_model,
             rank,
             len(clients),

@@ -2,8 +2,8 @@
 
     batch = await evert.rollout(agent, tasks, policy, group_size=8, max_tokens=64, seed=step)
 
-Each task is one group of the Cookbook's (``ChatAgentGroupBuilder``). What a sampling client draws
-depends on ``seed``, the task's place, the episode's and the seat's, and not on the order of play.
+Each task is one group of the Cookbook (``ChatAgentGroupBuilder``). The tokens that a client samples
+depend on ``seed`` and the positions of task, episode and seat, and not on the order of play.
 """
 
 import asyncio
@@ -39,20 +39,20 @@ from evert.trainers.serving.client import ServedSamplingClient
 
 @runtime_checkable
 class InTraining(Protocol):
-    """A model in training: ``evert.models`` makes such."""
+    """A model in training, such as ``evert.models`` makes."""
 
     renderer: Renderer
     context_length: int | None
 
     async def sampler(self) -> tinker.SamplingClient:
-        """A client that samples its present weights."""
+        """Return a client that samples from the current weights."""
 
 
 Sampled: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
-"""What answers an agent's calls."""
+"""Samples the replies to an agent's calls."""
 
 Policy: TypeAlias = Sampled | InTraining
-"""The same, or a model in training, which answers with the weights that it has then."""
+"""The same, or a model in training, which is sampled with its current weights."""
 
 
 async def rollout(
@@ -72,27 +72,27 @@ async def rollout(
 ) -> Batch:
     """Play ``group_size`` episodes of each task.
 
-    Episodes that fail are left out (``batch.failures``); ``on_agent_error`` scores them instead.
+    Episodes that fail are left out (``batch.failures``), unless ``on_agent_error`` scores them.
 
     Args:
         agent: The agent, or its import path.
-        tasks: P of them; each is a group.
-        policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, which has
-            limits and draws of its own. For an agent with seats, one for all or one for each.
-        group_size: G, the episodes a task.
-        seats: Names of the agent's trained roles, if there are several; or the policy of each.
-        max_tokens: Of one reply, at most.
+        tasks: P tasks, with a group of episodes each.
+        policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, whose
+            limits and seeds are its own. For an agent with seats, one for all or one for each.
+        group_size: G, the episodes per task.
+        seats: Names of the agent's trained roles, if there are several; or a policy for each.
+        max_tokens: Most tokens of one reply.
         temperature: Of the sampling.
-        seed: Of all that is sampled, and of what agents draw; another for each step.
-        parallel: Most episodes at a time; None: 16 a core, at most 256.
+        seed: Of the sampling and of the agents' random numbers; pass a new one for each step.
+        parallel: Most episodes at a time; None: 16 per core, at most 256.
         group_reward: Further rewards that compare a group's trajectories.
-        record: Writes every trajectory down; None: nobody does.
-        **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` are those of the
-            policy's base model unless they are given.
+        record: Records every trajectory; None: no record.
+        **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` default to those of
+            the policy's base model.
 
     Raises:
         AgentError: Every episode failed.
-        InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or there is no task.
+        InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or no task or policy.
     """
     if len(tasks) == 0:
         raise InvalidDatasetError("rollout needs at least one task, got none.")
@@ -115,7 +115,7 @@ class _Draws:
     seed: int
 
     def policy(self, place: int, member: int, seat: int) -> TokenCompleter:
-        """What answers an episode, by its task's place, its number in the group and its seat."""
+        """The completer of an episode, by its task's place, its number in the group, its seat."""
         found = self.policies[seat]
         if isinstance(found, TokenCompleter):
             return found
@@ -131,7 +131,7 @@ def _by_seat(
         policy = seats
     if policy is None:
         raise InvalidDatasetError(
-            "rollout got no policy. Give it one, or one a seat: "
+            "rollout got no policy. Give it one, or one for each seat: "
             'seats={"player": player, "judge": judge}.'
         )
     if not isinstance(policy, Mapping):
@@ -139,22 +139,22 @@ def _by_seat(
     names = tuple(seats) or tuple(policy)
     if policy.keys() != set(names):
         raise InvalidDatasetError(
-            f"policy has the seats {', '.join(policy) or 'none'}; the agent's are "
-            f"{', '.join(names) or 'none'}. Give one of each, or one policy for all."
+            f"policy has the seats {', '.join(policy) or 'none'}; the agent has "
+            f"{', '.join(names) or 'none'}. Give a policy for each seat, or one for all."
         )
     return names, [policy[seat] for seat in names]
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """The options; what the user left out is set to fit the first model that is sampled."""
+    """The options; missing ones are set to fit the first policy that is no ``TokenCompleter``."""
     sampled = [each for each in policies if not isinstance(each, TokenCompleter)]
     policy = sampled[0] if sampled else None
     training = [each for each in sampled if isinstance(each, InTraining)]
     tokenizers = [each.renderer.tokenizer for each in training]
     if len({getattr(each, "name_or_path", each) for each in tokenizers}) > 1:
         raise InvalidDatasetError(
-            "The seats are of models on different bases; expected one base, whose tokens all seats "
-            "read and write. Take the models of one call of evert.models."
+            "The seats have models on different bases; expected one base, whose tokens all seats "
+            "read and write. Use the models of one call of evert.models."
         )
     renderer, context = options.get("renderer"), options.get("context_length")
     if isinstance(policy, InTraining):
@@ -178,7 +178,7 @@ class _Played:
     by_seat: Sequence[Played]
     failures: Sequence[Failure]
     error: Exception | None
-    """The first that an agent failed with."""
+    """The first error of an agent, if one failed without a score."""
 
 
 async def _play_all(
@@ -195,7 +195,7 @@ async def _play(
     policy_of: Callable[[int, int], TokenCompleter],
     places: asyncio.Semaphore,
 ) -> _Played:
-    """Play a group; its Envs are closed whatever happens."""
+    """Play a group, and always close its Envs."""
     width = max(1, len(builder.seats))
 
     async def one(member: int, envs: Sequence[Env]) -> list[Trajectory] | EvertError:
@@ -233,7 +233,7 @@ async def _rewarded(
 ) -> list[Played]:
     flat = [trajectory for episode in ended.values() for trajectory in episode]
     places: list[Any] = [env for episode in envs for env in episode]
-    # asked before the builder sorts them
+    # before compute_group_rewards sorts the transitions
     order = [lineage_order(each, env.turn_lineages) for each, env in zip(flat, places, strict=True)]
     added = list[float]()
     if flat:
@@ -242,7 +242,7 @@ async def _rewarded(
         for number, (_, metrics) in enumerate(pairs if builder.seats else ()):
             seat = builder.seats[number % len(builder.seats)]
             earned = math.fsum(turn.reward for turn in flat[number].transitions)
-            added[number] = metrics[f"seat/{seat}/reward"] - earned  # before seats were shifted
+            added[number] = metrics[f"seat/{seat}/reward"] - earned  # undoes the builder's shift
     names = builder.seats or ("",)
     width = len(names)
     return [

@@ -1,7 +1,7 @@
-"""Conversations as what a model measures and learns from; log-probabilities as ragged arrays.
+"""Turns texts and conversations into data, and a pass's output into ragged arrays.
 
-In order: reading prompts and targets, reading whole conversations, and the arrays that a forward
-pass gave. Texts are texts: one that holds a control token's name does not become that token.
+In order: prompts with targets, whole conversations, and log-probabilities. Text stays text: the
+name of a control token in it does not become that token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's format."""
 
 Prompt: TypeAlias = str | Conversation | Sequence[int]
-"""A user's one message, messages that a reply is to follow, or token ids."""
+"""One user message, the messages before a reply, or token ids."""
 
 Target: TypeAlias = str | Sequence[int]
 """A reply's text, or token ids."""
 
 Lesson: TypeAlias = Conversation | tuple[Prompt, Target]
-"""A conversation, or a prompt and the reply that is to be learned."""
+"""A conversation, or a prompt and the reply to learn."""
 
 LogProbs: TypeAlias = NDArray[np.float32]
-"""[T], of a target's tokens, in order."""
+"""[T], for a target's tokens, in order."""
 
 
 def target_datum(
     renderer: PromptRenderer, prompt: Prompt, target: Target, reduction: Reduction = "none"
 ) -> tinker.Datum:
-    """A prompt and what may follow it; its weights are 1, or with "mean" they sum to 1."""
+    """The datum of a prompt and a target, whose weights are 1, or with "mean" sum to 1."""
     if isinstance(target, str) and not _are_ids(prompt):
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
         return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
@@ -58,7 +58,7 @@ def target_datum(
 
 
 def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
-    """What is to be learned, all that the assistant says or a reply; its weights sum to 1."""
+    """The datum of a lesson; the weights of what the assistant says sum to 1."""
     if isinstance(lesson, tuple) and not isinstance(lesson[-1], Mapping):
         prompt, reply = cast("tuple[Prompt, Target]", lesson)
         return target_datum(renderer, prompt, reply, "mean")
@@ -66,8 +66,8 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "nobody"
         raise ModelInputError(
-            f"sft got a conversation in which {roles} speaks; expected a message of the "
-            "assistant's to learn from: {'role': 'assistant', 'content': ...}."
+            f"sft got a conversation with messages by {roles}; expected an assistant message to "
+            "learn from: {'role': 'assistant', 'content': ...}."
         )
     return _datum(renderer, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES, "mean")
 
@@ -75,7 +75,7 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
 def target_logprobs(
     output: tinker.ForwardBackwardOutput, data: Sequence[tinker.Datum]
 ) -> list[LogProbs]:
-    """The log-probabilities where the weights are not 0; one array a datum."""
+    """The log-probabilities of tokens whose weight is not 0; one array per datum."""
     return [
         np.asarray(each["logprobs"].to_numpy(), np.float32)[_weights(datum) != 0]
         for each, datum in zip(output.loss_fn_outputs, data, strict=True)

@@ -2,11 +2,11 @@
 
 In reading order:
 
-    run.py          a run folder, read
-    panels.py       the figures that it has, and of which metric
-    tokens.py       its tokens, and what they cost
-    transcripts.py  its episodes to read, cut to length
-    figures/        what is drawn, and how: of reports, runs, evaluations and sweeps
-    sections.py     the page's sections: what runs are, figures and tables
-    page.py         the page: ``report.html.j2``, ``style.css``
+    run.py          reads a run folder
+    panels.py       the figures that runs have, and their metrics
+    tokens.py       counts a run's tokens, and their cost
+    transcripts.py  selects episodes to show, cut to length
+    figures/        draws the figures of reports, runs, evaluations and sweeps
+    sections.py     makes the page's sections: figures and tables
+    page.py         renders the page from ``report.html.j2`` and ``style.css``
 """

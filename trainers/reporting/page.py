@@ -1,8 +1,8 @@
-"""A report's page: ``render`` puts everything into one HTML file that needs nothing else.
+"""Renders a report as one HTML file that needs nothing else.
 
 Figures are embedded, the style is inline, there is no script, and a content security policy in the
-page forbids the browser to load anything. Transcripts are untrusted: the template escapes whatever
-is put into it, and control characters, such as an agent's escape sequences, are replaced.
+page forbids the browser to load anything. Transcripts are untrusted: the template escapes all
+values, and control characters, such as an agent's escape sequences, are replaced.
 """
 
 import base64
@@ -36,11 +36,11 @@ from evert.trainers.reporting.transcripts import (
 
 TEMPLATE = "report.html.j2"
 MOST_CHARACTERS = 6_000
-"""Of an episode."""
+"""Of an episode's transcript."""
 ALL_CHARACTERS = 150_000
-"""Of all episodes together: escaped, a character may take five."""
+"""Of all transcripts together; HTML may spell a character with five."""
 STACKED_FROM = 5
-"""Runs from which on tables are stacked, as they are on a phone."""
+"""With this many runs, tables are stacked, as on a phone."""
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 

@@ -1,4 +1,4 @@
-"""Which figures a run has, and of which metric: those of the report and of the viewer."""
+"""The figures of the report and of the viewer, each with its metric."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -26,35 +26,35 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
         "Episodes that failed": ("failed", "share of episodes", FAILED),
     },
     "episodes": {
-        "Turns": ("turns", "model calls an episode", f"{TRAIN}turns_per_episode"),
-        "Tokens sampled a turn": ("tokens_a_turn", "tokens", f"{TRAIN}ac_tokens_per_turn"),
-        "Tokens sampled an episode": ("tokens_an_episode", "tokens", EPISODE_TOKENS),
+        "Turns": ("turns", "model calls per episode", f"{TRAIN}turns_per_episode"),
+        "Tokens sampled per turn": ("tokens_a_turn", "tokens", f"{TRAIN}ac_tokens_per_turn"),
+        "Tokens sampled per episode": ("tokens_an_episode", "tokens", EPISODE_TOKENS),
     },
     "policy": {
-        "Entropy": ("entropy", "nats a token", "optim/entropy"),
-        "KL, sampler to trainer": ("kl", "nats a token", "optim/kl_sample_train_v1"),
-        "KL, policy to reference": ("kl_base", "nats a token", "kl_policy_base"),
+        "Entropy": ("entropy", "nats per token", "optim/entropy"),
+        "KL, sampler to trainer": ("kl", "nats per token", "optim/kl_sample_train_v1"),
+        "KL, policy to reference": ("kl_base", "nats per token", "kl_policy_base"),
     },
-    "time": {"Time a step": ("seconds_a_step", "seconds", "time/total")},
+    "time": {"Time per step": ("seconds_a_step", "seconds", "time/total")},
     "conversations": {
-        "Drift": ("drift", "breaks a trajectory", f"{TRAIN}drift"),
-        "Data a trajectory": ("data", "lineages", f"{TRAIN}lineages"),
+        "Drift": ("drift", "breaks per trajectory", f"{TRAIN}drift"),
+        "Data per trajectory": ("data", "lineages", f"{TRAIN}lineages"),
     },
     "tools": {
-        "Tool calls": ("tool_calls", "calls an episode", f"{TRAIN}tools/calls"),
+        "Tool calls": ("tool_calls", "calls per episode", f"{TRAIN}tools/calls"),
         "Tool calls that did not parse":
-            ("tool_calls_unparsed", "calls an episode", f"{TRAIN}tools/calls_unparsed"),
+            ("tool_calls_unparsed", "calls per episode", f"{TRAIN}tools/calls_unparsed"),
         "Tool markup left in text":
-            ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
+            ("tool_markup", "replies per episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
-"""Section -> title of a panel -> its file without the ending, its unit, its metric."""
+"""Section -> title of a panel -> its file without suffix, its unit, its metric."""
 GAMES_OWN = "play"
-"""A section of games' own metrics (``Game.metrics``); without a panel it is left out."""
+"""The section of games' own metrics (``Game.metrics``); left out if it has no panels."""
 
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
-    """The metrics of each game that has one of a run's keys."""
+    """Return all metrics of each game that has one of a run's keys."""
     noted = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
     found = dict[str, Metric]()
     for game in games().values():
@@ -64,7 +64,7 @@ def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
 
 
 def own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
-    """Figures of what the games note of how they were played."""
+    """Return the panels of games' own metrics."""
     panels = dict[str, Panel]()
     for name, metric in metrics.items():
         if "train" in metric.drawn:

@@ -1,16 +1,16 @@
-"""A run folder, read for its report: ``read_run`` makes a ``Run`` of it.
+"""Reads a run folder for its report: ``read_run`` returns a ``Run``.
 
-What is read, and what is missing where there is none:
+The files that it reads, as far as there are any:
 
-    run.json       what the run is; a run of the Cookbook's own has config.json instead
-    metrics.jsonl  a row of numbers a step; none before the first step
+    run.json       settings and machine; a run of the Cookbook alone has config.json instead
+    metrics.jsonl  a row of numbers per step, from the first step on
     before.json    held-out scores of the untrained weights
-    result.json    held-out scores of the trained ones; none of an unfinished run
-    batches.jsonl  how episodes failed in training, and batches that taught nothing
-    samples.jsonl  held-out episodes before and after
+    result.json    held-out scores of the trained weights, of a finished run
+    batches.jsonl  failed episodes in training, and batches that taught nothing
+    samples.jsonl  held-out episodes before and after training
 
-Two columns that the report draws are derived: tokens sampled an episode, and success, which
-agents record under several names.
+Two metrics are derived for the report: sampled tokens per episode, and success, which agents
+record under several names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from evert.trainers.rundir.metrics import HELD_OUT_REWARD, read_steps
 from evert.trainers.system import files
 from evert.trainers.system.files import METRICS, read_json, read_jsonl
 
-if TYPE_CHECKING:  # these import torch, for which a mistyped name should not wait
+if TYPE_CHECKING:  # these import torch, which would delay the error of a mistyped name
     from evert.trainers.episodes.failures import Failures
     from evert.trainers.episodes.scores import Score
 
@@ -41,34 +41,34 @@ CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
 SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
 SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
-"""Metrics that agents record success under; the first one that a run has counts."""
+"""Names under which agents record success; the first one that a run has is used."""
 
 
 class ReportError(EvertError, ValueError):
-    """A report was asked for that cannot be made: of no run, or with options there are not."""
+    """A report cannot be made: a path is no run, an option is wrong, or it cannot be written."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as it went."""
+    """A run, finished or not."""
 
     path: Path
     facts: dict[str, Any]
-    """``run.json``: name, command, engine, versions, ...; what is not known is missing."""
+    """``run.json``: name, command, engine, versions, ...; unknown facts are missing."""
     settings: dict[str, Any]
     rows: list[dict[str, float]]
     """Metrics of each step, in order, finite numbers only."""
     before: "dict[str, Score]"
     after: "dict[str, Score]"
-    """Held-out scores, by how the weights played; empty where they were not scored."""
+    """Held-out scores: "greedy" and "temperature_1"; empty if the weights were not scored."""
     final: float | None
-    """Held-out mean reward of the last weights, at temperature 1; None where it is not known."""
+    """Held-out mean reward of the last weights, at temperature 1; None if unknown."""
     failures: "Failures"
-    """Of the episodes in training; of a run of the Cookbook's own, of none."""
+    """Of the episodes in training; none for a run of the Cookbook alone."""
     skipped: int
     """Batches that nothing could be learned from."""
     samples: list[dict[str, Any]]
-    """Held-out episodes: a record a task, with ``task``, ``before`` and ``after``."""
+    """Held-out episodes: a record per task, with ``task``, ``before`` and ``after``."""
     finished: bool
 
     @property
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """Steps done; of how many, unless a resumed run was given more, or nobody knows."""
+        """Steps done, and of how many, if that is known and a resumed run did no more."""
         planned = self.settings.get("steps", self.settings.get("max_steps"))
         known = isinstance(planned, int) and planned >= len(self.rows)
         done = f"{len(self.rows)} of {planned}" if known else f"{len(self.rows)}"
@@ -86,11 +86,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Time the steps took."""
+        """Duration of all steps."""
         return clock(self.rows)[-1]
 
     def curve(self, key: str) -> Curve:
-        """A metric by step; without points where the run did not record it."""
+        """Return a metric by step; without points if the run did not record it."""
         return curve_of(self.rows, key, self.final)
 
     def total(self, key: str) -> float:
@@ -128,7 +128,7 @@ def read_run(path: Path) -> Run:
 
 
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
-    """What the Cookbook measured after the last step; None where it did not."""
+    """The held-out reward that the Cookbook measured after the last step; None: it did not."""
     after = rows[-1]["step"] + 1 if rows else 0
     found = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
     scores = [row[HELD_OUT_REWARD] for row in found if is_number(row.get(HELD_OUT_REWARD))]
@@ -136,14 +136,14 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]], key: str, final: float | None) -> Curve:
-    """A metric by step; ``final`` is the held-out reward of the last weights, None if unknown."""
+    """Return a metric by step; ``final`` is the last held-out reward, None if unknown."""
     if key == HELD_OUT_REWARD:
         return curves(rows, final)[1]
     return read_curve(rows, key, before_step=key.startswith("test/"))
 
 
 def read_rows(folder: Path) -> list[dict[str, float]]:
-    """A run's metrics by step, finite numbers only, with those that are derived."""
+    """Return a run's metrics by step, finite numbers only, with the derived metrics."""
     read = read_steps(folder / METRICS)
     rows = [
         {k: v for k, v in row.items() if is_number(v)} for row in read if is_number(row["step"])
@@ -165,7 +165,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _scores(found: object) -> "dict[str, Score]":
-    """Scores by how the weights played; none where another version of evert wrote them."""
+    """Scores by way of playing; none if another version of evert wrote them."""
     from evert.trainers.episodes.scores import Score
 
     try:
@@ -191,7 +191,7 @@ def _no_run(path: Path) -> str:
     if path.is_dir():
         inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]
         hint = f"Runs are in it: {' '.join(inside)}" if inside else wanted
-        return f"{path} is no run's folder: it has no readable {files.RUN}. {hint}"
+        return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
         return f"{path} is a file, not a run's folder. {wanted}"
     return f"There is no folder {path}. {files.near_path(path) or wanted}"

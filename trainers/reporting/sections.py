@@ -1,8 +1,8 @@
-"""What stands in the sections of a report's page: figures, tables, and what is missing.
+"""Makes the sections of a report's page: figures, tables, and a line on what is missing.
 
 A figure (``panels.py``) that no run has a metric for is left out, and its section names it. Tables
-have a column a run, and text as it was found. Figures are drawn into the report's folder; the words
-around them are the template's (``report.html.j2``).
+have a column per run, with text that is not escaped yet. Figures are drawn into the report's
+folder; the text around them is in the template (``report.html.j2``).
 """
 
 import math
@@ -38,29 +38,29 @@ from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 
 TIME_SPENT = "time_spent.png"
 UNTOLD = ("log_path",)
-"""Settings in which any two runs differ, and which say nothing."""
+"""Settings that differ in any two runs, and so say nothing."""
 LONGEST_VALUE = 160
-"""Characters of a setting that are shown."""
+"""Most characters shown of a setting."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a name, and a text a run."""
+    """Rows of a name, and a text per run."""
 
     rows: list[tuple[str, list[str]]]
     differ: frozenset[str] = frozenset()
-    """Names of rows to stand out."""
+    """Names of rows to highlight."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a report is made of."""
+    """The input of a report."""
 
     runs: Sequence[Run]
     labels: Sequence[str]
     """A name for each run."""
     tokens: Sequence[Tokens | None]
-    """Of each run; None where its metrics do not tell."""
+    """Of each run; None if its metrics do not have them."""
     prices: Mapping[str, float]
     """Dollars per million tokens, by the names of ``Tokens``."""
     smooth: float
@@ -71,17 +71,17 @@ class Report:
 
 @dataclass(frozen=True)
 class Section:
-    """What a section shows."""
+    """The content of a section."""
 
     figures: dict[str, str]
-    """Name of the PNG file in the report's folder -> what it shows, in words."""
+    """Name of the PNG file in the report's folder -> its description."""
     table: Table | None = None
     missing: str = ""
-    """What is not shown, in one line; empty if there is all."""
+    """What is not shown, in one line; empty if nothing is missing."""
 
 
 def sections(report: Report) -> dict[str, Section]:
-    """The sections by their names in the template."""
+    """Return the sections, by their names in the template."""
     drawn = {name: _drawn(report, panels) for name, panels in PANELS.items()}
     drawn[GAMES_OWN] = _drawn(report, own_panels(own_metrics(recorded(report.runs, ""))))
     if not drawn[GAMES_OWN].figures:
@@ -91,7 +91,7 @@ def sections(report: Report) -> dict[str, Section]:
 
 
 def recorded(runs: Sequence[Run], prefix: str) -> list[str]:
-    """The metrics that some run has whose names begin so, without that beginning."""
+    """Return the names of the runs' metrics that have a prefix, without the prefix."""
     keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
     return sorted(key.removeprefix(prefix) for key in keys)
 
@@ -106,14 +106,14 @@ def _drawn(report: Report, panels: Mapping[str, Panel]) -> Section:
             lines = list(zip(report.labels, curves, strict=True))
             panel = draw_panel(title, unit, lines, by_clock=by_time, smooth=report.smooth)
             save(panel, report.out / f"{file}.png")
-        elif not by_time and key not in (SUCCESS, HELD_OUT_SUCCESS):  # the section's text has these
+        elif not by_time and key not in (SUCCESS, HELD_OUT_SUCCESS):  # the section's text has them
             absent.append(title if title[:2].isupper() else title[0].lower() + title[1:])
     missing = f"Not recorded, so not shown: {'; '.join(absent)}." if absent else ""
     return Section(figures, missing=missing)
 
 
 def reward_curve(run: Run, key: str) -> Curve:
-    """A metric by step; of the two rewards with their intervals, where there are few points."""
+    """Return a metric by step; the two rewards have intervals, if there are few points."""
     curve = run.curve(key)
     name = {TRAIN_REWARD: ROLLOUTS, HELD_OUT_REWARD: HELD_OUT_ROLLOUTS}.get(key)
     if name is None or len(curve.steps) >= FEW:
@@ -132,7 +132,7 @@ def _outcomes(report: Report, drawn: Section) -> Section:
     commonest = [run.failures.commonest for run in report.runs]
     rows = [
         ("failed in training", [run.failures.summary() for run in report.runs]),
-        ("the commonest failure", [shortened(one.error) if one else "none" for one in commonest]),
+        ("most frequent failure", [shortened(one.error) if one else "none" for one in commonest]),
         ("batches skipped", [count(run.skipped) for run in report.runs]),
     ]
     return Section(drawn.figures, Table(rows), drawn.missing)
@@ -147,7 +147,7 @@ def _time(report: Report, drawn: Section) -> Section:
     rows = [("all steps", [duration(run.seconds) for run in report.runs])]
     rows += [(name, [_part(parts, name) for parts in spent]) for name in known]
     save(draw_time(report.labels, spent), report.out / TIME_SPENT)
-    bars = {TIME_SPENT: "Where the time went: the same figures as in the table."}
+    bars = {TIME_SPENT: "Where the time went: the same numbers as in the table."}
     return Section({**bars, **drawn.figures}, Table(rows), drawn.missing)
 
 
@@ -177,11 +177,11 @@ def _trained(tokens: Tokens | None) -> str:
     return f"about {count(float(f'{tokens.train:.3g}'))}"
 
 
-# -- what runs are, and where they differ ----------------------------------------------------------
+# -- facts and settings ----------------------------------------------------------------------------
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which runs differ; one that a run does not record is not known to differ."""
+    """Return the settings in which runs differ, among the runs that record a setting."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNTOLD)
     return [
         key
@@ -191,10 +191,10 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run that no other one has.
+    """Return a unique name for each run.
 
-    What was trained, if that tells them apart; with one or two settings, if those do; or the
-    folders' names, numbered where they repeat.
+    It is what was trained, if that is unique; else with the settings that differ, if there are at
+    most two and that is unique; else the folder's name, numbered if it repeats.
     """
     keys = differing(runs)
     for shown in [], keys if len(keys) <= 2 else []:
@@ -210,7 +210,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def facts(runs: Sequence[Run]) -> Table:
-    """What the runs are: settings in which they differ, what they ran on, how they were started."""
+    """Return the facts of the runs: settings that differ, machine, versions, command and so on."""
     table = settings(runs)
     rows = {name: values for name, values in table.rows if name in table.differ}
     for name, fact in _FACTS.items():
@@ -246,11 +246,11 @@ _FACTS: Mapping[str, Callable[[Run], str]] = {
     "command": lambda run: shlex.join(map(str, run.facts.get("command") or ())),
     "folder": lambda run: str(run.path),
 }
-"""Name -> what a run's record says; empty where it says nothing."""
+"""Name -> the text from a run's record; empty if the record has none."""
 
 
 def settings(runs: Sequence[Run]) -> Table:
-    """All settings; those in which the runs differ first."""
+    """Return all settings; those in which the runs differ come first."""
     changed = differing(runs)
     keys = dict.fromkeys([*changed, *(key for run in runs for key in run.settings)])
     rows = [

@@ -1,9 +1,9 @@
-"""Tokens of a run, what they cost, and the rollouts that they are read of.
+"""Counts a run's tokens and their cost, and reads its rollout files.
 
-Tokens given and sampled are the Cookbook's metrics. Those trained on are in no metric, since a
-conversation is trained on once, however many calls it took: they are the lengths of the lineages in
-the rollout files, exact where all are read, else scaled up from some. Held-out tasks before the
-first step and after the last are not counted.
+Prompt tokens and sampled tokens are metrics of the Cookbook. Tokens trained on are not, since a
+conversation is trained on once, however many calls it took. They are the lengths of the lineages in
+the rollout files: exact if all files are read, otherwise scaled up from some. Held-out tasks before
+the first step and after the last are not counted.
 """
 
 from collections import defaultdict
@@ -34,13 +34,13 @@ class Tokens:
     prefill: int
     sample: int
     train: int | None
-    """None where the rollouts do not say."""
+    """None: the rollouts do not say."""
     is_estimate: bool
     """Whether ``train`` is scaled up from some of the steps."""
 
 
 def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
-    """Dollars for all that has a price; None where nothing has, or a count is not known."""
+    """Return dollars for all tokens with a price; None without prices, or if a count is unknown."""
     counts = [(asdict(tokens)[name], price) for name, price in prices.items()]
     if not counts or any(count is None for count, _ in counts):
         return None
@@ -48,7 +48,7 @@ def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
 
 
 def count_tokens(run: Run) -> Tokens | None:
-    """Count a run's tokens; None where its metrics do not tell."""
+    """Count a run's tokens; None if its metrics do not have them."""
     if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
         return None
     given, sampled = (
@@ -63,14 +63,14 @@ def count_tokens(run: Run) -> Tokens | None:
 
 
 def rollout_files(folder: Path, name: str = ROLLOUTS) -> dict[int, Path]:
-    """The rollouts of each step that has some, in order; of a name, or of a pattern of names."""
+    """Return step -> its rollout file, in order; ``name`` may be a pattern."""
     paths = folder.glob(f"iteration_*/{name}")
     steps = {path.parent.name.removeprefix("iteration_"): path for path in paths}
     return dict(sorted((int(step), path) for step, path in steps.items() if step.isdigit()))
 
 
 def spread(items: Iterable[int], most: int) -> Sequence[int]:
-    """At most that many of the items, evenly spread, the first and the last among them."""
+    """Return at most ``most`` items, evenly spread, with the first and the last."""
     listed = list(items)
     if len(listed) <= most:
         return listed
@@ -78,7 +78,7 @@ def spread(items: Iterable[int], most: int) -> Sequence[int]:
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
-    """The records of a rollout file; lines that are none, or lack something, are left out."""
+    """Return the records of a rollout file, without broken and incomplete lines."""
     return [
         record
         for record in read_jsonl(path)
@@ -95,7 +95,7 @@ def _is_whole(step: Any) -> bool:
 
 
 def rewards_error(path: Path) -> float | None:
-    """Half the 95 % interval of the mean reward of a rollout file's episodes; None: not known."""
+    """Return half the 95 % interval of a rollout file's mean reward; None: not known."""
     by_task: dict[object, list[float]] = defaultdict(list)
     for record in read_rollouts(path):
         by_task[record.get("group_idx")].append(float(record["total_reward"]))
@@ -103,7 +103,7 @@ def rewards_error(path: Path) -> float | None:
 
 
 def _share_trained_on(files: Iterable[Path]) -> float | None:
-    """Tokens trained on, of all that calls were given and sampled."""
+    """Tokens trained on, as a share of prompt and sampled tokens; None: not known."""
     trained = handled = 0
     for record in (record for path in files for record in read_rollouts(path)):
         ends: dict[object, int] = {}

@@ -1,8 +1,8 @@
-"""Episodes to read: what a run wrote of them, cut to a length that a page can hold.
+"""Selects recorded episodes of a run to show, and cuts them to a length that fits the page.
 
-``training_episodes`` are the first of the first, the middle and the last step, not chosen by how
-they went; ``held_out_episodes`` the same tasks before, during and after the training. All text here
-is what models, agents and tools wrote. It is cut, never interpreted.
+``training_episodes`` are the first episodes of the first, the middle and the last step, whatever
+their rewards; ``held_out_episodes`` are the same tasks before, during and after training. Models,
+agents and tools wrote the text. It is cut, never interpreted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from evert.trainers.reporting.tokens import (
 )
 
 EPISODES = 2
-"""Episodes shown of a step, and held-out tasks shown."""
+"""Episodes shown per step, and held-out tasks shown."""
 STEPS = 3
 TURN_COST = 150
-"""Characters of the page that a turn takes beside its texts, about."""
+"""Approximate characters that a turn takes on the page besides its texts."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Turn:
 
     heading: str
     texts: list[tuple[str, str]]
-    """What was noted or said: name and text."""
+    """Notes and messages: name and text."""
 
     @property
     def size(self) -> int:
-        """Characters on the page, about."""
+        """Approximate characters on the page."""
         return TURN_COST + sum(len(name) + len(text) for name, text in self.texts)
 
 
@@ -48,22 +48,22 @@ class Episode:
     """An episode, or as much of it as fits."""
 
     reward: float | None
-    """None: it got none."""
+    """None: no reward."""
     ending: str
-    """How long it was, and why it stopped."""
+    """Its length, and why it stopped."""
     turns: list[Turn]
     left_out: int
     """Turns left out before the last one."""
 
 
 def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
-    """Episodes of the first, the middle and the last step that rollouts were written of."""
+    """Return episodes of the first, the middle and the last step with rollouts, by heading."""
     files = rollout_files(run.path)
     return {f"Step {step + 1}": _firsts(files[step], most) for step in spread(files, STEPS)}
 
 
 def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
-    """The same held-out tasks before, during and after the training; as above."""
+    """Return the same held-out tasks before, during and after training, by heading."""
     columns = {}
     files = rollout_files(run.path, HELD_OUT_ROLLOUTS)
     between = [step for step in files if 0 < step < len(run.rows)]

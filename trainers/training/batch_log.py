@@ -1,8 +1,8 @@
-"""The batches of a run, counted: how their episodes ended, and when there is no use in going on.
+"""Counts how the episodes of each batch ended, and ends a run in which nearly all fail.
 
-``Tally`` is told of every group. It writes a line a batch into ``batches.jsonl``, says what is new,
-and ends a run in which nearly all episodes fail for some steps. A batch is one of the dataset's;
-with ``async_config`` the Cookbook's steps are made of other groups than the batch of that number.
+``Tally`` takes every group. It writes a line per batch into ``batches.jsonl``, prints new kinds of
+failures, and ends a run in which nearly all episodes fail for some steps. A batch is one of the
+dataset; with ``async_config``, the Cookbook's step of the same number trains on other groups.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from evert.trainers.rundir.metrics import FAILED, LOST, SKIPPED
 from evert.trainers.system.files import BATCHES
 
 MOST = 0.5
-"""Share of failed episodes above which a step says so."""
+"""Share of failed episodes above which a step is reported."""
 NEARLY_ALL = 0.95
-"""Share of failed episodes from which on a step counts towards the run's end."""
+"""Share of failed episodes from which a step counts towards ending the run."""
 
 
 class EpisodesFailedError(EvertError, RuntimeError):
@@ -37,7 +37,7 @@ class NothingToLearnError(EvertError, RuntimeError):
 
 @dataclass
 class Account:
-    """What came of a group's or a batch's episodes; ``overflows`` teach, ``failures`` do not."""
+    """The result of a group or batch; failed episodes that can still teach are ``overflows``."""
 
     groups: int = 0
     episodes: int = 0
@@ -47,7 +47,7 @@ class Account:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "Account":
-        """That of a group."""
+        """Make the account of a group."""
         account = cls(1, len(trajectories) + len(failures), [*failures])
         for trajectory in trajectories:
             failure, teaches = failure_in(trajectory), can_be_learned_from(trajectory)
@@ -58,7 +58,7 @@ class Account:
         return account
 
     def add(self, other: "Account") -> None:
-        """Take another group in."""
+        """Add another account."""
         self.groups += other.groups
         self.episodes += other.episodes
         self.failures += other.failures
@@ -67,7 +67,7 @@ class Account:
 
 
 class Tally:
-    """The batches of a run under way; ``failed_steps`` in a row end it (0: never)."""
+    """Counts a run's batches; ``failed_steps`` failed steps in a row end the run (0: never)."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Tally:
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
-        """The metrics of a step: the share of its episodes that failed, all and by kind."""
+        """Return a step's metrics: the share of its episodes that failed, all and by kind."""
         return self._rows.get(step, {})
 
     def take(self, batch: Batch, played: Account) -> None:
-        """Count a group that was played; the last of too many that fail ends the run."""
+        """Count a group that was played; end the run after too many failed steps."""
         if self.error is not None:
             return
         found = self._open.setdefault(batch.index, Account())
@@ -103,7 +103,7 @@ class Tally:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
-        """Count a group that was lost with its worker, and say ``why``; None: none so far."""
+        """Count a group that was lost with its worker, and print ``why``; None: start at 0."""
         if why is not None and LOST not in self._explained:
             self._explained.add(LOST)
             self._say(
@@ -113,16 +113,16 @@ class Tally:
         self._lost = (self._lost or 0) + (why is not None)
 
     def end(self, error: Exception) -> None:
-        """End the run with an error; the first one counts."""
+        """End the run with an error; later errors are ignored."""
         if self.error is None:
             self.error = error
             self._over.set()
 
     async def watch(self, training: Coroutine[Any, Any, None]) -> None:
-        """Await the training; where the run ends, cancel it.
+        """Await the training; cancel it when ``end`` is called.
 
-        The Cookbook does not await every rollout: where it streams minibatches, it would wait for
-        one that raised for ever.
+        The Cookbook does not await every rollout: when it streams minibatches, it would wait
+        forever for a rollout that raised.
         """
         tasks = asyncio.create_task(training), asyncio.create_task(self._over.wait())
         try:
@@ -130,13 +130,13 @@ class Tally:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # takes note of their errors
+            await asyncio.gather(*tasks, return_exceptions=True)  # retrieves their errors
         if self.error is not None:
             raise self.error
         tasks[0].result()
 
     def tell(self, what: str, failed: Failures, *, skipped: bool = False) -> None:
-        """Say that most episodes failed, or that nothing can be learned; each reason once."""
+        """Print that most episodes failed, or that nothing can be learned; each reason once."""
         alike = failed.commonest.alike if failed.share > MOST and failed.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
             return
@@ -163,22 +163,22 @@ class Tally:
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(redacted(line) + "\n")
-        except OSError as error:  # nobody may be waiting for this group's episodes
+        except OSError as error:  # nothing may await this group, so do not raise
             return self.end(error)
         self.tell(f"step {step + 1}", every, skipped=self.has_skipped)
         if failed.share < NEARLY_ALL:
             return self._in_a_row.clear()
         self._in_a_row.append(failed)
         if self._patience and len(self._in_a_row) >= self._patience:
-            self.end(EpisodesFailedError(_the_end(self._in_a_row)))
+            self.end(EpisodesFailedError(_end_message(self._in_a_row)))
 
 
-def _the_end(failed: Sequence[Failures]) -> str:
+def _end_message(failed: Sequence[Failures]) -> str:
     whole = together(failed)
     commonest = whole.commonest
     error = commonest.error if commonest is not None else ""
     steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In one step"
     return (
         f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: {error}\n"
-        f"{whole.advice()} failed_steps=0 goes on whatever fails."
+        f"{whole.advice()} failed_steps=0 never ends the run for this."
     )

@@ -1,7 +1,7 @@
-"""A run's settings as the Cookbook's ``rl.train.Config``, and what else of it can be set.
+"""Turns a run's settings into the ``rl.train.Config`` of the installed Cookbook.
 
-evert's values come first, then ``cookbook.PATH=value``. The fields are those of the installed
-Cookbook; one that a setting of evert's fills in is refused with that setting's name.
+``cookbook.PATH=value`` overrides evert's default for a field. If a setting of evert's fills in the
+field, the override is refused, and the message names the setting.
 """
 
 import math
@@ -36,13 +36,13 @@ COPIED = {
     DATASET: "agent seats train_tasks sampler model_name batch_size group_size "
     "test_group_size seed",
 }
-"""Where in the Config -> settings that are filled in there as they are, by their own names."""
+"""Path in the Config -> settings that are copied there, under the same names."""
 MADE = {
     "": "log_path renderer_name wandb_project",
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }
-"""The same of settings of which something is made first."""
+"""The same for settings that are converted first."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -50,11 +50,11 @@ RENAMED = {
     f"{DATASET}epochs": "steps",
     f"{DATASET}record_share": "record",
 }
-"""Path in the Config -> the setting that it is filled in from, where their names differ."""
+"""Path in the Config -> the setting that fills it in, if their names differ."""
 
 
 def own_settings() -> dict[str, str]:
-    """Path in the Config -> the setting of evert's own that it is filled in from."""
+    """Return the mapping: path in the Config -> evert's setting that fills it in."""
     return _paths(COPIED) | _paths(MADE) | RENAMED
 
 
@@ -64,11 +64,11 @@ def _paths(names: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Draft:
-    """A run's settings as values of the Config, without those that its folder and weights give."""
+    """Values of the Config, without those that depend on the run's folder and weights."""
 
     values: Mapping[str, Any]
     given: Mapping[str, Any]
-    """What goes before them: ``cookbook.PATH=value``."""
+    """The user's ``cookbook.PATH=value``, which override ``values``."""
 
     def config(
         self,
@@ -76,7 +76,7 @@ class Draft:
         warm: "CheckpointRecord | None" = None,
         context_length: int | None = None,
     ) -> "Config":
-        """What ``rl.train.main`` takes; ``warm``: the weights that RL starts from, if warmed up."""
+        """Return the Config; ``warm``: the weights that RL starts from after a warm-up, if any."""
         from tinker_cookbook.rl.train import Config
 
         if warm and "load_checkpoint_path" in self.given:
@@ -104,16 +104,16 @@ class Draft:
 def draft(
     settings: TrainSettings, models: "Mapping[str, FrozenModel]", tasks: int, *, embedded: bool
 ) -> Draft:
-    """The settings of a run on so many tasks, with its frozen models.
+    """Return the draft of a run with its frozen models; ``tasks`` is the number of tasks.
 
-    Embedded, a checkpoint costs nothing but disk: each step saves one, and none expires.
+    On the embedded engine, checkpoints only take disk: each step saves one, and none expires.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
 
     own, renderer = own_settings(), renderer_of(settings)
     for path in settings.cookbook:
         if found := _owner(path, own):
-            raise UsageError(f"cookbook.{path} is set by evert's own {found}=; give that.")
+            raise UsageError(f"cookbook.{path} is set by evert's own {found}=. Pass that.")
     options: dict[str, Any] = {**env_options(settings, models)}
     against = settings.test_opponent, settings.max_tokens, settings.base_url
     dataset = {
@@ -150,7 +150,7 @@ def cookbook_config(
     warm: "CheckpointRecord | None" = None,
     context_length: int | None = None,
 ) -> "Config":
-    """The settings of a run in a folder as ``rl.train.main`` takes them, at once."""
+    """Return the Config of a run in a folder, in one call."""
     from evert.bridge.groups.dataset import load_tasks
 
     models = frozen_models(settings.models, settings.base_url)
@@ -169,7 +169,7 @@ def _owner(path: str, own: Mapping[str, str]) -> str | None:
 
 
 def saving(embedded: bool, every: int) -> dict[str, Any]:
-    """When a run is saved beside ``save_every``, and how long a service keeps that: a week."""
+    """How often a run is saved besides ``save_every``; a service keeps checkpoints for a week."""
     return {
         "rolling_save_every": every if embedded else 0,
         "ttl_seconds": None if embedded else 7 * 24 * 3600,
@@ -177,7 +177,7 @@ def saving(embedded: bool, every: int) -> dict[str, Any]:
 
 
 def cookbook_help() -> str:
-    """The fields of the Config that can be set, a line each: path, default, what it takes."""
+    """Return the fields of the Config that can be set, a line each: path, default, type."""
     from tinker_cookbook.rl.train import Config
 
     from evert.bridge.groups.dataset import AgentDatasetBuilder

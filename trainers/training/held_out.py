@@ -1,4 +1,4 @@
-"""Held-out tasks before and after training: episodes and scores as ``evert evaluate`` has them.
+"""Plays held-out tasks before and after training, and scores them as ``evert evaluate`` does.
 
 Every task is played greedily and at temperature 1, at most ``parallel`` episodes at a time.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
-"""The ways to play, by the names they are reported under."""
+"""Name in reports -> temperature."""
 
 
 class HeldOutError(EvertError, ValueError):
@@ -32,7 +32,7 @@ class HeldOutError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How some weights did on the held-out tasks."""
+    """The results of some weights on the held-out tasks."""
 
     scores: dict[str, Score]
     samples: list[Episode]
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
-    """The evaluation whose fields were written down."""
+    """Read an evaluation from its record."""
     try:
         return Evaluation(
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
@@ -62,15 +62,15 @@ async def score_weights(
         return None
     if not isinstance(dataset, AgentDataset):
         raise HeldOutError(
-            f"Held-out tasks are a {type(dataset).__name__}; expected an AgentDataset. Build it by "
-            "an AgentDatasetBuilder, or leave them out."
+            f"Held-out tasks are a {type(dataset).__name__}; expected an AgentDataset. Build it "
+            "with an AgentDatasetBuilder, or leave them out."
         )
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
     group, places = dataset.group(0), asyncio.Semaphore(parallel)
 
     async def played(temperature: float) -> list[Episode]:
-        count = dataset.group_size if temperature else 1  # greedy ones are all the same
+        count = dataset.group_size if temperature else 1  # greedy episodes are all equal
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         player = Player(
             lambda seed: group.agent,
@@ -96,7 +96,7 @@ def _fails_fast(config: "Config") -> bool:
 
 
 def samples_markdown(name: str, before: Sequence[Episode], after: Sequence[Episode]) -> str:
-    """The same held-out tasks before and after training, as Markdown."""
+    """Return the same held-out tasks before and after training, as Markdown."""
     parts = [
         f"# {name}: held-out samples\n",
         "Greedy episodes of the first held-out tasks, by the weights before and after training.\n",
@@ -111,13 +111,13 @@ def _episode_markdown(title: str, episode: Episode) -> str:
     ending = f"failed, {episode.error}" if episode.reward is None else f"reward {episode.reward:g}"
     lines = [f"### {title}: {ending}\n", "```text"]
     for turn in episode.dialogue:
-        # A fence inside the text would end ours.
+        # A code fence in the text would end ours.
         lines += [f"{turn['told']}\n>>> {turn['said']}".replace("```", "'''")]
     return "\n".join([*lines, "```\n"])
 
 
 def sample_records(before: Sequence[Episode], after: Sequence[Episode]) -> list[dict[str, Any]]:
-    """The same as ``samples_markdown``, as records: one a task."""
+    """Return what ``samples_markdown`` shows as records, one per task."""
     return [
         {"task": old.target, "before": asdict(old), "after": asdict(new)}
         for old, new in zip(before, after, strict=False)

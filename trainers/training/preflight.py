@@ -1,4 +1,4 @@
-"""A run's settings, resolved once: what would stop the run is found before there is one."""
+"""Resolves a run's settings once, and finds what would stop the run before it starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can begin: its settings, and what they lead to."""
+    """A run that can start: its settings, its engine, and its draft of the Config."""
 
     settings: TrainSettings
     engine: "EngineChoice"
@@ -29,7 +29,7 @@ class PreparedRun:
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
-    """Resolve a run's settings; what would stop it, a path that leads nowhere, is raised now."""
+    """Resolve a run's settings; raise now what would stop it later, such as a wrong path."""
     _check_known(settings)
     _check_no_run(settings)
     check_names(settings)
@@ -64,12 +64,12 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     if len(tasks):
         check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
     drafted = draft(settings, models, len(tasks), embedded=engine.embedded)
-    drafted.config(Path(settings.log_path or "."))  # a field that takes another value says so
+    drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
     return PreparedRun(settings, engine, drafted)
 
 
 def _check_known(settings: TrainSettings) -> None:
-    """Refuse names without an import path: only Python can give those objects again."""
+    """Refuse names without an import path: only a caller in Python has those objects."""
     values = {name: getattr(settings, name) for name in PATHS}
     lost = [
         f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
@@ -77,13 +77,13 @@ def _check_known(settings: TrainSettings) -> None:
     if lost:
         raise RecipeError(
             f"There is no import path in {' or '.join(lost)}; expected 'package.module:name'. If "
-            "this run was trained from Python with functions or lists of its own, call evert.train "
-            f"again with them and log_path={settings.log_path!r}."
+            "this run was started from Python with functions or lists, call evert.train again "
+            f"with them and log_path={settings.log_path!r}."
         )
 
 
 def _check_no_run(settings: TrainSettings) -> None:
-    folder = settings.model_name.partition("@")[0]  # runs/NAME@STEP is one, too
+    folder = settings.model_name.partition("@")[0]  # runs/NAME@STEP is a run, too
     if recorded_settings(folder, TrainSettings):
         raise RecipeError(
             f"model_name={settings.model_name} is a run; expected a model. To train the run "

@@ -1,8 +1,8 @@
-"""What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
+"""Shows a run's progress: a bar on a terminal, a line every few steps elsewhere.
 
-The Cookbook's loop has no hook and makes its own loggers. ``follow`` reads ``metrics.jsonl``, its
-public record, as it grows, for the display and for trackers (``tracking.py``); ``quietly`` sends
-what it prints to the run's ``logs.log``.
+The Cookbook's loop has no hook and makes its own loggers. So ``follow`` reads new lines of its
+``metrics.jsonl`` for the display and the trackers (``tracking.py``), and ``quietly`` keeps its
+messages off the console: they are in the run's ``logs.log``.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from evert.trainers.training.redaction import redacting
 
 POLL_SECONDS = 0.2
 LINES = 10
-"""Most lines a run prints about its steps where there is no terminal."""
+"""Most lines that a run prints about its steps without a terminal."""
 
 
 Take: TypeAlias = Callable[[Mapping[str, Any]], None]
@@ -62,7 +62,7 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
         if not console.is_terminal and (step % every == 0 or step == total):
             line = f"{doing}: step {step}/{total}  {scores}  {time.monotonic() - began:.0f} s"
             console.print(line, soft_wrap=True)
-            held_out = ""  # each score is said once
+            held_out = ""  # each score is shown once
 
     with bar:
         yield take
@@ -70,7 +70,7 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
 
 @asynccontextmanager
 async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
-    """Hand over each line that ``metrics.jsonl`` grows by inside the block, in order.
+    """Call ``take`` with each new line of ``metrics.jsonl`` inside the block, in order.
 
     An error of ``take`` cancels the block, and is raised.
     """
@@ -78,7 +78,7 @@ async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
     from tinker_cookbook.stores.training_store import TrainingRunStore
 
     store = TrainingRunStore(storage_from_uri(str(folder)))
-    store.read_metrics()  # of before a resumption
+    store.read_metrics()  # skips the lines before a resumption
 
     def catch_up() -> None:
         for row in store.read_new_metrics():
@@ -115,7 +115,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(name)s:%(lineno)d [%(levelname)s] %(message)s"))
     root.handlers[:] = [handler]
     logging.captureWarnings(True)
-    raised, logging.raiseExceptions = logging.raiseExceptions, False  # a full disk, for example
+    raised, logging.raiseExceptions = logging.raiseExceptions, False  # on a full disk
     try:
         with redacting():
             yield
@@ -130,10 +130,10 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 async def quietly(training: Coroutine[Any, Any, None]) -> None:
-    """Await the Cookbook's ``main`` with its console log off; its ``logs.log`` has it all.
+    """Await the Cookbook's ``main`` without its console log; ``logs.log`` has the same messages.
 
-    ``main`` sets up logging before it first waits for anything, and its console handler keeps the
-    ``sys.stderr`` of that moment. That moment gets a stream of its own; all else keeps stderr.
+    ``main`` sets up logging before it first waits, and its console handler keeps the ``sys.stderr``
+    of that moment. We replace ``sys.stderr`` only then, and remove that handler.
     """
     with redirect_stderr(io.StringIO()) as nowhere:
         task = asyncio.create_task(training, name="rl.train.main")
@@ -144,6 +144,6 @@ async def quietly(training: Coroutine[Any, Any, None]) -> None:
 
 
 def quiet_progress_bars() -> None:
-    """Turn off the Cookbook's own bars; works until ``tqdm`` is first imported."""
+    """Turn off the Cookbook's progress bars; this works until ``tqdm`` is first imported."""
     if "tqdm" not in sys.modules:
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,7 +1,7 @@
-"""What a run's logs and trackers may not hold: the secrets that this process knows.
+"""Keeps the secrets that this process knows out of a run's logs and trackers.
 
-Log messages and the Cookbook's configuration are redacted as they are made; our own files are where
-they are written (``RunFolder.write``).
+Log messages and the Cookbook's configuration are redacted when they are made, and our own files
+when they are written (``RunFolder.write``).
 """
 
 import logging
@@ -20,7 +20,7 @@ def redacting() -> Iterator[None]:
 
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
-    code = ml_log.code_state  # the difference to what was committed, which goes to code.diff
+    code = ml_log.code_state  # makes the git diff that goes to code.diff
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
         return _without_secrets(make_record(*args, **kwargs))
@@ -38,7 +38,7 @@ def redacting() -> Iterator[None]:
 
 
 def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
-    with suppress(Exception):  # its arguments do not fit; logging says so itself
+    with suppress(Exception):  # logging itself reports wrong arguments
         message = record.getMessage()
         if (clean := redacted(message)) is not message:
             record.msg, record.args = clean, ()

@@ -1,7 +1,8 @@
-"""Taking up the folder of a run that stopped, wherever it was stopped, and leaving it tidy.
+"""Resumes a run in its folder, wherever it was stopped, and tidies the folder.
 
-Its lists and its warm-up's are cut back to the newest step whose checkpoint is whole, up to which
-every step is in ``metrics.jsonl``: the Cookbook finds what it expects, and each step stands once.
+The records of the run and of its warm-up are cut back to the newest step that has an intact
+checkpoint, with all steps up to it in ``metrics.jsonl``. So the Cookbook finds what it expects, and
+each step is recorded once.
 """
 
 import shutil
@@ -31,20 +32,20 @@ from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_j
 from evert.trainers.system.provenance import origin
 
 AHEAD = 2
-"""Steps that a kill may leave in a checkpoint and in no metrics: the Cookbook saves before it logs,
-and submits a batch of the warm-up ahead."""
+"""Steps that a kill may leave in a checkpoint and not in the metrics: the Cookbook saves before it
+logs, and submits the warm-up's next batch ahead."""
 
 
 def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
-    """What was given, over the recipe or over the settings of the run that its folder holds.
+    """Read the given settings over the recipe's, or over those of the run to resume.
 
-    Frozen models that are runs have the step that those runs are at, or were at when this began.
+    Frozen models that are runs are pinned to the step that they had when this run began.
     """
     path = Path(given.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
         resumes = given.get("log_path") and RunFolder(path).begun
     before = recorded_settings(path, TrainSettings) if resumes else {}
-    if "rollouts" in given:  # other workers, or none: what was said of those before is of no use
+    if "rollouts" in given:  # the settings of the earlier workers do not fit the new ones
         before = {key: value for key, value in before.items() if key not in WORKERS}
     settings = read_train_settings(given, before)
     if not settings.models:
@@ -59,7 +60,7 @@ def take_up(
     engine: str,
     console: Console,
 ) -> dict[str, Any]:
-    """Bring a folder into order for a run to begin, or to go on, in it."""
+    """Prepare a folder to start or resume its run; return the content of ``run.json``."""
     about: dict[str, Any] = (folder.read_json(RUN) if folder.resumed else None) or {
         "name": settings.name,
         "settings": {},
@@ -73,7 +74,7 @@ def take_up(
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
     else:
-        _cut(folder.path, 0)  # of a run that was killed before it had begun
+        _cut(folder.path, 0)  # lines of a run that was killed before it began
     if engine == "embedded":
         tidy(folder.path)
     folder.write_json(RUN, about)
@@ -86,8 +87,8 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
         there = "on a service" if was == "service" else f"in {folder.path / STORE}"
         raise RunFolderError(
             f"{folder.path} was trained with engine={was}, and its checkpoints are {there}; "
-            f"engine={engine} cannot go on from them. Pass engine={was} (a service needs "
-            "TINKER_API_KEY, and base_url where it is one of your own), or choose another log_path."
+            f"engine={engine} cannot load them. Pass engine={was} (a service needs TINKER_API_KEY, "
+            "and base_url if it is your own), or choose another log_path."
         )
 
 
@@ -97,7 +98,7 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
     if embedded:
         _correct_batches(warm.path, path / STORE)
     for log in (path, warm.path):
-        _strike_unlogged(log)
+        _remove_unlogged(log)
     listed = folder.steps_done()
     if embedded:
         _repair(path)
@@ -121,7 +122,7 @@ def _cut(log: Path, done: int) -> None:
 
 
 def _repair(path: Path) -> None:
-    """Take damaged checkpoints off the lists: the Cookbook resumes from the last."""
+    """Remove damaged checkpoints from the lists: the Cookbook resumes from the last."""
     from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -130,8 +131,8 @@ def _repair(path: Path) -> None:
     if saved and not read_jsonl(path / CHECKPOINTS):
         raise RunFolderError(
             f"{path / CHECKPOINTS} lists no checkpoint, and {store.root} has some; expected the "
-            "list that was written with them. Put it back; or delete the checkpoints, too, to have "
-            "the run start again."
+            "list that was written with them. Put it back, or delete the checkpoints, too, to "
+            "start the run again."
         )
     for log in (path, path / WARM_UP):
         states = [r["state_path"] for r in read_jsonl(log / CHECKPOINTS) if r.get("state_path")]
@@ -142,8 +143,8 @@ def _repair(path: Path) -> None:
 def _correct_batches(log: Path, root: Path) -> None:
     """Correct which batches a warm-up's weights have learned from.
 
-    The Cookbook writes down the batch that it waits for. By then it has submitted that one and the
-    next, and the weights have both.
+    The Cookbook records the batch that it waits for. By then it has submitted that batch and the
+    next, and the weights have learned from both.
     """
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -158,8 +159,8 @@ def _correct_batches(log: Path, root: Path) -> None:
     files.change_lines(log / CHECKPOINTS, fixed)
 
 
-def _strike_unlogged(log: Path) -> None:
-    """Remove checkpoints of steps that a kill kept out of the metrics; the steps are redone."""
+def _remove_unlogged(log: Path) -> None:
+    """Remove checkpoints of steps that a kill kept out of the metrics; these steps are redone."""
     logged = max(_logged(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -170,14 +171,14 @@ def _logged(log: Path) -> set[int]:
 
 
 def tidy(path: Path) -> None:
-    """Delete the checkpoints that no list of a run has any use for, and what crashes left."""
+    """Delete the checkpoints that no list of a run needs, and the leftovers of crashes."""
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     if (path / STORE).is_dir():
-        CheckpointStore(path / STORE).tidy(_of_use(path) | _of_use(path / WARM_UP))
+        CheckpointStore(path / STORE).tidy(_to_keep(path) | _to_keep(path / WARM_UP))
 
 
-def _of_use(log: Path) -> set[str]:
+def _to_keep(log: Path) -> set[str]:
     """Paths of the checkpoints to keep: of rolling ones, only the last that can be resumed."""
     records = read_jsonl(log / CHECKPOINTS)
     resumable = [record for record in records if record.get("state_path")]
@@ -186,14 +187,14 @@ def _of_use(log: Path) -> set[str]:
 
 
 def clean_up(folder: RunFolder) -> None:
-    """Delete what a finished run does not need any more: rolling checkpoints, of dead runs too."""
+    """Delete a finished run's rolling checkpoints, also those that killed processes left."""
     for log in (folder.path, folder.path / WARM_UP):
         files.keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
 
 
 _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
-"""What a run that was killed before it wrote its first file may leave."""
+"""Files that a run may leave if it is killed before it writes its first file."""
 
 
 def check_folder(settings: TrainSettings) -> None:
@@ -205,10 +206,10 @@ def check_folder(settings: TrainSettings) -> None:
 
 @contextmanager
 def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
-    """Make the folder of a new run, or open that of a run to resume; nobody else is in it.
+    """Make the folder of a new run, or open that of a run to resume; lock it in the block.
 
-    An error out of the block leaves with a note on how to go on, or the folder is removed again
-    if nothing was reached.
+    An error in the block gets a note on how to resume. Without anything to resume, a new folder is
+    removed again.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
     path = run_folder.named_folder(settings.log_path, "runs", name)
@@ -221,12 +222,12 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
                 yield folder
             except BaseException as error:
                 if folder.begun:
-                    _say_how_to_go_on(error, folder, go_on(path))
+                    _note_how_to_resume(error, folder, go_on(path))
                 elif new:
                     _empty(path)
                 raise
     finally:
-        with suppress(OSError):  # not empty: not ours to remove
+        with suppress(OSError):  # not empty: it stays
             path.rmdir()
 
 
@@ -242,12 +243,12 @@ def _empty(path: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> None:
+def _note_how_to_resume(error: BaseException, folder: RunFolder, command: str) -> None:
     done = folder.steps_done()
     if isinstance(error, KeyboardInterrupt):
         steps = f"{done} step{'s' * (done != 1)}"
         error.add_note(
-            f"Interrupted after {steps}; they are saved in {folder.path}. To go on:\n  {command}"
+            f"Interrupted after {steps}; they are saved in {folder.path}. To resume:\n  {command}"
         )
     else:
         error.add_note(f"To resume: {command}")
@@ -258,7 +259,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
     if not folder.resumed:
         if not _is_empty(path) and not (path / RUN).is_file():
             raise RunFolderError(
-                f"{path} is not empty, and no run of evert's: it has no {RUN}. Nothing was "
+                f"{path} is not empty and not a run of evert's: it has no {RUN}. Nothing was "
                 "changed. Choose another log_path, or leave it out for a new folder under runs/."
             )
         return

@@ -1,10 +1,10 @@
-"""How a run plays its groups: episodes that fail are left out, and every batch is counted.
+"""Plays a run's groups without the episodes that fail, and counts every batch.
 
-    LeaveOut    goes on without the episodes whose agent failed; what a run does by default
-    Accounted   any strategy, with the account of the one group that it plays
-    Counted     any strategy, with the accounts of its groups told to a ``Tally``
+    LeaveOut    leaves out the episodes whose agent failed; the default
+    Accounted   wraps a strategy and keeps the account of the one group that it plays
+    Counted     wraps a strategy and reports the account of each group to a ``Tally``
 
-What is no failure of the agent (the engine's errors, a broken reward) stops the run.
+Other errors than the agent's (the engine's, a broken reward) stop the run.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.batch_log import Account, Tally
 
 TOLD_GROUPS, TOLD_CHARACTERS = 2, 6_000
-"""Groups of a batch of whose first episode the text is kept, and how much of a turn's."""
+"""Groups of a batch whose first episode's text is logged, and how much text of each turn."""
 
 
 @dataclass(frozen=True)
 class FailedRollout(RolloutError):
-    """An episode that was left out; knows more of its failure than the Cookbook's record."""
+    """An episode that was left out; adds the ``Failure`` to the Cookbook's record."""
 
     failure: Failure = field(kw_only=True)
 
 
 class GroupFailedError(AllTrajectoriesFailedError):
-    """Every episode of a group failed, so that the Cookbook goes on without the group."""
+    """Every episode of a group failed, so the Cookbook leaves the group out."""
 
     def __init__(self, errors: Sequence[RolloutError]) -> None:
         super().__init__(f"All {len(errors)} episodes of a group failed: {errors[0].error_message}")
@@ -49,7 +49,7 @@ class GroupFailedError(AllTrajectoriesFailedError):
 
 @dataclass(frozen=True)
 class LeaveOut(RolloutStrategy):
-    """Plays the episodes of a group side by side, and goes on without those that failed."""
+    """Plays the episodes of a group concurrently, and leaves out those that failed."""
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
@@ -79,7 +79,7 @@ async def _played(policy: TokenCompleter, env: Env) -> Trajectory | FailedRollou
 
 
 def strategy_of(config: Config) -> RolloutStrategy:
-    """The strategy that a configuration asks for; ``LeaveOut`` where it asks for none."""
+    """Return the strategy that a configuration asks for; ``LeaveOut`` if it asks for none."""
     if config.rollout_error_tolerance is None:
         return LeaveOut()
     asked = config.effective_rollout_strategy()
@@ -87,7 +87,7 @@ def strategy_of(config: Config) -> RolloutStrategy:
 
 
 class Accounted(RolloutStrategy):
-    """Plays one group, and has its account then; None: the group ended the run, or did not play."""
+    """Plays one group and keeps its account; None if not played, or if the group ends the run."""
 
     def __init__(self, inner: RolloutStrategy) -> None:
         self.inner = inner
@@ -95,7 +95,7 @@ class Accounted(RolloutStrategy):
 
     @property
     def catches_group_errors(self) -> bool:
-        """As the strategy has it."""
+        """See the wrapped strategy."""
         return self.inner.catches_group_errors
 
     async def execute(
@@ -110,36 +110,36 @@ class Accounted(RolloutStrategy):
             raise
         batch: Batch | None = getattr(env_group_builder, "batch", None)
         if batch is not None and batch.number < TOLD_GROUPS and result.trajectories:
-            _keep_what_was_said(result.trajectories[0], result.envs[0])
+            _log_texts(result.trajectories[0], result.envs[0])
         failures = [_failure_of_rollout(error) for error in result.errors]
         self.account = Account.of(result.trajectories, failures)
         return result
 
 
 class Counted(RolloutStrategy):
-    """A strategy whose groups are counted, wherever they are played.
+    """Wraps a strategy and counts its groups, wherever they are played.
 
-    Pickled, it is an ``Accounted``: a group that is played elsewhere brings its account along, and
-    ``hear`` is told of it here (``workers/executor.py``). ``held_out`` has a place for each group
-    of held-out tasks that may be played at a time; None: as many as there are.
+    Pickling makes it an ``Accounted``: a worker returns the account with its group, and the
+    executor calls ``hear`` with it here (``workers/executor.py``). ``held_out`` limits how many
+    groups of held-out tasks are played at a time; None: no limit.
     """
 
     def __init__(
         self, inner: RolloutStrategy, tally: Tally, held_out: asyncio.Semaphore | None = None
     ) -> None:
-        self.inner = inner  # the Cookbook writes what has no underscore into config.json
+        self.inner = inner  # public: the Cookbook writes it into config.json
         self._tally = tally
         self._held_out = held_out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
-        return self  # a configuration is copied to be written down; there is one tally
+        return self  # the Cookbook copies its configuration; there is one tally
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Accounted, (self.inner,)
 
     @property
     def catches_group_errors(self) -> bool:
-        """As the strategy has it."""
+        """See the wrapped strategy."""
         return self.inner.catches_group_errors
 
     async def execute(
@@ -160,7 +160,7 @@ class Counted(RolloutStrategy):
     def hear(
         self, group: EnvGroupBuilder, account: Account | None, error: BaseException | None
     ) -> None:
-        """Learn what came of a group."""
+        """Count the account of a group, or end the run with its error."""
         batch: Batch | None = getattr(group, "batch", None)
         if account is not None and batch is not None:
             self._tally.take(batch, account)
@@ -168,12 +168,12 @@ class Counted(RolloutStrategy):
             self._tally.end(error)
 
     def hear_of_loss(self, why: str) -> None:
-        """Learn that a group was lost with its worker, and what became of that."""
+        """Count a group that was lost with its worker; ``why`` is the reason."""
         self._tally.count_lost(why)
 
 
-def _keep_what_was_said(trajectory: Trajectory, env: Env) -> None:
-    """Log what was told and said at each turn: the Cookbook writes logs into rollout files."""
+def _log_texts(trajectory: Trajectory, env: Env) -> None:
+    """Add the texts of each turn to its logs, which the Cookbook writes into rollout files."""
     if isinstance(env, ChatAgentEnv):
         turns = dialogue(trajectory, env.renderer.tokenizer)
         for transition, turn in zip(trajectory.transitions, turns, strict=True):
@@ -182,7 +182,7 @@ def _keep_what_was_said(trajectory: Trajectory, env: Env) -> None:
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:
-    """Why a whole group failed; a single failure where the strategy gave up at the first one."""
+    """Why a whole group failed; a single failure if the strategy stopped at the first one."""
     if isinstance(error, GroupFailedError):
         return [_failure_of_rollout(each) for each in error.errors]
     return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]

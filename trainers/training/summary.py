@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
+"""Writes a finished run's results, samples and plot, and prints its table."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 
 @dataclass
 class Report:
-    """What a finished run has to tell."""
+    """The results of a finished run."""
 
     name: str
     model: str
@@ -35,11 +35,11 @@ class Report:
     """None where the run has no held-out tasks."""
     steps: int
     seconds: dict[str, float]
-    """Of this session: ``total``, ``training``."""
+    """Since the start or resumption: ``total``, ``training``."""
 
 
 def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> dict[str, Any]:
-    """Write a finished run's files and show its table."""
+    """Write a finished run's files, print its table; return the content of ``result.json``."""
     _plot(folder, done)
     _samples(folder, done)
     failed, skipped = read_batches(folder.path)
@@ -60,7 +60,7 @@ def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> 
         "folder": str(folder.path),
     }
     folder.write_json(files.RESULT, result)
-    _show(folder, done, _lost(failed, skipped, folder, done.steps), console)
+    _show(folder, done, _warnings(failed, skipped, folder, done.steps), console)
     return result
 
 
@@ -90,7 +90,7 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
 
     if done.before is not None and done.after is not None:
         title = f"{done.name}: mean reward, {done.steps} steps, seed {done.seed}"
-        console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
+        console.print(title, soft_wrap=True, markup=False)  # a table would wrap its title
         tasks = f"{done.after.scores['greedy'].episodes} held-out tasks"
         table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))
         for name, label in LABELS.items():
@@ -108,7 +108,7 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _lost(failed: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
+def _warnings(failed: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
     rows = [row for row in folder.steps() if TRAIN_REWARD in row]
     equal = sum(row.get(MIXED_GROUPS) == 0 for row in rows)
     lines = []

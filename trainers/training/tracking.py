@@ -1,10 +1,10 @@
-"""Where a run is recorded besides its folder: Weights & Biases, TensorBoard.
+"""Logs a run to Weights & Biases and TensorBoard, besides its folder.
 
-    wandb_project=NAME   a run of that project; its id is kept in the folder, in ``wandb.json``
+    wandb_project=NAME   a run of that project; the folder's ``wandb.json`` has its id
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
 
-The Cookbook's own W&B logger gives a run no tags, no identity to resume and no final scores, so it
-is left off: both trackers are told what ``progress.follow`` reads. W&B's own variables apply.
+The Cookbook's own W&B logger has no tags, cannot resume a run and logs no final scores, so it stays
+off: both trackers get what ``progress.follow`` reads. W&B's environment variables apply.
 """
 
 import os
@@ -33,7 +33,7 @@ class TrackingError(EvertError, RuntimeError):
 
 
 def check_tracking(settings: TrainSettings) -> None:
-    """Find out before the run that its trackers are installed."""
+    """Check before the run that its trackers are installed."""
     asked = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
     asked["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
     for package, given in asked.items():
@@ -51,8 +51,8 @@ def tracking(
 ) -> Iterator[ml_log.Logger]:
     """Start the trackers that the settings ask for; they are closed after the block.
 
-    Yields one logger for all: it takes the Cookbook's configuration, each step's metrics with the
-    step, and at last the ``final_scores`` without one.
+    Yield one logger for all. It takes the Cookbook's configuration, each step's metrics with the
+    step, and at the end the ``final_scores`` without a step.
     """
     with ExitStack() as closing:
         loggers: list[ml_log.Logger] = []
@@ -68,7 +68,7 @@ def tracking(
 
 
 def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The held-out rewards of a ``result.json``: ``held_out/after/greedy`` and so on."""
+    """Return the held-out rewards of a ``result.json``: ``held_out/after/greedy`` and so on."""
     found = {
         f"held_out/{when}/{how}": score["reward"]
         for when, scores in result["held_out"].items()
@@ -80,7 +80,7 @@ def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WandbLogger(ml_log.Logger):
-    """A run of W&B's; a resumed run goes on in the one that its folder names."""
+    """Logs to a W&B run; a resumed run continues the one that its folder names."""
 
     def __init__(
         self, settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any]
@@ -97,11 +97,11 @@ class WandbLogger(ml_log.Logger):
                 resume="allow",
                 tags=run_tags(settings),
                 dir=str(folder.path),
-                # What is printed is for people at this terminal; a run has its own logs.log.
+                # Console output stays on this terminal; a run has its own logs.log.
                 settings=wandb.Settings(
                     console="off",
                     silent=True,
-                    # of which the command line is a part
+                    # The metadata has the command line, and so its secrets.
                     x_disable_meta=redacted_arguments(sys.argv) != sys.argv,
                 ),
             )
@@ -117,33 +117,33 @@ class WandbLogger(ml_log.Logger):
         self.log_hparams({"evert": dict(about)})
 
     def log_hparams(self, config: Any) -> None:
-        """Write a configuration over that of before a resumption."""
+        """Write a configuration; a resumed run overwrites the earlier one."""
         update: Any = self._run.config.update
         update(ml_log.dump_config(config), allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Log a step, or at last add the final scores to the run's summary."""
+        """Log a step; without a step, add the final scores to the run's summary."""
         if step is None:
             self._run.summary.update(metrics)
         else:
             self._run.log({k: v for k, v in metrics.items() if k != "step"}, step)
 
     def get_logger_url(self) -> str:
-        """Where the run can be seen: its address, or how to send it there."""
+        """Return the run's URL, or the command that uploads an offline run."""
         # A resumed run has several folders, and all of them go to the same run.
         kept = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
         return f"wandb: {self._run.url or f'kept on this machine; to send it: wandb sync {kept}'}"
 
 
 def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
-    """Wait until all is written or sent: a run's process may end without Python's exit hooks."""
+    """Wait until all is written or sent: the process may end without Python's exit hooks."""
     import wandb
 
     wandb.teardown(exit_code=None if kind is None else 1)
 
 
 def run_name(settings: TrainSettings, folder: Path) -> str:
-    """The run's name: its folder's, with the game and the model in front if they are not there."""
+    """Return the given name, or the folder's, with game and model in front if they are missing."""
     given = settings.wandb_name or os.environ.get("WANDB_NAME")
     if given:
         return given
@@ -153,17 +153,17 @@ def run_name(settings: TrainSettings, folder: Path) -> str:
 
 
 def run_tags(settings: TrainSettings) -> list[str]:
-    """Game, model, and those of the settings and of ``WANDB_TAGS``; each once, 64 letters long."""
+    """Return game, model, the tags of settings and ``WANDB_TAGS``; each once, cut to 64 letters."""
     wanted = [settings.name, Path(settings.model_name).name, *settings.tags]
     wanted += os.environ.get("WANDB_TAGS", "").split(",")
     return list(dict.fromkeys(tag.strip()[:64] for tag in wanted if tag.strip()))
 
 
 class TensorboardLogger(ml_log.Logger):
-    """Writes a run's event files: what ``metrics.jsonl`` says, a scalar a metric and step.
+    """Writes a run's event files: a scalar for each metric and step in ``metrics.jsonl``.
 
-    The settings are there as text from the start, and as hyperparameters with the final scores. A
-    resumed run adds another event file, which replaces those before it with all that is on record.
+    The settings are written as text at the start, and as hyperparameters with the final scores. A
+    resumed run adds an event file with all recorded steps, which replaces the earlier files.
     """
 
     def __init__(self, folder: RunFolder, about: Mapping[str, Any]) -> None:
@@ -180,10 +180,10 @@ class TensorboardLogger(ml_log.Logger):
             self.log_metrics(row, row["step"])
 
     def log_hparams(self, config: Any) -> None:
-        """Nothing to do: the settings are there from the start."""
+        """Do nothing: the settings are written at the start."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Write a step's numbers at once, or at last the final scores beside the settings."""
+        """Write a step's metrics at once; without a step, the final scores with the settings."""
         scores = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
         if step is None:
             plain = (bool, int, float, str)
@@ -200,5 +200,5 @@ class TensorboardLogger(ml_log.Logger):
         self._writer.close()
 
     def get_logger_url(self) -> str:
-        """What shows all the runs beside this one."""
+        """Return the command that shows this run and those beside it."""
         return f"tensorboard --logdir {self._path.parent.parent}"

@@ -1,7 +1,7 @@
-"""Supervised warm-up: a few steps on conversations that show how a game goes, before RL.
+"""Supervised warm-up: a few steps on example conversations, before RL.
 
-The Cookbook's ``supervised.train.main`` does it, unchanged, in ``RUN/warm_up``, and resumes as RL
-does. RL then starts from its weights.
+The Cookbook's ``supervised.train.main`` runs unchanged in ``RUN/warm_up``, and resumes as RL does.
+RL then starts from the warmed-up weights.
 """
 
 import itertools
@@ -36,11 +36,11 @@ Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
 fine-tuning takes them."""
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
-"""From a seed to conversations; what the assistant says is learned."""
+"""From a seed to conversations; the assistant's messages are learned."""
 
 
 def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
-    """The function that an import path ``package.module:function`` names, or itself."""
+    """Return the function, or the one that an import path ``package.module:function`` names."""
     found: Any = demonstrations
     if isinstance(found, str):
         found = resolve(found, "demonstrations", DemonstrationsError)
@@ -54,14 +54,14 @@ def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations; each batch draws its own, so that a resumed run has the same."""
+    """Batches of conversations. Each has its own seed, so a resumed run gets the same batches."""
 
     settings: "ConversationDatasetBuilder"
     demonstrations: Demonstrations
     renderer: "Renderer"
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """The batch's conversations as data, each with weights that sum to 1."""
+        """Return the batch's conversations as data, each with weights that sum to 1."""
         from tinker_cookbook.supervised.data import conversation_to_datum
 
         wanted = self.settings.batch_size
@@ -69,21 +69,21 @@ class ConversationDataset(SupervisedDataset):
         shown = [*itertools.islice(drawn, wanted)]
         if len(shown) < wanted:
             raise DemonstrationsError(
-                f"{len(shown)} demonstrations were given for a batch of {wanted}. "
-                "Give as many as are asked for, an endless iterator, or a smaller warm_up_batch."
+                f"Got {len(shown)} demonstrations for a batch of {wanted}. Give more, an endless "
+                "iterator, or a smaller warm_up_batch."
             )
         messages = [messages_of(each, self.renderer) for each in shown]
         return [conversation_to_datum(each, self.renderer, None) for each in messages]
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Nothing: there is one epoch, and no conversation is seen twice."""
+        """Do nothing: there is one epoch, and no conversation is seen twice."""
 
     def __len__(self) -> int:
         return self.settings.steps
 
 
 def messages_of(conversation: Conversation, renderer: "Renderer") -> list[Any]:
-    """A conversation as the renderer takes it, its tools in the first message."""
+    """Return a conversation for the renderer, with its tools in the first message."""
     if not isinstance(conversation, Mapping):
         return conversation
     messages = [heard.message for heard in hear(conversation["messages"], 0, {})]
@@ -106,7 +106,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     renderer_name: str = chz.field(doc="Cookbook renderer.")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """The dataset to learn from, and none to test on: RL's held-out tasks are the test."""
+        """Return the dataset, and no test set: RL's held-out tasks are the test."""
         from evert.bridge.tokens.bases import model_renderer
 
         renderer = model_renderer(self.model_name, self.renderer_name)
@@ -114,7 +114,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
 
 
 def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
-    """The warm-up as ``tinker_cookbook.supervised.train.main`` takes it."""
+    """Return the configuration for ``tinker_cookbook.supervised.train.main``."""
     from tinker_cookbook.supervised.train import Config
 
     from evert.trainers.training.cookbook import saving
@@ -144,7 +144,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
 async def warm_up(
     settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
 ) -> CheckpointRecord | None:
-    """Warm the run's model up, unless that is done; None where the run has no warm-up."""
+    """Warm up, unless that is done, and return the weights; None if the run has no warm-up."""
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook

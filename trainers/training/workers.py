@@ -1,4 +1,4 @@
-"""The workers that settings ask for, ``rollouts=pool`` or ``rollouts=ray``: ``workers/``."""
+"""Starts the workers that settings ask for, ``rollouts=pool`` or ``rollouts=ray``: ``workers/``."""
 
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_workers(settings: "TrainSettings") -> None:
-    """Find out before the run whether there can be workers."""
+    """Check before the run that its workers can be started."""
     given = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
     if settings.rollouts == "here":
         for name in [name for name, value in given.items() if value is not None]:
@@ -33,7 +33,7 @@ def check_workers(settings: "TrainSettings") -> None:
 def rollout_workers(
     settings: "TrainSettings",
 ) -> "AbstractContextManager[WorkerExecutor | None]":
-    """The workers that the settings ask for, to be had inside a block; None where they ask none."""
+    """Return the context of the workers that the settings ask for; it yields None without any."""
     number, room = settings.rollout_workers, settings.groups_per_worker
     timeout = settings.worker_timeout
     if settings.rollouts == "here":
@@ -49,5 +49,5 @@ def rollout_workers(
     except ConnectionError as error:
         raise RecipeError(
             f"ray_address={settings.ray_address}: {error} Start a cluster there (ray start "
-            "--head), or leave ray_address out for a Ray of its own on this machine."
+            "--head), or leave ray_address out to start Ray on this machine."
         ) from error

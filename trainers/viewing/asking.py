@@ -1,4 +1,4 @@
-"""What the page asks the index: steps, episodes of a step, one episode, words."""
+"""The page's queries to the index: steps, episodes of a step, one episode, words."""
 
 import os
 from collections import Counter
@@ -8,11 +8,11 @@ from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
 FOUND = 200
-"""Episodes that a search or a list gives at most."""
+"""Most episodes that a search or a list returns."""
 
 
 def counts(index: Index) -> dict[int, Row]:
-    """How many episodes of each run are there, and how many lines are broken."""
+    """Return each run's numbers of episodes, recorded episodes and broken lines."""
     episodes = index.ask(
         "SELECT run, sum(kind = ?) AS recorded, max(sum(kind = ?), sum(kind = ?)) AS episodes "
         "FROM episodes GROUP BY run",
@@ -26,9 +26,9 @@ def counts(index: Index) -> dict[int, Row]:
 
 
 def steps(index: Index, run: int) -> list[Row]:
-    """A run's steps, or an evaluation's models, each with the rewards of its episodes.
+    """Return a run's steps, or an evaluation's models, with the rewards of their episodes.
 
-    Rewards are of all episodes where the Cookbook wrote of all, else of those on record;
+    Rewards are of all episodes if the Cookbook wrote summaries, else of the recorded ones;
     ``half`` is half the 95 % interval of the mean, by groups.
     """
     return index.ask(
@@ -56,7 +56,7 @@ def steps(index: Index, run: int) -> list[Row]:
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:
-    """The episodes of a step, those on record before those of which only lengths are known."""
+    """Return the episodes of a step, recorded ones before those with only lengths and rewards."""
     found = index.ask(
         "SELECT id, kind, grp, traj, seat, reward, turns, tokens, lineages, breaks, ending, task, "
         "said FROM episodes WHERE run = ? AND split = ? AND model = ? AND step = ? "
@@ -67,7 +67,7 @@ def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[
 
 
 def same_task(index: Index, episode: Row) -> list[Row]:
-    """Episodes of the same task, in the order in which they were played: the first and the last."""
+    """Return the first and the last episodes of the same task, in the order of play."""
     if not episode["same"]:
         return []
     one = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "
@@ -80,7 +80,7 @@ def same_task(index: Index, episode: Row) -> list[Row]:
 
 
 def search(index: Index, words: str) -> list[Row]:
-    """The newest episodes in which the words were said, one after the other."""
+    """Return the newest episodes that contain the words, in this order."""
     plain = words.replace("\0", " ").replace('"', '""')
     if not plain.strip():
         return []
@@ -93,10 +93,10 @@ def search(index: Index, words: str) -> list[Row]:
 
 
 def episode(index: Index, number: int) -> tuple[Row, bytes]:
-    """An episode's entry and its line.
+    """Return an episode's entry and its line.
 
     Raises:
-        LookupError: There is none of that number any more.
+        LookupError: There is no episode of that number any more.
         OSError: Its file is gone.
     """
     found = index.ask(
@@ -112,9 +112,9 @@ def episode(index: Index, number: int) -> tuple[Row, bytes]:
 
 
 def _once(found: list[Row]) -> list[Row]:
-    """Episodes without the Cookbook's summaries of groups that are on record as well.
+    """Leave out the Cookbook's summaries of groups that are recorded, too.
 
-    Both number groups, each in an order of its own; the same group has the same lengths.
+    The two number groups differently, but the same group has the same lengths.
     """
 
     def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:

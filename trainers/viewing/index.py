@@ -1,8 +1,8 @@
-"""``Index``: what stands in the files of runs, found again fast; a SQLite file in the user's cache.
+"""``Index``: finds episodes in the files of runs fast, by a SQLite file in the user's cache.
 
-A file is read on from where it was read to. What became another file than it was, begun anew by a
-run that does a step again, is read from its beginning. Lines that cannot be read are counted. The
-files of runs are only ever read.
+Each ``look`` reads a file from where the last one stopped. A file that was replaced, by a run that
+does a step again, is read from its beginning. Lines that cannot be read are counted. The index
+never writes to the files of runs.
 """
 
 import os
@@ -42,48 +42,48 @@ CREATE INDEX IF NOT EXISTS by_file ON episodes (file);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 """
 VERSION = zlib.crc32(SCHEMA.encode())
-"""Of the schema; it is in the database's name."""
+"""Of the schema; part of the database's name."""
 LONGEST_LINE = 32 * 2**20
-"""Bytes of a line that is read; a file with a longer one is read up to there."""
+"""Most bytes of a line; a file with a longer line is read up to there."""
 AT_ONCE = 200, 8 * 2**20
-"""Lines, or bytes, after which what was read can be seen."""
+"""Lines, or bytes, after which a transaction is committed."""
 DEEPEST, MOST_RUNS = 4, 1_000
-"""Folders below a folder that was named in which runs are looked for, and most of them."""
+"""How deep named folders are searched for runs, and the most runs that are found."""
 LARGE = 2**30
-"""Bytes of a file that is read after all others."""
+"""Larger files, in bytes, are read after all others."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT)
 Stamp: TypeAlias = tuple[int, int, int]
-"""What changes when a file does, or who may read it: its size, its time, its number."""
+"""Size, change time and inode: they change with a file or its permissions."""
 
 
 class Index:
     """The episodes of the runs in some folders.
 
-    One thread calls ``look``; any may ask.
+    One thread calls ``look``; any thread may call ``ask``.
 
     Args:
-        paths: Folders of runs or of evaluations, folders of such, or files of rollouts.
-        database: The SQLite file; one that is damaged is made anew.
+        paths: Folders of runs or evaluations, folders that contain these, or files of rollouts.
+        database: The SQLite file; a damaged one is made anew.
     """
 
     def __init__(self, paths: Sequence[Path], database: Path) -> None:
         self.runs: dict[int, Path] = {}
-        """The runs that there are now, by their number."""
+        """Number -> run, of the runs that exist now."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
-        """Of each, what changes when the files change that are not of episodes."""
+        """Number -> stamps of the run's ``FACTS``, the files without episodes."""
         self.behind = 0
         """Bytes that are not read yet."""
         self.version = 0
-        """Grows with all that is found."""
+        """Increases with every change."""
         self.troubles: dict[Path, str] = {}
-        """Why a file or a folder is not read, or not all of it."""
+        """Why a file or a folder is not read, or only in part."""
         self._paths = paths
         self._write = _opened(database)
         self._read = sqlite3.connect(database, check_same_thread=False)
         self._read.row_factory = sqlite3.Row
         self._lock = threading.Lock()
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
-        """Files as they were when they were read to their ends."""
+        """The stamps of files when they were read to their ends."""
 
     def close(self) -> None:
         """Close the database."""
@@ -92,12 +92,12 @@ class Index:
         self._write.close()
 
     def ask(self, question: str, *values: Any) -> list[Row]:
-        """The rows that a question in SQL gives."""
+        """Return the rows of an SQL query."""
         with self._lock:
             return [dict(row) for row in self._read.execute(question, values)]
 
     def look(self, stopped: threading.Event) -> None:
-        """Read what is new, until there is no more or it is told to stop."""
+        """Read all new lines; end early if ``stopped`` is set."""
         found = find_runs(self._paths)
         self.troubles.pop(Path(), None)
         if len(found) >= MOST_RUNS:
@@ -126,7 +126,7 @@ class Index:
                     self.version += 1
                     if stopped.is_set():
                         return
-            except OSError as error:  # of this file: the others are read all the same
+            except OSError as error:  # other files are still read
                 self.troubles[file] = str(error)
             else:
                 if stamp[0] - done > LONGEST_LINE:
@@ -155,7 +155,7 @@ class Index:
         self.version += bool(gone)
 
     def _begin(self, run: int, file: Path) -> tuple[int, int]:
-        """A file's number, and how far it was read; 0 where it is another file than it was."""
+        """A file's number, and how many bytes were read; 0 if the file was replaced."""
         with self._write as database:
             database.execute(
                 "INSERT OR IGNORE INTO files (run, path, done, last, mark, broken) "
@@ -171,7 +171,7 @@ class Index:
         return int(number), int(done)
 
     def _take(self, run: int, file: Path, number: int, done: int) -> Iterator[int]:
-        """Read a file's new lines; the bytes of each lot, when it can be asked for."""
+        """Read a file's new lines; yield the bytes of each lot after its commit."""
         with file.open("rb") as lines:
             while lot := list(_lines(lines, done)):
                 broken, place = 0, done
@@ -212,7 +212,7 @@ class Index:
 
 def _opened(database: Path) -> sqlite3.Connection:
     for attempt in range(2):
-        database.touch(mode=0o600)  # who may not read the runs may not read this
+        database.touch(mode=0o600)  # the runs may be private
         connection = sqlite3.connect(database, check_same_thread=False)
         try:
             connection.executescript(SCHEMA)
@@ -227,7 +227,7 @@ def _opened(database: Path) -> sqlite3.Connection:
 
 
 def _mark(file: Path, start: int, end: int) -> int | None:
-    """What tells that the last line that was read still stands where it was."""
+    """A checksum of the last line that was read, to see whether it is still there."""
     if file.stat().st_size < end:
         return None
     with file.open("rb") as lines:
@@ -236,7 +236,7 @@ def _mark(file: Path, start: int, end: int) -> int | None:
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
-    """Some whole lines; one that is still being written waits for its end."""
+    """Some whole lines; a line without its end is left for later."""
     file.seek(start)
     most, left = AT_ONCE
     for _ in range(most):
@@ -257,7 +257,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders, evaluations and files of rollouts in some folders, each once."""
+    """Return the run folders, evaluations and files of rollouts in some folders, each once."""
     found, known = list[Path](), set[tuple[int, int]]()
 
     def search(path: Path, deep: int) -> None:
@@ -280,13 +280,13 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run or of an evaluation, or a path a file of rollouts."""
+    """Whether a path is the folder of a run or an evaluation, or a file of rollouts."""
     marks = files.RUN, files.METRICS, files.EVALUATION, f"{ROLLOUTS}.jsonl", ROLLOUTS
     return path.is_file() or any((path / mark).exists() for mark in marks)
 
 
 def episode_files(run: Path) -> list[Path]:
-    """The files of a run that have episodes, as they were written."""
+    """Return the files of a run that have episodes, each kind sorted by name."""
     if run.is_file():
         return [run]
     summaries = "iteration_*/*_rollout_summaries.jsonl"

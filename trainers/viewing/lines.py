@@ -1,10 +1,10 @@
-"""A line of a run's files as an ``Entry`` of the index, and as the page shows it.
+"""Turns a line of a run's files into an ``Entry`` of the index, and into what the page shows.
 
-Whatever stands in a line was written by somebody else: a field of another type than it should have
-makes the line a broken one. Three files have lines of episodes:
+Lines are untrusted: a field of the wrong type makes a line broken. Three kinds of files have
+episodes:
 
-    rollouts/*.jsonl, rollouts.jsonl   "recorded": token for token (``bridge/records/rows.py``)
-    *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of every one
+    rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
+    *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of all
     samples.jsonl                      "sample": held-out tasks before and after, as text
 """
 
@@ -20,49 +20,49 @@ from evert.bridge.redaction import redacted
 Row = dict[str, Any]
 
 PREVIEW = 200
-"""Characters of a task and of the last reply that lists show."""
+"""Most characters of a task and of the last reply in lists."""
 BEFORE, AFTER = -1, 2**31
-"""Steps of samples: those of the weights before the first step, and after the last."""
+"""Steps of samples: before the first step, and after the last."""
 WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
-"""Errors of what is of another type, or deeper, than it should be."""
+"""Errors of fields of a wrong type, or nested too deep."""
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
 class Entry(NamedTuple):
-    """What the index knows of an episode; its fields are the columns, ``text`` aside.
+    """The index's data of an episode; all fields but ``text`` are columns.
 
-    No text has a secret that is known.
+    Known secrets are removed from texts.
     """
 
     kind: str
     split: str
     model: str
-    """That played, in an evaluation; "" in training."""
+    """The player in an evaluation; "" in training."""
     step: int
     grp: int
     """The task's number in its step, or in the evaluation."""
     traj: int
     seat: str
     part: str
-    """Which of a line's episodes: "before" or "after"; "" where there is one."""
+    """Which of a line's episodes: "before" or "after"; "" if there is one."""
     reward: float
     turns: int
     tokens: int
-    """That were sampled."""
+    """Sampled tokens."""
     lineages: int
     breaks: int
-    """How often a history came back other than it was."""
+    """How often a history came back changed."""
     ending: str
     task: str
     same: int
-    """Equal for equal tasks; 0 where the task is not known."""
+    """Equal for equal tasks; 0 if the task is unknown."""
     said: str
     text: str
-    """All that was said, to be searched."""
+    """All messages, for the search."""
 
 
 def entries(line: bytes) -> list[Entry]:
-    """The episodes of a line; raises a ValueError for one that cannot be read."""
+    """Return the episodes of a line; raise a ValueError if it cannot be read."""
     try:
         row = orjson.loads(line)
         if "before" in row or "after" in row:
@@ -129,7 +129,7 @@ def _sample(row: Row, part: str, played: Row) -> Entry:
 
 
 def _preview(text: Any) -> str:
-    return redacted(str(text))[:PREVIEW]  # a secret that is cut is none that is known
+    return redacted(str(text))[:PREVIEW]  # a cut secret would not be redacted
 
 
 def _whole(value: Any) -> int:
@@ -165,7 +165,7 @@ def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
 
 
 def shown(line: bytes, part: str) -> Row:
-    """A line as the page shows it: a row of the Cookbook's; ``part`` of samples is one, too."""
+    """Return a line as a row of the Cookbook, for the page; of samples, their ``part``."""
     row: Row = orjson.loads(line)
     if not part:
         return row

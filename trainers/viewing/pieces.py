@@ -1,6 +1,6 @@
-"""``pieces``: sampled tokens as texts, one each, by the tokenizer that a record names.
+"""``pieces``: the text of each sampled token, by the tokenizer that a record names.
 
-A tokenizer is read as data, from this machine: a base's folder, a model's, or the cache of the Hub.
+A tokenizer is read as data, from this machine: the folder of a base or model, or the Hub's cache.
 """
 
 import os
@@ -16,15 +16,15 @@ from evert.bridge.tokens.bases import BASES, base_path
 
 FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
-"""Bytes of a tokenizer's file that is read."""
+"""Most bytes of a tokenizer's file, and most characters of an episode's texts."""
 LONGEST = 5.0
-"""Seconds that the texts of an episode may take: a tokenizer may be anybody's."""
+"""Most seconds for the texts of an episode: tokenizers are untrusted."""
 
 
 def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | None:
-    """A text a token of each turn; None where they are no tokens of this tokenizer's.
+    """Return a text per token, for each turn; None if the tokenizer fails, or takes too long.
 
-    Tokens that only together make a character are empty, but for the last.
+    If several tokens make one character, the last has it, and the others are empty.
     """
     from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
@@ -38,13 +38,13 @@ def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | 
                 left -= len(texts[-1])
                 if time.monotonic() > end or left < 0:
                     return None
-    except BaseException:  # whatever it says of it; its panics are no Exceptions
+    except BaseException:  # its panics are no Exceptions
         return None
     return found
 
 
 def tokenizer_file(name: str, run: Path) -> Path | None:
-    """Where a record's tokenizer lies; None: not on this machine."""
+    """Return the file of a record's tokenizer; None: not on this machine."""
     if name in BASES:
         return base_path(name) / FILE
     folders = (Path(), *list(run.resolve().parents)[:3])
@@ -73,19 +73,19 @@ def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
 
 @lru_cache(4)
 def load_tokenizer(file: Path) -> Any:
-    """A ``tokenizers.Tokenizer``; None for a file that is none."""
+    """Return a ``tokenizers.Tokenizer``; None if the file is none, or is unsafe."""
     from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
     try:
         if _may_grow(orjson.loads(file.read_bytes()).get("decoder")):
             return None
         return Tokenizer.from_file(str(file))
-    except BaseException:  # whatever the parser says of it; its panics are no Exceptions
+    except BaseException:  # the parser's panics are no Exceptions
         return None
 
 
 def _may_grow(decoder: Any) -> bool:
-    """Whether a decoder may make much of little, for which there may be no memory, or no time."""
+    """Whether a decoder may make a text longer, perhaps too long for memory or time."""
     if isinstance(decoder, list):
         return any(map(_may_grow, decoder))
     if not isinstance(decoder, dict):

@@ -1,6 +1,6 @@
-"""A run folder as the page shows it: an ``overview`` for the list, ``figures`` for its own view.
+"""Reads a run folder for the page: ``overview`` for the list of runs, ``figures`` for one run.
 
-Read without PyTorch, which a viewer has no use for and no room.
+It does without PyTorch, which takes memory and is not needed here.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ MOST_POINTS = 400
 
 
 def overview(run: Path, rows: Rows) -> Row:
-    """What the list of runs says of one: what it is, how far it is, its two rewards by step."""
+    """Return a run's row in the list: what it is, its progress, its two rewards by step."""
     facts, evaluation = read_json(run / files.RUN) or {}, read_json(run / files.EVALUATION)
     settings = facts.get("settings") or (evaluation or {}).get("settings")
     settings = settings or read_json(run / CONFIG) or {}
@@ -51,7 +51,7 @@ def overview(run: Path, rows: Rows) -> Row:
 
 
 def figures(run: Path, rows: Rows) -> Row:
-    """All figures that the run has a metric for, by section; its time; why episodes failed."""
+    """Return the figures that the run has metrics for, its time by part, and its failures."""
     keys = {key for row in rows for key in row}
     final = _final(read_json(run / files.RESULT) or {})
     panels = {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
@@ -72,17 +72,17 @@ def figures(run: Path, rows: Rows) -> Row:
 
 
 def rows(run: Path) -> Rows:
-    """A run's metrics by step; none where the files are too large to be read."""
+    """Return a run's metrics by step; none if the files are too large to be read."""
     return read_rows(run) if _fits(run / files.METRICS) and _fits(run / files.BATCHES) else []
 
 
 def metric(rows: Rows, key: str) -> Row:
-    """One metric by step, by its own name."""
+    """Return one metric by step, by its name."""
     return _points(curve_of(rows, key, None))
 
 
 def _failures(run: Path) -> list[Row]:
-    """The kinds of failures by how often they came, each with what was said last."""
+    """The kinds of failures, the most frequent first, each with its last error."""
     counted, said = Counter[str](), dict[str, str]()
     for batch in read_jsonl(run / files.BATCHES) if _fits(run / files.BATCHES) else ():
         numbers = (batch.get("kinds") or {}).items()
@@ -139,7 +139,7 @@ def _text(value: Any) -> str:
 
 
 def _written(run: Path) -> float:
-    """When something was written last, in seconds since 1970; 0.0: it is gone."""
+    """Time of the last write, in seconds since 1970; 0.0: the run is gone."""
     times = [0.0]
     for name in ("", files.RUN, files.METRICS, files.BATCHES, files.RESULT):
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""The page's server: it answers whoever has the link's token, in JSON, from the index.
+"""The page's server: it answers requests that have the link's token, in JSON, from the index.
 
-It listens on this machine alone. The page keeps the link's token and sends it with each question;
-a cookie would go to every server on this machine, whoever runs it. A request that names another
-host is refused: a foreign page whose name leads here (DNS rebinding) makes such. Every answer goes
-through ``redacted``, so that no known secret leaves.
+It listens on this machine alone. The page keeps the link's token and sends it with each request; a
+cookie would go to every server on this machine, also to those of other users. A request that names
+another host is refused: it comes from a foreign page whose name resolves to this machine (DNS
+rebinding). Every answer goes through ``redacted``, so that no known secret leaves.
 """
 
 import asyncio
@@ -47,17 +47,17 @@ HEADERS = {
 }
 REFUSED = "Open the link that `evert view` printed.\n"
 PATIENCE = 250
-"""Times what a look or an answer took, after which the next one comes: runs need the machine."""
+"""Length of the pause after a look or an answer, as a multiple of its time: runs need the CPU."""
 AGAIN = "Evert-Again"
-"""Header: seconds after which a page that is only looked at may ask again."""
+"""Header: seconds after which an idle page may ask again."""
 VERSION = "Evert-Version"
-"""Header: of the index that was asked."""
+"""Header: of the index that answered."""
 LOOKS = 1.0, 10.0
 """Least and most seconds between two looks at the files."""
 
 
 class Viewer:
-    """Answers about an index, which it keeps up to date while somebody looks at the page."""
+    """Answers requests from an index, which it keeps up to date while the page is open."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -66,19 +66,19 @@ class Viewer:
         self._thread = threading.Thread(target=self._keep_up, name="evert-view", daemon=True)
         self._trouble = ""
         self._reader = ThreadPoolExecutor(1, "evert-view-reader")
-        # each read again when its files have changed, which their stamps tell
+        # the stamps change with the files, which are then read again
         self._rows = lru_cache(2)(lambda run, stamps: runs.rows(self.index.runs[run]))
         self._overviews = lru_cache(1024)(
             lambda run, stamps: runs.overview(self.index.runs[run], self._rows(run, stamps))
         )
 
     def start(self) -> None:
-        """Begin to look at the files."""
+        """Start to look at the files."""
         self._asked.set()
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more, and close the index."""
+        """Stop looking, and close the index."""
         self._stopped.set()
         self._asked.set()
         self._thread.join()
@@ -92,7 +92,7 @@ class Viewer:
             try:
                 self.index.look(self._stopped)
                 self._trouble = ""
-            except Exception as error:  # a full disk, say: the next look may find it mended
+            except Exception as error:  # a full disk, say: the next look may succeed
                 self._trouble = f"{type(error).__name__}: {error}"
             least, most = LOOKS
             self._stopped.wait(min(most, max(least, PATIENCE * (time.thread_time() - before))))
@@ -135,22 +135,22 @@ class Viewer:
         before = time.thread_time()
         try:
             found = answer(self, asked)
-        except (*WRONG, OSError, sqlite3.Error):  # a file that has changed meanwhile, say
-            raise web.HTTPNotFound(text="It is not there any more, or never was.\n") from None
+        except (*WRONG, OSError, sqlite3.Error):  # a file has changed, say
+            raise web.HTTPNotFound(text="It does not exist, or no longer exists.\n") from None
         text = redacted(_as_json(found)).encode("utf-8", "replace")
         return text, time.thread_time() - before
 
     # -- the answers -----------------------------------------------------------------------------
 
     def state(self, asked: Mapping[str, str]) -> Row:
-        """Whether there is anything new, how much is not read yet, and what keeps it from that."""
+        """Return the index's version, the bytes that are not read yet, and what went wrong."""
         index = self.index
         troubles = [*index.troubles.values(), self._trouble]
         trouble = next(filter(None, troubles), "")
         return {"version": index.version, "behind": index.behind, "trouble": trouble}
 
     def all_runs(self, asked: Mapping[str, str]) -> Row:
-        """All runs, those first in which something was written last."""
+        """Return all runs, the last written first."""
         counts = asking.counts(self.index)
         found = [self._overview(run, counts) for run in self.index.runs]
         found.sort(key=lambda of: of["written"], reverse=True)
@@ -161,7 +161,7 @@ class Viewer:
         return none | counts.get(run, {}) | self._overviews(run, self.index.facts.get(run))
 
     def one_run(self, asked: Mapping[str, str]) -> Row:
-        """A run: its figures, its steps."""
+        """Return a run: its figures, its steps."""
         run = self._run(asked)
         rows = self._rows(run, self.index.facts.get(run))
         of = self._overview(run, asking.counts(self.index))
@@ -169,12 +169,12 @@ class Viewer:
         return of | {"stages": asking.steps(self.index, run)}
 
     def metric(self, asked: Mapping[str, str]) -> Row:
-        """A metric of a run by step."""
+        """Return a metric of a run by step."""
         run = self._run(asked)
         return runs.metric(self._rows(run, self.index.facts.get(run)), asked["key"])
 
     def step(self, asked: Mapping[str, str]) -> Row:
-        """The episodes of a step."""
+        """Return the episodes of a step."""
         run, split, model, step = (
             self._run(asked), asked["split"], asked["model"], int(asked["step"]),
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Viewer:
         return {"run": run, "name": self.index.runs[run].name, "episodes": found}
 
     def episode(self, asked: Mapping[str, str]) -> Row:
-        """An episode, whole."""
+        """Return an episode, with its group and its neighbours."""
         entry, line = asking.episode(self.index, int(asked["id"]))
         row, run = shown(line, entry["part"]), self.index.runs[entry["run"]]
         beside = asking.episodes(
@@ -197,7 +197,7 @@ class Viewer:
         }  # fmt: skip
 
     def search(self, asked: Mapping[str, str]) -> Row:
-        """Episodes in which some words were said."""
+        """Return the episodes that contain some words."""
         runs_, found = self.index.runs, asking.search(self.index, asked["words"])
         there = [each | {"name": runs_[each["run"]].name} for each in found if each["run"] in runs_]
         return {"episodes": there}
@@ -226,7 +226,7 @@ def _group(entry: Row) -> tuple[str, int, str]:
 
 
 def _pieces(row: Row, run: Any) -> list[list[str]] | None:
-    """The texts of each turn's tokens; None where nothing reads them."""
+    """The texts of each turn's tokens; None without a tokenizer."""
     name = row.get("tokenizer")
     file = tokenizer_file(name, run) if isinstance(name, str) else None
     tokenizer = load_tokenizer(file) if file else None
@@ -255,6 +255,6 @@ async def _asset(request: web.Request) -> web.Response:
         raise web.HTTPNotFound(text="There is no such page.\n")
     name, kind = found
     text = files("evert.trainers.viewing").joinpath(name).read_text("utf-8")
-    if name == "view.css":  # the report's style comes before its own
+    if name == "view.css":  # after the report's style
         text = files("evert.trainers.reporting").joinpath("style.css").read_text("utf-8") + text
     return web.Response(text=text, content_type=kind, charset="utf-8")

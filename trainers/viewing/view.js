@@ -1,6 +1,6 @@
 "use strict";
-/* The viewer's page. Each view is a function from what the server says to nodes; every text becomes
-   a text node, and none is read as HTML. The address after # says which view: "run/3", "episode/9". */
+/* The viewer's page. Each view is a function from the server's answer to nodes. Every text becomes a
+   text node; none is read as HTML. The part of the URL after # names the view: "run/3", "episode/9". */
 
 const view = document.getElementById("view");
 const trail = document.getElementById("trail");
@@ -27,7 +27,7 @@ const list = (value) => Array.isArray(value) ? value : [];
 const meanOf = (group) => group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
 const cut = (value, most) => value.length > most ? value.slice(0, most) + "\u2026" : value;
 
-/* The link's token is this origin's own: a cookie would go to every server on this machine. */
+/* The link's token is in localStorage: a cookie would go to every server on this machine. */
 function ask(name, query = {}) {
   const token = localStorage.getItem("evert-token");
   return fetch(`api/${name}?` + new URLSearchParams(query), { headers: { Authorization: `Bearer ${token}` } });
@@ -49,7 +49,7 @@ async function get(name, query = {}) {
   return found;
 }
 
-/* A table; on a phone its cells name their columns. Columns: [name, cell of a row, is a number]. */
+/* A table; on a phone its cells name their columns. Columns: [name, row to cell, is a number]. */
 function table(columns, rows, empty = "Nothing yet.") {
   if (!rows.length) return el("p", { className: "missing" }, empty);
   const cell = (row, [name, make, isNumber]) =>
@@ -73,7 +73,7 @@ function smoothed(values) {
   });
 }
 
-/* Honest ends of an axis: shares have all of 0 to 1; lines that hardly rise or fall, 0. */
+/* The ends of an axis: shares show all of 0 to 1, and flat lines show 0. */
 function ends(unit, low, high) {
   if (unit.startsWith("share")) [low, high] = [Math.min(low, 0), Math.max(high, 1)];
   else if (high - low <= Math.max(Math.abs(low), Math.abs(high)) / 10) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 0.01];
@@ -81,7 +81,7 @@ function ends(unit, low, high) {
   return [low - margin, high + margin];
 }
 
-/* A panel of lines {name, colour, steps, values, halves}: as measured and faint, smoothed and bold;
+/* A panel of lines {name, colour, steps, values, halves}: faint as measured, bold and smoothed;
    halves are half the 95 % interval of each value. */
 function panel(title, unit, lines) {
   const box = el("div", { className: "panel" }, el("h3", {}, title), el("p", { className: "quiet" }, unit));
@@ -155,8 +155,8 @@ async function showRuns() {
       ["held out", (run) => [run.scores.before ?? run.held_out.values[0], run.scores.after ?? run.held_out.values.slice(1).at(-1)]
         .filter((value) => value !== undefined).map((value) => number(value)).join(" \u2192 "), true],
       ["episodes", (run) => [count(run.episodes), el("br"), el("small", {}, `${count(run.recorded)} recorded`)], true],
-    ], runs, "There are no runs in these folders yet. This page shows them as they come."),
-    about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after."),
+    ], runs, "There are no runs in these folders yet. New ones appear here."),
+    about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after training."),
   ];
 }
 const smoothing = () => el("label", {}, "smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05,
@@ -197,8 +197,8 @@ async function showRun(id) {
       el("div", { className: "tools" }, pick), more),
     run.time && section("Where the time went", shares(run.time)),
     run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
-      ["the last one said", (f) => cut(text(f.error), 400)]], run.failures)),
-    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "The newest first. Samples are a few held-out tasks, played greedily. ", "Rewards are of all episodes, where lengths and rewards of all are on record. \u00b1 is the mean's 95 % interval, by groups; a group teaches where its rewards differ."), table([
+      ["last error", (f) => cut(text(f.error), 400)]], run.failures)),
+    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "The newest first. Samples are a few held-out tasks, played greedily. ", "Rewards are of all episodes, if the lengths and rewards of all are on record. \u00b1 is the mean's 95 % interval, by groups. A group teaches if its rewards differ."), table([
       ["", (stage) => link(stagePath(id, stage), nameOf(stage))],
       ["reward", (stage) => [number(stage.reward), stage.half ? ` \u00b1 ${number(stage.half)}` : ""], true],
       ["lowest to highest", (stage) => `${number(stage.low)} to ${number(stage.high)}`, true],
@@ -278,8 +278,8 @@ async function showEpisode(...ids) {
   const go = (by, what) => here >= 0 && step[here + by] !== undefined &&
     el("a", { href: "#episode/" + step[here + by], id: what, rel: what }, what);
   const others = same.filter((each) => each.id !== entry.id);
-  const beside = el("select", { "aria-label": "set beside", onchange: () => { if (beside.value) location.hash = `#compare/${entry.id}/${beside.value}`; } },
-    el("option", { value: "" }, `set beside one of ${others.length} of the same task`),
+  const beside = el("select", { "aria-label": "compare with", onchange: () => { if (beside.value) location.hash = `#compare/${entry.id}/${beside.value}`; } },
+    el("option", { value: "" }, `compare with one of ${others.length} of the same task`),
     others.map((each) => el("option", { value: each.id }, `${nameOf(each)}: ${number(each.reward)}`)));
   const colour = (value, title) => el("button", { "aria-pressed": String(asked.colour === value), title,
     onclick: () => { asked.colour = value; show(); } }, value);
@@ -288,7 +288,7 @@ async function showEpisode(...ids) {
     el("h1", {}, many ? "Two episodes" : `Episode, reward ${number(entry.reward, 3)}`),
     about(cut(entry.task, 200)),
     el("div", { className: "tools" }, "colour of tokens", colour("none", "text alone"),
-      colour("probability", "the redder, the less probable when it was sampled"),
+      colour("probability", "the redder, the less probable when sampled"),
       colour("advantage", "blue: the episode earned more than its group's mean; orange: less"),
       go(-1, "previous"), go(1, "next"), others.length > 0 && !many && beside),
     many ? el("div", { className: "sides two" }, found.map((each) => el("div", {}, el("h3", {}, link(["episode", each.entry.id],
@@ -321,9 +321,9 @@ function talk(found) {
       Object.entries(logs).filter(([key]) => !["caller", "lineage", "drift", "drift_at"].includes(key) &&
         !(step.call && ["told", "said"].includes(key))).map(([key, value]) =>
         el("p", { className: key === "said" ? "said" : "" }, el("b", {}, key, " "), el("bdi", {}, text(value)))),
-      logs.drift && el("p", { className: "break" }, `The next prompt broke with what was sampled: ${text(logs.drift)}. ${text(logs.drift_at)}`));
+      logs.drift && el("p", { className: "break" }, `The next prompt does not continue what was sampled: ${text(logs.drift)}. ${text(logs.drift_at)}`));
   }), list(row.steps).length === 0 && about("The agent called no model."),
-  entry.kind === "summary" && about("What was said is not on record: record=1 writes all episodes whole."));
+  entry.kind === "summary" && about("The messages are not on record: record=1 records all episodes whole."));
 }
 
 function message(said) {
@@ -356,7 +356,7 @@ function facts({ row, group, entry, pieces }) {
   const lines = (pairs) => el("dl", {}, pairs.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value))));
   const error = (row.about || {}).error;
   return [
-    card("Reward", lines([...earned.map(([key, value]) => [key, number(value, 3)]), ["in all", number(entry.reward, 3)],
+    card("Reward", lines([...earned.map(([key, value]) => [key, number(value, 3)]), ["total", number(entry.reward, 3)],
       ["less the group's mean", number(entry.reward - mean, 3)], ["ended", entry.ending]].filter(([, value]) => value !== ""))),
     card("Its group", chips(group, entry.id)),
     error && card("Error", el("p", {}, text(error))),
@@ -368,9 +368,10 @@ function facts({ row, group, entry, pieces }) {
   ];
 }
 
-/* An episode's training data: turns each of which goes on with all tokens of the one before. Of one
-   that begins anew: the earlier turn with which it shares the most tokens, how many (all: null), and
-   what broke the caller's earlier sequence. The last few beginnings are looked at. */
+/* An episode's token sequences: lists of turns, each of which continues all tokens of the turn before.
+   A new sequence has "from", the turn whose tokens it continues, or else "root" and "shared": the first
+   turn of the sequence (of the last 20) with the longest common prefix, and its length. "why" says what
+   broke the caller's earlier sequence. */
 function sequences(steps) {
   const data = [];
   if (!steps.some((step) => step.prompt)) return data;
@@ -401,7 +402,7 @@ function sequenceList(data) {
     document.getElementById("turn" + place).scrollIntoView({ behavior: "smooth" });
   } }, String(place + 1)), " "];
   const begins = ({ from, shared, root, why }) => [
-    from !== null ? `leaves the tokens after turn ${from + 1}` : shared ? `shares its first ${counted(shared, "token")} with that of turn ${root + 1}` : "",
+    from !== null ? `branches off after turn ${from + 1}` : shared ? `shares its first ${counted(shared, "token")} with the sequence of turn ${root + 1}` : "",
     why && `broken by: ${why}`].filter(Boolean).join("; ");
   return el("ol", {}, data.map((datum) => el("li", {}, datum.turns.length === 1 ? "turn " : "turns ", datum.turns.map(turn),
     el("div", { className: "quiet" }, begins(datum)))));
@@ -413,9 +414,9 @@ async function showSearch(words) {
   const { episodes } = await get("search", { words });
   document.querySelector("#search input").value = words;
   where([["search", words], `\u201c${words}\u201d`]);
-  return [el("h1", {}, counted(episodes.length, "episode")), about(`The newest in which \u201c${words}\u201d was said.`),
+  return [el("h1", {}, counted(episodes.length, "episode")), about(`The newest that contain \u201c${words}\u201d.`),
     table([["run", (each) => link(["run", each.run], each.name)], ["", (each) => nameOf(each)], ...episodeColumns.filter(([name]) =>
-      ["reward", "turns", "task", "said last"].includes(name))], episodes, "Nobody said that.")];
+      ["reward", "turns", "task", "said last"].includes(name))], episodes, "No episode says that.")];
 }
 
 function where(...places) {
@@ -462,7 +463,7 @@ document.addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
 let resized;
-let width = innerWidth;  // a phone's height changes as one scrolls
+let width = innerWidth;  // on phones, scrolling changes the height
 addEventListener("resize", () => {
   clearTimeout(resized);
   if (innerWidth !== width) resized = setTimeout(show, 200);

@@ -170,11 +170,11 @@ async def test_what_does_not_fit_is_refused_with_what_would() -> None:
     message = r"advantages: got the shape \(2,\); expected \[P, G\] = \(2, 3\), by episode"
     with pytest.raises(AdvantagesError, match=message):
         batch.data([1.0, 2.0])
-    with pytest.raises(AdvantagesError, match="advantages are of the seats player; the batch has"):
+    with pytest.raises(AdvantagesError, match="advantages has the seats player; the batch has"):
         seats.data({"player": "group"})
-    with pytest.raises(AttributeError, match=r"ask batch.seats\['player'\]"):
+    with pytest.raises(AttributeError, match=r"Use batch.seats\['player'\]"):
         seats.turn_rewards  # noqa: B018 (the property raises)
-    with pytest.raises(InvalidDatasetError, match="policy has the seats a; the agent's are player"):
+    with pytest.raises(InvalidDatasetError, match="policy has the seats a; the agent has player"):
         await evert.rollout(duel, ["Go."], {"a": counting()}, seats=SEATS)
     with pytest.raises(InvalidDatasetError, match="at least one task"):
         await evert.rollout(talker, [], counting())

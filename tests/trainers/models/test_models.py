@@ -69,7 +69,7 @@ async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() 
 
 async def test_models_need_different_names_and_seats_one_base() -> None:
     for names in ("ab", (), ("one", "one")):
-        with pytest.raises(InvalidModelError, match="expected one different name a model"):
+        with pytest.raises(InvalidModelError, match="expected a different name for each model"):
             await evert.models("evert-tiny", names)
     player, _ = await pair()
     [judge] = await evert.models("evert-tiny-20q", ("judge",), rank=4)
@@ -82,7 +82,7 @@ async def test_models_need_different_names_and_seats_one_base() -> None:
 async def test_a_rank_that_counts_for_nothing_is_said(tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING), embedded_engine(tmp_path / "whole", device="cpu"):
         await evert.models("evert-tiny", NAMES, rank=4)
-    assert "trains all weights of evert-tiny, so that rank=4 counts for nothing" in caplog.text
+    assert "trains all weights of evert-tiny: rank=4 is ignored" in caplog.text
 
 
 async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
@@ -117,13 +117,13 @@ async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step
     model, _ = await pair()
     before = await likelihood(model)
     for prompts, targets, text in (
-        (["Who?"], [], "expected a list of each, of one length"),
-        ("Who?", "Me.!", "expected a list of each, of one length"),
+        (["Who?"], [], "expected two lists of equal length"),
+        ("Who?", "Me.!", "expected two lists of equal length"),
         ([[]], [[1, 2]], "a prompt of 0 tokens and a target of 2"),
     ):
         with pytest.raises(ModelInputError, match=text):
             await model.logprobs(prompts, targets)
-    with pytest.raises(ModelInputError, match="a conversation in which user speaks"):
+    with pytest.raises(ModelInputError, match="a conversation with messages by user"):
         await model.sft([[user("Who?")]])
     assert await model.sft([]) == await model.step([]) == {}
     assert await likelihood(model) == before

@@ -95,8 +95,8 @@ def test_lines_that_hardly_rise_or_fall_are_flat() -> None:
         ("mean reward of an episode", [0.0, 0.0, 0.0], (0.0, 1.0)),
         ("mean reward of an episode", [-1.0, -1.0, -0.99], (-1.0, 0.0)),
         ("mean reward of an episode", [0.97, 0.98, 0.99], (0.0, 0.99)),
-        ("model calls an episode", [1.0, 1.0, 1.0], (0.0, 1.0)),
-        ("nats a token", [4e-8, 1.8e-7, 9e-8], (0.0, 0.01)),
+        ("model calls per episode", [1.0, 1.0, 1.0], (0.0, 1.0)),
+        ("nats per token", [4e-8, 1.8e-7, 9e-8], (0.0, 0.01)),
         ("share of episodes", [0.02, 0.0, 0.01], (0.0, 1.0)),
     ):
         curve = Curve([1, 2, 3], [1.0, 2.0, 3.0], scores)

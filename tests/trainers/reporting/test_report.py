@@ -233,7 +233,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for name, message in (
-        ("empty", "is no run's folder: it has no readable run.json"),
+        ("empty", "is not a run's folder: it has no readable run.json"),
         ("file", "is a file, not a run's folder"),
         ("rum", "Did you mean .*run?"),
         (".", "it has no readable run.json. Runs are in it: .*run"),
@@ -467,7 +467,7 @@ def test_the_page_says_what_the_run_is_what_it_reached_and_what_is_missing(made:
         "evert train env=game", "learning_rate 0.125", "sampling 1.5 s (25 %)",
         "No prices were given, so no cost is shown.",
         "Not recorded, so not shown: groups that teach; episodes that failed.",
-        "The agent notes no success, so none is drawn by step",
+        "The agent records no success, so none is drawn by step",
         "Not recorded, so not shown: KL, sampler to trainer; KL, policy to reference.",
     ):  # fmt: skip
         assert shown in tags.words, shown
@@ -510,7 +510,7 @@ def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypa
         "Causes seen: history.", "Success by step is the agent's metric success.",
         "cost $0.252", "prefill $10, sample $1000",  # 3 steps of 80 sampled and 400 given
         "failed in training 6 of 12 episodes failed (6 agent errors)",
-        "the commonest failure ValueError: <b>no table", "batches skipped 1",
+        "most frequent failure ValueError: <b>no table", "batches skipped 1",
         "Bits are the entropy of an answer over the nouns",
     ):  # fmt: skip
         assert shown in text, shown
@@ -543,7 +543,7 @@ def test_too_many_runs_and_a_page_that_cannot_be_written_are_a_line(
         shutil.copytree(made.path, made.path.parent / f"run{number}")
     monkeypatch.chdir(made.path.parent)
     for line, message in (
-        (" ".join(f"run{n}" for n in range(20)), f"Got 20 runs; a figure can tell {MOST_LINES}"),
+        (" ".join(f"run{n}" for n in range(20)), f"Got 20 runs; a figure can show {MOST_LINES}"),
         ("run out=run/run.json", "The report cannot be written to run/run.json: "),
     ):
         assert report.main(line.split()) == 1

@@ -1,12 +1,12 @@
 """Every figure of the project: data in, a Matplotlib ``Figure`` out; ``style.save`` writes it.
 
-What each draws:
+In reading order:
 
-    colours.py     of runs
-    style.py       what all have: colours, sizes, names at lines, files
+    colours.py     the colours of runs
+    style.py       what all figures share: colours, sizes, names at lines, files
     curves.py      a metric by step or by time; a run's rewards; several games' over seeds
     bars.py        scores with their intervals; where the time went
-    sweep.py       a sweep's runs, from value to value
-    formatting.py  numbers and long texts, as shown
+    sweep.py       a sweep's runs as parallel coordinates
+    formatting.py  numbers and long texts as shown
     metrics.py     a run's metrics by step
 """

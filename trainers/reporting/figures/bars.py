@@ -1,6 +1,6 @@
-"""Figures of bars: success of models with its 95 % interval, and where the time of runs went.
+"""Bar charts: success of models with its 95 % interval, and where the time of runs went.
 
-Bars lie, so that names of any length can be read; shares, intervals and numbers stand beside them.
+Bars are horizontal, so that long names can be read; shares, intervals and numbers are beside them.
 """
 
 import itertools
@@ -16,19 +16,19 @@ from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
-"""Colours of the parts of the time, and of the figures on them."""
+"""Colours of the parts of the time, and of the numbers on them."""
 LONGEST = 28
-"""Characters of a name at a bar."""
+"""Most characters of a bar's name."""
 
 
 def draw_splits(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw a group of bars a model, a bar a split."""
+    """Draw a group of bars per model, a bar per split."""
     splits = [SPLITS.get(score.split, score.split) for score in scores]
     return _draw_shares(title, scores, [_name(score.model) for score in scores], splits)
 
 
 def draw_categories(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw a group of bars a category, a bar a model; both splits together."""
+    """Draw a group of bars per category, a bar per model; both splits together."""
     models = [_name(score.model) for score in scores]
     return _draw_shares(title, scores, [score.category for score in scores], models)
 
@@ -74,7 +74,7 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
-    """Draw a bar a run of where its time went: seconds by part; None: not recorded, so no bar."""
+    """Draw a bar per run of its seconds by part; None: not recorded, so no bar."""
     named = zip(style.short_names(labels), spent, strict=True)
     rows = [(plain(name, LONGEST), parts) for name, parts in named if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]

@@ -1,6 +1,6 @@
-"""Figures of lines: a metric by step or by time, of runs, of one run, of several games.
+"""Line charts: a metric by step or by time, of runs, of one run, of several games.
 
-Many points are drawn raw and faint, and smoothed and bold; few as they are, with markers.
+Many points are drawn raw as a faint line, and smoothed as a bold one; few points have markers.
 """
 
 import math
@@ -21,11 +21,11 @@ Line: TypeAlias = tuple[str, Curve, str, str]
 REWARD = "mean reward of an episode, temperature 1"
 REWARDS = (("in training", COLOURS[5]), ("held out", COLOURS[1]))
 FEW = 10
-"""Curves with fewer points are drawn as they are, with markers."""
+"""Curves with fewer points are drawn unsmoothed, with markers."""
 FLAT = 10
-"""Lines within a tenth of their size are flat, and are drawn so."""
-LEAST = {"nats a token": 0.01}
-"""Unit -> the least difference that means anything."""
+"""Lines whose range is at most a tenth of their largest value are flat."""
+LEAST = {"nats per token": 0.01}
+"""Unit -> the least difference that matters."""
 
 
 def draw_panel(
@@ -38,8 +38,8 @@ def draw_panel(
 ) -> Figure:
     """Draw a metric of each run; a single run is not named.
 
-    A curve without points has no line, and its colour is kept free. ``smooth`` is the weight of the
-    past in the bold lines.
+    A curve without points has no line, and no other gets its colour. ``smooth`` is the weight of
+    the past in the bold lines.
     """
     figure, (axes,) = new_figure(4.8, 3.1)
     names = style.short_names([name for name, _ in lines])
@@ -66,7 +66,7 @@ def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
 
 
 def draw_games(title: str, games: Mapping[str, Sequence[tuple[Curve, Curve]]]) -> Figure:
-    """Draw several runs of several games: a panel a game, a thin line a seed, the mean bold."""
+    """Draw several runs of several games: a panel per game, a thin line per seed, a bold mean."""
     figure, panels = new_figure(4.8 * len(games), 3.6, len(games))
     for axes, (game, runs) in zip(panels, games.items(), strict=True):
         for _, curve, colour, _ in (line for run in runs for line in _rewards(*run)):
@@ -110,7 +110,7 @@ def _draw(
 
 
 def _settle(axes: Axes, unit: str) -> None:
-    """Give an axis honest ends: shares have all of 0 to 1; lines that hardly rise or fall, 0."""
+    """Set an axis's limits, so that shares show all of 0 to 1, and flat lines show 0."""
     low, high = axes.dataLim.intervaly
     size, least = max(abs(low), abs(high)), LEAST.get(unit, 0.0)
     if not math.isfinite(size):
@@ -125,7 +125,7 @@ def _settle(axes: Axes, unit: str) -> None:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """The exponential moving average, each from the values up to there; ``weight`` of the past."""
+    """Return the exponential moving average up to each value; ``weight`` is that of the past."""
     average, known, out = 0.0, 0.0, []
     for value in values:
         average = weight * average + (1 - weight) * value
@@ -135,7 +135,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def mean(runs: Sequence[Curve]) -> Curve:
-    """The mean at the steps that every run has."""
+    """Return the mean at the steps that every run has."""
     scores = [dict(zip(run.steps, run.scores, strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, scores))) if scores else []
     means = [sum(each[step] for each in scores) / len(scores) for step in steps]

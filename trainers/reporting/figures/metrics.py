@@ -1,7 +1,7 @@
-"""The metrics of a run by step: ``read_curve`` reads one off its rows, ``curves`` the two rewards.
+"""A run's metrics by step: ``read_curve`` reads one from its rows, ``curves`` the two rewards.
 
-A row holds what the Cookbook measured at a step; ``clock`` is the time that goes with the steps,
-``time_spent`` what it went to. How ``metrics.jsonl`` becomes rows: ``rundir/metrics.py``.
+A row holds the Cookbook's metrics of a step. ``clock`` returns the time at each step,
+``time_spent`` the time by part. ``rundir/metrics.py`` makes the rows from ``metrics.jsonl``.
 """
 
 import math
@@ -18,26 +18,26 @@ TIME_PARTS = {
     "training": "time/train_step",
     "held-out scores": "time/run_evaluations_parallel",
 }
-"""What a step's time is spent on, by the Cookbook's metric; what is left is "the rest"."""
+"""Part of a step's time -> the Cookbook's metric; the remaining time is "the rest"."""
 MOST_POINTS = 200
 """Points of the raw line; more are averaged, as they would fall on the same pixels."""
 
 
 @dataclass
 class Curve:
-    """Scores in the order they were taken; all lists have one length."""
+    """Scores in time order; all lists have equal length."""
 
     steps: list[int] = field(default_factory=list)
-    """As the command counts them, from 1; a held-out score is taken after its step, or at 0."""
+    """Counted from 1; a held-out score is taken after its step, or at 0."""
     seconds: list[float] = field(default_factory=list)
-    """Training time gone by."""
+    """Training time so far."""
     scores: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    """Half the 95 % interval of each score, NaN where it is not known; empty: of none."""
+    """Half the 95 % interval of each score, NaN if unknown; empty: no intervals."""
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
-    """Training reward and held-out score, the final weights' (``after``) its last point."""
+    """Return training and held-out reward; ``after``, of the final weights, is the last point."""
     train = read_curve(rows, TRAIN_REWARD)
     held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
     if after is not None and rows:
@@ -48,7 +48,7 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
 
 
 def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
-    """One metric's curve; rows without it, or where it is no finite number, have no point."""
+    """Return a metric's curve, without rows in which it is missing or no finite number."""
     done = 0 if before_step else 1
     times = clock(rows)[done:]
     values = [(row["step"] + done, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
@@ -65,7 +65,7 @@ def is_number(value: object) -> bool:
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds of training gone by before each step, and at the end: one more than rows."""
+    """Return the seconds of training before each step, and at the end: one more than rows."""
     times = [0.0]
     for row in rows:
         times.append(times[-1] + row.get("time/total", 0.0))
@@ -73,7 +73,7 @@ def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """Seconds by part, with "the rest"; None where sampling or training was not recorded."""
+    """Return seconds by part, with "the rest"; None: sampling or training was not recorded."""
     parts = {name: sum(row.get(key, 0.0) for row in rows) for name, key in TIME_PARTS.items()}
     if not (parts["sampling"] and parts["training"]):
         return None
@@ -81,7 +81,7 @@ def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
 
 
 def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[float]:
-    """Means of neighbours, so that there are at most that many."""
+    """Return means of neighbours, at most ``most`` of them."""
     size = -(-len(values) // most)
     chunks = [values[start : start + size] for start in range(0, len(values), max(1, size))]
     return [sum(chunk) / len(chunk) for chunk in chunks]

@@ -1,7 +1,7 @@
-"""The look of every figure: colours, sizes, names at the ends of lines, and the file.
+"""The style of every figure: colours, sizes, names at the ends of lines, and the file.
 
-Matplotlib is used in this folder only, by its ``Figure``: ``pyplot`` would look for a window system
-and keep all.
+Only this folder uses Matplotlib, through ``Figure``: ``pyplot`` would look for a window system and
+keep all figures.
 """
 
 import io
@@ -17,24 +17,24 @@ from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.system.files import write_whole
 
 Axes: TypeAlias = Any
-"""Matplotlib's; its methods take most of their arguments untyped."""
+"""Matplotlib's; most arguments of its methods are untyped."""
 End: TypeAlias = tuple[str, float, float, str]
-"""The end of a line: the line's name, where it is, and its colour."""
+"""The end of a line: the line's name, x, y and colour."""
 
 PAPER, INK, SOFT, GRID = "#ffffff", "#1d2329", "#56616c", "#e4e8ec"
 DASHES = ("-", "--")
 MOST_LINES = len(COLOURS) * len(DASHES)
 """Lines that can be told apart."""
 FEW_LINES = 6
-"""Up to that many, names of lines may take two rows."""
+"""Up to this many lines, names may take two rows."""
 TITLE, SMALL = 11, 8.5
-"""Sizes of letters, in points."""
+"""Font sizes, in points."""
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 PNG_COLOURS = 64
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure of so many inches, and its panels side by side."""
+    """Make an empty figure, sized in inches, with panels side by side."""
     figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor=PAPER)
     panels = list(figure.subplots(1, columns, squeeze=False)[0])
     for axes in panels:
@@ -49,16 +49,16 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
 
 
 def head(axes: Axes, title: str, about: str) -> None:
-    """A title, and below it what is measured, in which unit."""
+    """Write the title, and below it the quantity and its unit."""
     axes.set_title(plain(title, 90), loc="left", fontsize=TITLE, weight="bold", color=INK, pad=20)
     axes.annotate(plain(about, 110), (0, 1), xytext=(0, 7), xycoords="axes fraction",
                   textcoords="offset points", fontsize=SMALL, color=SOFT)  # fmt: skip
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Name lines beside the panel; all that is drawn must be there, since that gives its scale."""
+    """Name the lines beside the panel; call this last, since all that is drawn sets its scale."""
     axes.autoscale_view()
-    height = axes.get_figure().get_size_inches()[1] - 0.9  # what titles and labels leave
+    height = axes.get_figure().get_size_inches()[1] - 0.9  # without titles and labels
     names = [name.replace(", ", ",\n") if len(ends) <= FEW_LINES else name for name, *_ in ends]
     rows = max((name.count("\n") + 1 for name in names), default=1)
     at = [float(axes.transLimits.transform((x, y))[1]) for _, x, y, _ in ends]
@@ -75,7 +75,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Places moved as little as it takes to be so far apart, between 0 and 1 if they fit."""
+    """Move places to be ``least`` apart, as little as that takes; between 0 and 1 if they fit."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)
@@ -87,7 +87,7 @@ def apart(places: Sequence[float], least: float) -> list[float]:
 
 
 def plain(text: str, most: int) -> str:
-    """A text that Matplotlib takes for no formula, cut in its middle."""
+    """Cut a long text in its middle, and escape what Matplotlib takes for a formula."""
     if len(text) > most:
         half = (most - 1) // 2
         text = f"{text[: most - 1 - half]}…{text[-half:]}"
@@ -95,7 +95,7 @@ def plain(text: str, most: int) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names without the parts that all have; empty where there is one, which needs none."""
+    """Return names without the parts that all have; a single name becomes empty."""
     if len(names) < 2:
         return [""] * len(names)
     parts = [name.split(", ") for name in names]
@@ -105,15 +105,15 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def clock_unit(seconds: float) -> tuple[str, float]:
-    """The unit that suits a length of time, and its seconds."""
+    """Return a suitable unit for a duration, and its seconds."""
     return next((unit for unit in UNITS if seconds >= 2 * unit[1]), ("seconds", 1.0))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG with few colours, a third of the size; whole, or not at all."""
+    """Write a figure as PNG, with few colours for a third of the size; whole, or not at all."""
     drawn, small = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a run's name in a script without font
+        warnings.filterwarnings("ignore", message="Glyph")  # no font may have a name's script
         figure.savefig(drawn, format="png")
     few = Image.open(drawn).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)

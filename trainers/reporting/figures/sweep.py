@@ -1,8 +1,8 @@
-"""The figure of a sweep: parallel coordinates, a line a run from value to value to its objective.
+"""The figure of a sweep: parallel coordinates, a line per run through its values to its objective.
 
-Lists have their values at even distances, ranges a scale, logarithmic where the range is. The
-colour is the objective; the best runs are drawn last, and the best one is bold. (Optuna has such a
-figure, too: its lines cross its labels, it is marked experimental, and it works by ``pyplot``.)
+The values of a list are evenly spaced; a range has a scale, linear or logarithmic. The colour shows
+the objective; the best runs are drawn last, and the best one is bold. (Optuna's figure of this kind
+is experimental, uses ``pyplot``, and draws lines across its labels.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Scale:
     log: bool = False
 
     def place(self, value: Any) -> float:
-        """Where a value is, from 0 at the bottom to 1 at the top."""
+        """Return the height of a value, from 0 at the bottom to 1 at the top."""
         if self.choices:
             return list(self.choices).index(value) / max(1, len(self.choices) - 1)
         if self.log:
@@ -38,7 +38,7 @@ class Scale:
         return float((value - self.low) / (self.high - self.low))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Places and labels: the list, or the ends and what round numbers there is room for."""
+        """Return heights and labels: the list, or the ends and the round numbers that fit."""
         if self.choices:
             return [(self.place(value), show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)
@@ -65,7 +65,7 @@ def draw_sweep(
         colour = colormaps["viridis_r"](0.1 + 0.9 * last.place(score))
         axes.plot(range(len(columns)), places, color=colour, **look)
     _rule(axes, columns)
-    head(axes, title, f"{len(done)} runs, a line each; the bold one reached most")
+    head(axes, title, f"{len(done)} runs, a line each; the bold one is the best")
     return figure
 
 
