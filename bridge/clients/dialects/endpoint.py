@@ -306,8 +306,7 @@ def _failures_named(call: Call) -> Iterator[None]:
     except REFUSALS:
         raise
     except Exception as error:
-        name = call.request.model
-        raise failed(name, f"failed: {type(error).__name__}: {error}") from error
+        raise failed(call.request.model, f"failed: {type(error).__name__}: {error}") from error
 
 
 def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
@@ -377,13 +376,8 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
     body = getattr(error, "body", None)
     if isinstance(body, Mapping):
         return body
-    blocked = isinstance(error, BlockingCallError)
-    return {
-        "message": str(error),
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "blocking_call" if blocked else "rollout_over",
-    }
+    code = "blocking_call" if isinstance(error, BlockingCallError) else "rollout_over"
+    return {"message": str(error), "type": "invalid_request_error", "param": None, "code": code}
 
 
 def _not_found(method: str, path: str) -> Answer:
