@@ -139,7 +139,7 @@ LIGHT = {
     "train env=identity models.u=evert-tiny models.u.renderer_name=qwen33": "Did you mean qwen3",
     "train env=identity models.u=nix": "names no renderer for the model 'nix'",
     "train env=identity model_name=./nix": "There is no run and no model at './nix'",
-    "train env=identity model_name=openai:gpt-5": "is no model that can be trained",
+    "train env=identity model_name=openai:gpt-5": "cannot be trained here; expected a base",
     "train env=identity limits.max_turns.x=3": "Did you mean 'limits.max_turns'?",
     "train env=tic_tac_toe league.x=1": "There is no setting 'league.x': league takes a number.",
     "train env=identity log_path=~nosuch/x": "~NAME, and this machine has no such user",

@@ -10,7 +10,7 @@ from evert.trainers.config.frozen_models import check_episodes, frozen_models, r
 from evert.trainers.config.model_names import NamedWeights, check_model
 from evert.trainers.config.names import PATHS, check_names
 from evert.trainers.config.opponents import check_opponents
-from evert.trainers.config.train import TrainSettings, is_missing
+from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
 from evert.trainers.rundir.folder import recorded_settings
 from evert.trainers.training.workers import check_workers
 
@@ -33,16 +33,10 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     _check_known(settings)
     _check_no_run(settings)
     check_names(settings)
-    found = check_model(settings.model_name, settings.renderer_name)
-    if not isinstance(found, NamedWeights) or found.base_model is None:
-        raise RecipeError(
-            f"model_name={settings.model_name} is no model that can be trained; expected a base of "
-            "evert's, a Hugging Face folder, or the name of a model of the service."
-        )
+    _check_model(settings)
     read_models(settings.models)
     check_opponents(settings)
     check_workers(settings)
-    choose_engine(settings)
 
     from evert.bridge.groups.curriculum import make_sampler
     from evert.bridge.groups.dataset import load_tasks
@@ -88,6 +82,18 @@ def _check_no_run(settings: TrainSettings) -> None:
         raise RecipeError(
             f"model_name={settings.model_name} is a run; expected a model. To train the run "
             f"further: evert train log_path={folder} steps=N."
+        )
+
+
+def _check_model(settings: TrainSettings) -> None:
+    if not choose_engine(settings).embedded:
+        renderer_of(settings)  # raises if there is none; only the service knows its models
+        return
+    found = check_model(settings.model_name, settings.renderer_name)
+    if not isinstance(found, NamedWeights) or found.base_model is None:
+        raise RecipeError(
+            f"model_name={settings.model_name} cannot be trained here; expected a base of evert's, "
+            "a Hugging Face folder, or a model's name on the Hugging Face Hub."
         )
 
 
