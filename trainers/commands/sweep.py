@@ -37,7 +37,6 @@ from evert.trainers.system.files import (
     RunFolderError,
     as_csv,
     cannot_read,
-    cannot_write,
     read_json,
     slug,
 )
@@ -124,10 +123,7 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
     plan = read_plan({**recorded, **given})
     path = run_folder.output_folder(given.get("out"), "sweeps", plan.name, SWEEP)
     folder = RunFolder(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    run_folder.make_folder(path)
     about = {"arguments": {**recorded, **asked}, "command": [*command]}
     folder.write_json(SWEEP, {**about, **origin()})
     return folder, plan

@@ -148,6 +148,18 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     return path
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless they exist.
+
+    Raises:
+        RunFolderError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise files.cannot_write(path, error) from error
+
+
 def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:
     """The recorded settings of a folder; empty if there is no record.
 
