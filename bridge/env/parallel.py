@@ -35,8 +35,7 @@ class ParallelRollouts(RolloutStrategy):
 
     Args:
         inner: The other strategy.
-        max_calls: Most calls of one episode that are sampled at the same time, at least 1. 1: one
-            after the other.
+        max_calls: Most calls of one episode that are sampled at the same time, at least 1.
 
     Raises:
         TypeError: ``inner`` is no strategy.
@@ -110,7 +109,6 @@ def _play_by(env: Env, ahead: Ahead) -> None:
 
 
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
-    """Add the agent's notes on transitions that were returned before."""
     if not isinstance(env, ChatAgentEnv):
         return
     before = env.turns - len(env.turn_lineages)  # turns that a branch replayed

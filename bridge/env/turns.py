@@ -41,8 +41,7 @@ MAX_REFUSALS = 8
 """Number of refused requests in a row at which the episode ends."""
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
-which the Cookbook made for parse errors."""
+"""Metrics of an untrained turn; ``trajectory_to_data`` masks by the first, for parse errors."""
 
 
 Upcoming: TypeAlias = Outstanding | Ending

@@ -3,8 +3,7 @@
 Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these. The added
 fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
 
-Steps are in the order of play. A prompt or call holds only what is new after an earlier step, so
-that each part of a long conversation is written once.
+Steps are in the order of play. A prompt or call holds only what is new after an earlier step.
 """
 
 import json
@@ -137,7 +136,6 @@ def as_message(message: object) -> Row:
 
 
 def _json(value: Any) -> Any:
-    """The plain form of a value that JSON lacks, or its ``repr``."""
     for method in ("model_dump", "tolist", "item"):
         if callable(dump := getattr(value, method, None)):
             return dump()
