@@ -29,7 +29,7 @@ class RewardError(EvertError, ValueError):
 class AgentError(EvertError, RuntimeError):
     """The agent raised; ``__cause__`` is the agent's exception with its traceback.
 
-    Its class is named after that exception (``AgentError.KeyError``): the Cookbook counts classes.
+    Its class is named after that exception (``AgentError.KeyError``): the Cookbook counts these.
     """
 
     cause_name: ClassVar[str] = ""

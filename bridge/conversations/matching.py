@@ -4,7 +4,7 @@ A *lineage* is one token sequence that only grows: it becomes one datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
 caller's latest, else the last one on the request's path through the ``Index``. If a conversation
 ends with that reply, it grows by the new messages. From any other reply a new one branches off,
-which shares the tokens up to there; that is no drift. Without a reply, everything is rendered.
+which shares the tokens up to there; that is no drift. Without such a reply, all is rendered.
 
 *Drift* keeps a known reply from being continued token for token. It has one of these causes:
 

@@ -49,7 +49,7 @@ class EnvSettings:
         limits: The Cookbook's budgets; None: none. The Env enforces ``max_turns`` and
             ``max_trajectory_tokens``, so that the agent learns of them; a runner the others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
-            gets a 400, and a reply ends where the context does. None: unknown; samplers refuse.
+            gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
         agent_timeout: Seconds the agent may take between two calls. None: no limit.
         on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
             ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
@@ -57,7 +57,7 @@ class EnvSettings:
             with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
-        context_overflow_reward: Added when a prompt that grew too long, or a cut reply, is the end.
+        context_overflow_reward: Added if a too long prompt, or a cut reply, ends the episode.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code

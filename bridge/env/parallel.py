@@ -3,8 +3,6 @@
 ``ParallelRollouts`` is a rollout strategy around another one, so ``rl.train.main`` runs unchanged:
 
     rollout_error_tolerance=ParallelRollouts(inner=FailFast(), max_calls=64)
-
-``do_parallel_rollout`` does this for one Env, like the Cookbook's ``do_single_rollout``.
 """
 
 from collections.abc import Sequence

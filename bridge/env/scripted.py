@@ -15,7 +15,7 @@ class ScriptedPolicy(TokenCompleter):
     """A ``TokenCompleter`` whose replies are written in advance.
 
     Args:
-        replies: One per call; for several episodes at once, a function from the prompt's text.
+        replies: One per call; for several episodes at once, a function from prompt text to reply.
         renderer: The Env's renderer; None: the default one.
         logprob: The log-probability of every token.
 

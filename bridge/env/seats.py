@@ -123,8 +123,7 @@ class SeatGroup:
     """The episodes of a group whose agent has seats.
 
     Raises:
-        InvalidDatasetError: The seats are not two or more different names, or ``policy_names`` is
-            given, too.
+        InvalidDatasetError: There are no two different seats, or ``policy_names`` is given, too.
     """
 
     def __init__(

@@ -41,7 +41,8 @@ MAX_REFUSALS = 8
 """Number of refused requests in a row at which the episode ends."""
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of an untrained turn; ``trajectory_to_data`` masks by the first, for parse errors."""
+"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
+which the Cookbook made for parse errors."""
 
 
 Upcoming: TypeAlias = Outstanding | Ending
@@ -115,7 +116,6 @@ class Turns:
         return outstanding
 
     def _look(self) -> None:
-        """Called when a call arrives while no step waits for one."""
         if self.standing.lent is not None:  # else a step is running, which will take the call
             self.overlap.look(self.standing.lent)
 

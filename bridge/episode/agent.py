@@ -110,8 +110,7 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     """Return how to run ``agent`` with ``task``.
 
     Raises:
-        InvalidAgentError: ``agent`` is no callable, a class or a generator function, or has none of
-            the ``FORMS``.
+        InvalidAgentError: ``agent`` is a class or a generator function, or is none of ``FORMS``.
     """
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:

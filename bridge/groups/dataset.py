@@ -227,8 +227,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         With the embedded engine, ``context_length`` defaults to the model's.
 
         Raises:
-            InvalidAgentError, InvalidDatasetError: The agent, the tasks, the group reward or the
-                sampler are not usable.
+            InvalidAgentError, InvalidDatasetError: Agent, tasks, group reward or sampler are wrong.
         """
         group_reward: Any = unwrap(self.group_reward)
         if isinstance(group_reward, str):

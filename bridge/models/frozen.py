@@ -72,7 +72,8 @@ def frozen_models(
 ) -> dict[str, FrozenAnswer]:
     """Return the functions that answer the calls to each model, by name.
 
-    A call without a reply in ``timeout`` s (None: any) is a 400; a ``RemoteModel`` has its own.
+    A call without a reply within ``timeout`` seconds (None: no limit) is a 400. A ``RemoteModel``
+    has its own timeout.
 
     Raises:
         InvalidModelError: A name is the policy's, or a model is none of the kinds above.

@@ -34,7 +34,8 @@ class TinkerModel:
 
     Attributes:
         base_model: Name of the base; None: the base of ``model_path``.
-        model_path: A ``tinker://`` path or, for the embedded engine, a folder. None: the base.
+        model_path: A ``tinker://`` path or, with the embedded engine, a checkpoint's folder. None:
+            the base's own weights.
         renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
         temperature: Sampling temperature; 0 is greedy.
         max_tokens: Most tokens of a reply, if agent and context leave as many; None: 2048.
@@ -130,7 +131,10 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
 
 
 def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
-    """Sample a model by another process's client: the old one's engine may be closed."""
+    """Sample a model from now on by a client from another process, not by an older client.
+
+    A worker outlives engines, and the client of a closed engine cannot sample.
+    """
     opened: Future[OpenWeights] = Future()
     with _lock:
         known = _open.setdefault(tinker.ServiceClient, {})

@@ -34,8 +34,9 @@ def explain(
         renderer: The Env's renderer, which only decodes here; None: the default one.
         console: Where to print. None: standard output; coloured on a terminal, else not wrapped.
 
-    Every turn shows the task or thread that called, the token sequence (lineage), the new part of
-    the prompt, the sample and the reward; a lineage's first, which turn it forked from, and why.
+    Every turn shows the task or thread that made the call, the token sequence (lineage) it
+    continues, the new part of the prompt, what was sampled, and the reward. The first turn of a
+    lineage shows which turn it forked from, and why.
     """
     out = console or Console(highlight=False)
     if console is None:  # a pipe or a file has no width at which to wrap

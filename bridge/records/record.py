@@ -154,7 +154,6 @@ class RolloutRecord:
         return messages
 
     def _calls(self, turn: int | None) -> list[Row]:
-        """The calls of a conversation up to a turn's, in order."""
         found = list[Row]()
         while turn is not None:
             found.insert(0, self._call(turn))

@@ -51,7 +51,7 @@ class Recorder:
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
-        """Let an unused Env keep its requests, and a seed if it has none; return the Env."""
+        """Let an unused Env keep its agent's requests; give it a seed if it has none. Return it."""
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
             owner = getattr(env, "table", env)  # seats have their table's seed

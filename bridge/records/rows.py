@@ -58,7 +58,6 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task if JSON can restore it; else its ``repr``, for people."""
     if task is NO_TASK:
         return {}
     try:

@@ -20,7 +20,7 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 class TokenSequence:
     """One lineage of an episode: a prompt, the replies, and the agent's messages between them.
 
-    The lists ``response_*`` have the same length; ``rewards`` and ``turn_ends`` have one per turn.
+    The ``response_*`` lists have one length; ``rewards`` and ``turn_ends`` have one value per turn.
     """
 
     prompt_ids: list[int]

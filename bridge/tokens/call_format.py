@@ -38,7 +38,10 @@ class CallFormat:
     comma: str = ""  # between a value and the next key
 
     def read_into(self, message: Message) -> None:
-        """Move calls from the text to ``tool_calls``; list unreadable ones, which stay."""
+        """Move the calls from a message's text to ``tool_calls``.
+
+        Calls that cannot be read stay in the text, and go to ``unparsed_tool_calls``.
+        """
         text = str(message["content"])
         mark = self.before.strip()
         start = text.find(mark) if mark else len(text) - len(text.lstrip())
