@@ -191,6 +191,16 @@ async def test_a_second_export_leaves_no_trajectories_of_the_first(tmp_path: Pat
     assert sorted(file.name for file in out.iterdir()) == ["000000.json", "notes.json"]
 
 
+async def test_an_export_into_a_file_is_refused(tmp_path: Path, capsys: Shown) -> None:
+    await record_groups(tmp_path)
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    for form in ("sft", "atif"):
+        assert cli.main(["export", f"run={tmp_path}", f"format={form}", f"out={file}"]) == 1
+        assert capsys.readouterr().err.startswith(f"error: {file} cannot be used: File exists.")
+    assert file.read_text() == "mine"
+
+
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
     given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
     config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)

@@ -138,6 +138,7 @@ LIGHT = {
     "train env=identity renderer_name=qwen33": "Did you mean qwen3?",
     "train env=identity models.u=evert-tiny models.u.renderer_name=qwen33": "Did you mean qwen3",
     "train env=identity models.u=nix": "names no renderer for the model 'nix'",
+    "train env=identity log_path=mine.py": "mine.py cannot be used: Not a directory.",
     "train env=identity model_name=./nix": "There is no run and no model at './nix'",
     "train env=identity model_name=openai:gpt-5": "cannot be trained here; expected a base",
     "train env=identity limits.max_turns.x=3": "Did you mean 'limits.max_turns'?",

@@ -20,7 +20,7 @@ from evert.bridge.errors import EvertError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """Errors of a disk that takes no more data."""
-BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO)
+BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO)
 """Errors of a path of the wrong kind, without permission, or on a failing disk."""
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"

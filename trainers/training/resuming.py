@@ -199,7 +199,7 @@ _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 
 def check_folder(settings: TrainSettings) -> None:
     """Refuse a ``log_path`` of something else, or of a run with other settings."""
-    if settings.log_path and (path := Path(settings.log_path).expanduser()).is_dir():
+    if settings.log_path and (path := Path(settings.log_path).expanduser()).exists():
         with files.file_errors(path, "log_path"):
             _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)
 
