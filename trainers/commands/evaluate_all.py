@@ -30,7 +30,7 @@ from evert.bridge.redaction import redacted
 from evert.envs.tasksets import GROUP
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.rundir.folder import RunFolder, output_folder
-from evert.trainers.system.files import EVALUATION, as_csv, read_json, slug
+from evert.trainers.system.files import EVALUATION, as_csv, file_errors, read_json, slug
 from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
@@ -63,6 +63,8 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
+    with file_errors(path, "out"):
+        path.mkdir(parents=True, exist_ok=True)
     typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
     folder = RunFolder(path)
     folder.write_json(EVALUATION, {"settings": {"tasks": ALL}, TYPED: typed, **origin()})
