@@ -57,7 +57,7 @@ class EnvSettings:
             with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
-        context_overflow_reward: Added if a too long prompt, or a cut reply, ends the episode.
+        context_overflow_reward: Added if an overlong prompt, or a cut reply, ends the episode.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code

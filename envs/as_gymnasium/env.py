@@ -158,7 +158,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Stop the running episode, if any, and start a new one.
 
         Args:
-            seed: Seed of the generator of tasks and of the agent's. None: the current ones go on.
+            seed: Seed of the generators of tasks and of the agent. None: continue with the current.
             options: ``{"task": task}`` takes this task instead of a drawn one.
 
         Raises:

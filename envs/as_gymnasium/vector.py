@@ -88,7 +88,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         Args:
             seed: Seed of the first environment, with consecutive ones for the others; or a list
                 with one for each. None: continue with the current ones.
-            options: ``{"task": task}`` for all; ``{"reset_mask": array}`` of booleans: only these.
+            options: ``{"task": task}`` for all; ``{"reset_mask": boolean array}`` for some.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.

@@ -51,7 +51,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         **options: Options of the game.
 
     Raises:
-        GameError: There is no such game, it cannot start with these, or it needs the network.
+        GameError: There is no such game, it cannot start with these arguments, or needs a network.
     """
     entry_point = _registry(name)[name].entry_point
     _refuse_network(name, entry_point)
