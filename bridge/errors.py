@@ -2,8 +2,8 @@
 
 An agent can end in three ways: it is done (a later call is an ``EpisodeEndedError``), its Env was
 closed (``EnvClosedError``), or it raised (``AgentError``). Each class has a standard-library
-parent. An error can be pickled, and says what we got, what was expected and what to do next. For a
-request that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
+parent, can be pickled, and says what we got, what was expected and what to do next. For a request
+that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
 (``chat/bad_requests.py``), because that is what agents catch.
 
 ``AgentAborted`` is no ``EvertError``. It is a ``BaseException``, so that it also ends an agent that
@@ -29,8 +29,7 @@ class RewardError(EvertError, ValueError):
 class AgentError(EvertError, RuntimeError):
     """The agent raised; ``__cause__`` is the agent's exception with its traceback.
 
-    The error's class is a subclass named after that exception (``AgentError.KeyError``), because
-    the Cookbook counts errors by class name.
+    Its class is named after that exception (``AgentError.KeyError``): the Cookbook counts these.
     """
 
     cause_name: ClassVar[str] = ""

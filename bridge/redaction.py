@@ -42,7 +42,7 @@ URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
 """The user and the password of a URL."""
 
 PASSWORD_MARK = "[PASSWORD]"
-"""What a record has in place of the password of a URL."""
+"""Replaces the password of a URL."""
 
 URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
 """A field of a URL's query, and its value."""
@@ -143,8 +143,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets again. Threads that do this at the same time find the same secrets; threads
-    that read ``_marks`` meanwhile keep the old list."""
+    """Find the secrets again. Concurrent threads find the same; readers keep the old list."""
     global _marks
     snapshot, told = dict(present), dict(_told)
     parts = (argument.partition("=") for argument in sys.argv)

@@ -11,17 +11,13 @@ from evert.bridge.errors import text_of
 MOST_FRAMES = 12
 MOST_LEAVES = 4  # exceptions of a group that are shown
 
-_HOMES = (evert.bridge.__path__[0], Path(evert.__file__).parent / "agents")
+_HOMES = [evert.bridge.__path__[0], str(Path(evert.__file__).parent / "agents")]
 """Folders of the code that starts an agent and carries its calls."""
-
-
-def _resolved(*folders: str | Path) -> tuple[str, ...]:
-    return tuple(str(Path(folder).resolve()) for folder in folders)
-
-
-_EVERT = _resolved(*_HOMES)
-_PACKAGES = _resolved(sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-_STANDARD = _resolved(sysconfig.get_path("stdlib"))
+_PATHS = sysconfig.get_paths()
+_EVERT, _PACKAGES, _STANDARD = (
+    tuple(str(Path(folder).resolve()) for folder in folders)
+    for folders in (_HOMES, [_PATHS["purelib"], _PATHS["platlib"]], [_PATHS["stdlib"]])
+)
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -63,11 +63,9 @@ class Game:
         agent: Import path of the agent, 'package.module:function'.
         train_tasks: Import path of the tasks to train on.
         test_tasks: Import path of the held-out tasks; "" for none.
-        recipe: Defaults of a training run with a shipped base, by the names that ``evert train
-            --help`` lists.
+        recipe: Defaults of a training run with a shipped base, by name (``evert train --help``).
         full_size: Changes to the recipe for any other model.
-        players: Players without a model, by name: import paths of functions from a seed to an
-            agent.
+        players: Players without a model, by name: import paths of functions: a seed -> an agent.
         opponents: Players without a model for a game's seats, by name: import paths of functions
             from a seed to a function from the messages to the reply's text.
         searching: Import path of an agent -> import path of the same agent with a search tool.
@@ -124,8 +122,7 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or that of a user's module ('package.module').
 
-    A hyphen may stand for an underscore, and evert's games ignore case. None: there is neither such
-    a game nor such a module.
+    A hyphen may stand for an underscore, and evert's games ignore case. None: there is neither.
     """
     name = name.replace("-", "_")
     if own := games().get(name.lower()):

@@ -71,8 +71,7 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
     1 for the right guess, -1 for a reply that is not a guess, else 0.
 
     ## Episode End
-    Terminated by the right guess, or after ten replies; truncated only by a limit on turns or
-    tokens.
+    Terminated by the right guess or after ten replies; truncated only by limits on turns or tokens.
 
     ## Information
     As in ``AgentGymEnv``; ``task`` is the number to find, and ``logs`` has ``guess``, ``feedback``

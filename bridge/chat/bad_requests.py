@@ -39,8 +39,7 @@ def failed(model: str, how: str) -> openai.BadRequestError:
 def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
     """The error for a prompt that is too long: code ``context_length_exceeded``.
 
-    Agents compact their history when they get it. The message has Anthropic's sentence and
-    OpenAI's, since agents look for either.
+    Agents look for Anthropic's sentence or OpenAI's in the message, and compact their history.
     """
     return bad_request(
         f"prompt is too long: {length} tokens > {limit} maximum. This model's maximum context "
@@ -65,10 +64,7 @@ def _request() -> Any:
 
 
 def refuse(what: str, error: Exception) -> NoReturn:
-    """Raise the 400 for the field ``what``, since reading it raised ``error``.
-
-    An agent's own objects may raise anything.
-    """
+    """Raise the 400 for the field ``what``: reading it raised ``error``, as agents' objects may."""
     if isinstance(error, openai.BadRequestError):
         raise error
     reason = "".join(traceback.format_exception_only(error)).strip()

@@ -67,10 +67,7 @@ class ReplyFormat:
         return reply if fenced is None else replace(reply, text=fenced[1].strip())
 
     def problem(self, reply: "Reply") -> str | None:
-        """What is wrong with a reply, in words for the policy; None if it fits.
-
-        JSON of more than ``LONGEST_CHECKED`` characters fits any schema.
-        """
+        """What is wrong with a reply; None: it fits, or is longer than ``LONGEST_CHECKED``."""
         if self.must_call:
             if any(call.function.name in self.must_call for call in reply.tool_calls):
                 return None

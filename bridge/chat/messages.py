@@ -1,7 +1,6 @@
 """Converts the messages that agents send into the form that the Cookbook's renderers take.
 
-``read_message`` reads one message of a request (a dict, or an SDK message object that the agent
-appended); ``read_tools`` reads the request's tools.
+``read_message`` reads a message of a request (a dict or an SDK object), ``read_tools`` its tools.
 """
 
 import json
@@ -53,8 +52,7 @@ def as_fields(message: object, index: int) -> Mapping[str, Any]:
 def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> Message:
     """One message of a request in the Cookbook's form.
 
-    ``tool_names`` maps the ids of earlier tool calls to their functions: some templates (GPT-OSS)
-    name the function in a tool's result.
+    ``tool_names`` maps ids of earlier calls to functions, which GPT-OSS shows with tools' results.
     """
     if type(message) is dict and len(message) == 2:  # most messages: role and text
         role, content = message.get("role"), message.get("content")

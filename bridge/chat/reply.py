@@ -56,10 +56,7 @@ class Reply:
         self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
-        """The reply with its first ``count`` tool calls.
-
-        If none is left, the finish reason "tool_calls" becomes "stop".
-        """
+        """Keep the first ``count`` calls; if none is left, finish with "stop", not "tool_calls"."""
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
@@ -115,8 +112,7 @@ def read_reply(
 ) -> Reply:
     """The reply made from a renderer's parse.
 
-    Some formats give tool calls no ids. Those are made from ``call_ids``, a prefix that differs
-    for each reply.
+    Tool calls without ids get ids made from ``call_ids``, a prefix that differs for each reply.
     """
     text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(

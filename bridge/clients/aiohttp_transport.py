@@ -1,8 +1,7 @@
 """The rollout's API in process for ``aiohttp``, as ``httpx_transport.py`` is for ``httpx``.
 
-google-genai makes its async calls with aiohttp where that is installed. aiohttp has no replaceable
-transports, but replaceable connectors. This connector's connections hold the answer from the start,
-and aiohttp reads its ``ClientResponse`` from them.
+google-genai makes its async calls with aiohttp where that is installed. aiohttp's transports cannot
+be replaced, but its connectors can: the connections of this one hold the answer from the start.
 """
 
 import asyncio

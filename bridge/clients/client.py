@@ -40,9 +40,8 @@ class _Handle:
     def reward(self, reward: float) -> None:
         """Add a reward to the latest transition; before the first call, to the first transition.
 
-        The Cookbook sums a trajectory's rewards and centres the sum in its group. Under its
-        advantages a reward of any transition therefore counts equally for all tokens of the
-        episode.
+        The Cookbook sums a trajectory's rewards and centres the sum in its group, so under its
+        advantages a reward of any transition counts equally for all tokens of the episode.
 
         Raises:
             RewardError: The reward is not a finite number.
@@ -113,10 +112,9 @@ class _Handle:
         """Return this rollout's one HTTP address on a host, for agents in other processes.
 
         Args:
-            host: Interface to listen on, on a free port or a given one ("0.0.0.0:8443"). An
-                interface other than loopback lets other machines in, over plain HTTP. An absolute
-                path names a Unix socket to create. Its clients connect to a relay on port 47113 of
-                their own loopback.
+            host: Interface to listen on, on a free port or a given one ("0.0.0.0:8443"). Any but
+                loopback lets other machines in, over plain HTTP. An absolute path names a Unix
+                socket to create, whose clients connect to a relay on port 47113 of their loopback.
 
         Raises:
             OSError: The server cannot listen on the interface.
@@ -216,8 +214,7 @@ class AsyncChat(_Chat):
     async def create(self, **fields: Any) -> ChatCompletion:
         """Call the policy with the arguments of OpenAI's chat completions.
 
-        The agent waits until the trainer has sampled. ``docs/requests.md`` lists the fields that
-        have an effect.
+        The agent waits until the trainer has sampled. ``docs/requests.md`` lists the fields.
 
         Raises:
             openai.BadRequestError: The request cannot be served, or the prompt is too long (code

@@ -1,7 +1,6 @@
 """The real clients of OpenAI's, Anthropic's and Google's SDKs over a rollout's transport.
 
-They open no socket, never retry and never time out. Each call is answered once, when the trainer
-has sampled.
+They open no socket, never retry and never time out. A call waits until the trainer has sampled.
 """
 
 import importlib

@@ -301,10 +301,8 @@ def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> F
 
 
 Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A copy of an agent's message, with None; or an SDK object itself, with a copy of its state.
-
-Comparing SDK objects is slow. The same object is equal at once; its state shows any change.
-"""
+"""A copy of an agent's message, with None; or an SDK object itself, with a copy of its state. SDK
+objects are slow to compare: the same object is equal at once, and its state shows any change."""
 
 
 def keep(messages: Sequence[Any]) -> list[Kept]:

@@ -15,10 +15,7 @@ _IDS = {"id", "tool_call_id"}
 
 
 def in_messages(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """The first field of the first message that differs, in words; "" if none differs.
-
-    Ids of tool calls are compared last, since agents may change them.
-    """
+    """The first difference, in words, or "". Ids of calls come last: agents may change them."""
     return _in_messages(then, now, _IDS) or _in_messages(then, now, set())
 
 

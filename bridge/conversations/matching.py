@@ -3,12 +3,10 @@
 A *lineage* is one token sequence that only grows: it becomes one datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
 caller's latest, else the last one on the request's path through the ``Index``. If a conversation
-ends with that reply, it grows by the new messages. From any other reply a new conversation
-branches off, which shares the tokens up to there; that is no drift. If there is no such reply,
-everything is rendered.
+ends with that reply, it grows by the new messages. From any other reply a new one branches off,
+which shares the tokens up to there; that is no drift. Without such a reply, all is rendered.
 
-*Drift* is what keeps a known reply from being continued token for token. An observation has at
-most one cause:
+*Drift* keeps a known reply from being continued token for token. It has one of these causes:
 
     template     same messages, but the renderer shows the history differently (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts

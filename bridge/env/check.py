@@ -69,7 +69,7 @@ def _play(check: "_Check") -> None:
     try:
         loop.run_until_complete(check.run())
     finally:
-        # Like asyncio.run, but without waiting for ever for an agent that ignores cancellation.
+        # Like asyncio.run, but without an endless wait for an agent that ignores cancellation.
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()

@@ -78,8 +78,7 @@ class ChatAgentEnv(Env):
         RendererMismatchError: ``renderer`` is no renderer.
         TypeError, ValueError: An option does not exist, or its value is invalid.
 
-    Like every Env it is single-use. To abort a rollout, call ``close()`` (a group builder's
-    ``cleanup`` does).
+    Like every Env it is single-use. ``close()`` aborts a rollout; a builder's ``cleanup`` calls it.
     """
 
     _share: Callable[[Any], Any] = staticmethod(lambda value: value)
@@ -146,16 +145,14 @@ class ChatAgentEnv(Env):
         """Resume the agent with a sampled action and return at its next call or its end.
 
         Args:
-            action: Token ids as sampled; they are kept exactly. ``SampledTokens`` also answer
-                requests for ``logprobs``.
+            action: Sampled token ids, kept exactly. ``SampledTokens`` also answer ``logprobs``.
             extra: ``stop_reason`` "length" says the action was cut at its token cap.
 
         Raises:
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
             AgentTimeoutError: It neither called nor ended within ``agent_timeout``.
             RewardError: It ended without a valid reward.
-            InvalidActionError: ``action`` is no list of token ids; the observation stays
-                outstanding.
+            InvalidActionError: ``action`` is no list of ids; the observation stays outstanding.
             EnvStateError: No observation is outstanding.
             EnvClosedError: The Env was closed, before or during this step.
         """
@@ -187,8 +184,7 @@ class ChatAgentEnv(Env):
 
         Raises:
             EnvStateError: No observation is outstanding.
-            RendererMismatchError, ValueError: The messages cannot be rendered; the observation is
-                unchanged.
+            RendererMismatchError, ValueError: The messages cannot be rendered, and change nothing.
         """
         outstanding = self._turns.take_back()
         try:

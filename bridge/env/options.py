@@ -1,8 +1,7 @@
 """The options of an Env: one table of names, meanings and defaults.
 
 ``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium all take ``EnvOptions`` as
-keywords and pass them on; ``EnvSettings`` has the same fields with defaults, and ``settings_of``
-checks them.
+keywords and pass them on; ``EnvSettings`` has their defaults, and ``settings_of`` checks them.
 """
 
 import difflib
@@ -47,12 +46,10 @@ class EnvSettings:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
         policy_names: The model name, or names, by which the agent calls the policy. ``*`` matches
             any text: "*" is every name that no frozen model has, "gpt-*" those with that prefix.
-        limits: The Cookbook's budgets. The Env enforces ``max_turns`` and
-            ``max_trajectory_tokens``, so that the agent learns of them; a runner enforces the
-            others. None: no budgets.
+        limits: The Cookbook's budgets; None: none. The Env enforces ``max_turns`` and
+            ``max_trajectory_tokens``, so that the agent learns of them; a runner the others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
-            gets a 400, and a reply ends where the context does. None: unknown; the sampler must
-            refuse long prompts.
+            gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
         agent_timeout: Seconds the agent may take between two calls. None: no limit.
         on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
             ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
@@ -60,8 +57,7 @@ class EnvSettings:
             with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
-        context_overflow_reward: Added when an episode ends because its prompt grew too long, or
-            because a reply was cut (``on_truncation="end"``).
+        context_overflow_reward: Added if an overlong prompt, or a cut reply, ends the episode.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code
@@ -70,9 +66,8 @@ class EnvSettings:
             ``response_format`` or a forced ``tool_choice``. Each time is a transition.
         keep_completed_arguments: Whether the prompt keeps a reply as it was sampled when the agent
             sends its tool calls back with added arguments, or other white space at the ends of
-            lines. ``drift/completed_arguments`` counts it either way. False: the prompt has what
-            the agent sent, in a new token sequence, since only the agent's author knows that the
-            additions change nothing.
+            lines. ``drift/completed_arguments`` counts it either way. False: a new token sequence
+            has what the agent sent: only its author knows that the additions change nothing.
     """
 
     renderer: Renderer | None = None
@@ -122,8 +117,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
 
     Raises:
         TypeError: An option does not exist.
-        ValueError: ``on_truncation`` is neither "deliver" nor "end", or ``context_length`` has no
-            room for a prompt.
+        ValueError: ``on_truncation`` is unknown, or ``context_length`` has no room for a prompt.
         InvalidModelError: ``policy_names`` are invalid.
     """
     known = [field.name for field in fields(EnvSettings)]

@@ -4,8 +4,6 @@ The runner samples a call that is alone, so nothing changes for an agent whose c
 After the first overlap, every call is sampled ahead of the runner (``ahead.py``) as soon as it
 arrives. It becomes an observation when its sample is ready, so no call waits for another's reply.
 A call that the agent gives up before that never becomes an observation.
-
-After an overlap, the agent's notes belong to the latest reply to the task or thread that adds them.
 """
 
 import asyncio

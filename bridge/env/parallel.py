@@ -3,8 +3,6 @@
 ``ParallelRollouts`` is a rollout strategy around another one, so ``rl.train.main`` runs unchanged:
 
     rollout_error_tolerance=ParallelRollouts(inner=FailFast(), max_calls=64)
-
-``do_parallel_rollout`` does this for one Env, like the Cookbook's ``do_single_rollout``.
 """
 
 from collections.abc import Sequence
@@ -35,8 +33,7 @@ class ParallelRollouts(RolloutStrategy):
 
     Args:
         inner: The other strategy.
-        max_calls: Most calls of one episode that are sampled at the same time, at least 1. 1: one
-            after the other.
+        max_calls: Most calls of one episode that are sampled at the same time, at least 1.
 
     Raises:
         TypeError: ``inner`` is no strategy.
@@ -110,7 +107,6 @@ def _play_by(env: Env, ahead: Ahead) -> None:
 
 
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
-    """Add the agent's notes on transitions that were returned before."""
     if not isinstance(env, ChatAgentEnv):
         return
     before = env.turns - len(env.turn_lineages)  # turns that a branch replayed

@@ -15,8 +15,7 @@ class ScriptedPolicy(TokenCompleter):
     """A ``TokenCompleter`` whose replies are written in advance.
 
     Args:
-        replies: The replies, one per call, or a function from the prompt's text to the reply. For
-            several episodes at once, use a function.
+        replies: One per call; for several episodes at once, a function from prompt text to reply.
         renderer: The Env's renderer; None: the default one.
         logprob: The log-probability of every token.
 

@@ -8,8 +8,7 @@ Env. It returns one reward for all, or a dict with one per seat. If an episode e
 limit, an overflow, an aborted rollout), it ends at all seats: the others stop with
 ``stop/peer_stopped`` and keep their rewards.
 
-A frozen model may play a seat: ``seats=("player",), models={"evert/judge": ...}``. That seat has no
-Env, and its replies are not trained on.
+A frozen model may play a seat, without an Env: ``seats=("player",), models={"evert/judge": ...}``.
 
 An episode begins when all of its seats are taken. A strategy that retries failed trajectories asks
 its builder for one Env at a time: ``SeatGroup`` then returns the seats of a new episode one after
@@ -124,8 +123,7 @@ class SeatGroup:
     """The episodes of a group whose agent has seats.
 
     Raises:
-        InvalidDatasetError: The seats are not two or more different names, or ``policy_names`` is
-            given, too.
+        InvalidDatasetError: There are no two different seats, or ``policy_names`` is given, too.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
 DRIFT_AT = "drift_at"
-"""Keys of a transition's logs: who made the call, its token sequence, why that sequence broke, and
-which field of which message differed."""
+"""Keys of logs: who called, the token sequence, why it broke, which field of a message differed."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"

@@ -47,10 +47,7 @@ class Transcript:
         self.calls.append(Asked(replace(request, messages=[]), after, new, key, points, met))
 
     def reply(self, turn: int) -> Reply | None:
-        """Return the reply that the agent got at a turn; None: it got none.
-
-        It gets none if the policy was asked again, or if the action ended the episode.
-        """
+        """Return the reply of a turn; None: the policy was asked again, or the episode ended."""
         asked = self.calls[turn]
         number = asked.key[1]
         is_given = self._answers[asked.key] == turn and number < len(asked.points)

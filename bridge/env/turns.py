@@ -116,7 +116,6 @@ class Turns:
         return outstanding
 
     def _look(self) -> None:
-        """Called when a call arrives while no step waits for one."""
         if self.standing.lent is not None:  # else a step is running, which will take the call
             self.overlap.look(self.standing.lent)
 

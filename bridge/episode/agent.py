@@ -7,8 +7,7 @@ arguments. The parameter ``client`` takes the client, the first other parameter 
     agent()        agent(task)           the agent builds its own client, which is taken over
     agent(*args)                         the client, and the task if there is one
 
-``Outcome`` is the long form of the return value. ``outcome_of`` makes one from any return value; a
-missing reward is an error, never 0.0.
+``outcome_of`` makes an ``Outcome`` from any return value; a missing reward is an error, never 0.0.
 """
 
 import functools
@@ -111,8 +110,7 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     """Return how to run ``agent`` with ``task``.
 
     Raises:
-        InvalidAgentError: ``agent`` is no callable, a class or a generator function, or has none of
-            the ``FORMS``.
+        InvalidAgentError: ``agent`` is a class or a generator function, or is none of ``FORMS``.
     """
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:
@@ -276,8 +274,7 @@ def with_notes_read(outcome: Outcome, whose: str) -> Outcome:
     """Return the outcome with metrics as finite floats, and with strings as names.
 
     Raises:
-        RewardError: Metrics or logs are no mapping, or a metric is no finite number. ``whose`` they
-            are is in the message.
+        RewardError: Metrics or logs are no mapping, or a metric is no finite number.
     """
     for what in ("metrics", "logs"):
         if not isinstance(found := getattr(outcome, what), Mapping):

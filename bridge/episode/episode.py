@@ -8,8 +8,7 @@ inbox they wait in, or which frozen model answers. An episode has three states:
     ended     the agent function is done; a later call is refused (``EpisodeEndedError``)
     closed    the Env was closed: calls are refused (``EnvClosedError``), the agent is cancelled
 
-One ``AsyncExitStack`` holds what was opened for the agent (a URL, for example), and releases it
-when the episode is over, however it ends.
+One ``AsyncExitStack`` releases what was opened for the agent (a URL) when the episode is over.
 """
 
 import asyncio
@@ -67,8 +66,7 @@ class Episode:
         inboxes: One per role, in the order of ``roles``.
         refusals: Delays for an agent whose calls are refused again and again.
         routes: Which inbox or frozen model answers a model name.
-        hints: Functions that return a sentence, or nothing, to explain a failure of the agent.
-            They are called when it fails.
+        hints: Functions that may explain a failure of the agent by a sentence; called if it fails.
     """
 
     def __init__(

@@ -190,8 +190,7 @@ class Inbox(Generic[P]):
 
         Args:
             patience: Seconds to wait; None: no limit.
-            most: Calls that may be sampled ahead at the same time; None: no limit. While there are
-                so many, no new call is taken.
+            most: While so many calls are sampled ahead, no new one is taken; None: no limit.
 
         Raises:
             AgentTimeoutError: Nothing arrived in time.

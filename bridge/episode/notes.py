@@ -24,13 +24,10 @@ class Notes:
         self._waiting: list[Note] = []
         self._late: list[Note] = []
         self._turns: tuple[WeakKeyDictionary[object, int], int] | None = None
-        self.rewarded = False
+        self.rewarded = False  # whether a reward was added
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note. If calls overlap, it is for the latest reply to the current task or thread.
-
-        A reward sets ``rewarded``.
-        """
+        """Add a note, which is for the current task's or thread's latest reply if calls overlap."""
         turn = None
         if self._turns is not None:
             by_speaker, latest = self._turns

@@ -111,8 +111,7 @@ def token_advantages(
 
     With "group", each token of an episode gets the episode's reward minus the group's mean. With
     ``gamma`` it gets the return of its turn minus the mean return of that turn in the group. A
-    function returns numbers by episode [G], by turn [G, T] or by token [G, T, N]; rows may be
-    padded or not.
+    function returns numbers by episode [G], by turn [G, T] or by token [G, T, N].
     """
     check_credit(advantages, gamma)
     if callable(advantages):

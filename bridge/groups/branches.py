@@ -2,8 +2,7 @@
 
     BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
 
-The replies before that turn belong to the prompt. Only newly sampled tokens are trained on, so the
-beginning that branches share is not trained on again.
+Only newly sampled tokens are trained on: the replies before that turn belong to the prompt.
 """
 
 from collections.abc import Callable, Sequence

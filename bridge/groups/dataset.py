@@ -45,8 +45,7 @@ class AgentDataset(RLDataset):
             stays the same. None: every task comes once per epoch.
         sampler_log: File for the rewards that the sampler gets. If it exists, the sampler first
             gets its rewards of the steps before the first requested batch. None: no file.
-        opponents: Chooses frozen models for seats of a group (``opponents.py``). None: the policy
-            plays every seat.
+        opponents: Chooses frozen models for seats (``opponents.py``). None: the policy plays all.
         held_out: Whether the tasks are for tests. If not, the groups are for training, and a group
             without a trainable token is dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further options of ``ChatAgentGroupBuilder``, including those of an Env.
@@ -228,8 +227,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         With the embedded engine, ``context_length`` defaults to the model's.
 
         Raises:
-            InvalidAgentError, InvalidDatasetError: The agent, the tasks, the group reward or the
-                sampler are not usable.
+            InvalidAgentError, InvalidDatasetError: Agent, tasks, group reward or sampler are wrong.
         """
         group_reward: Any = unwrap(self.group_reward)
         if isinstance(group_reward, str):

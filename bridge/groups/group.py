@@ -91,8 +91,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         record: Writes every trajectory to a file. None: nothing is recorded.
         advantages: "group": a trajectory's reward minus the mean of its seat, for all of its
             tokens. Or a function from a ``Group`` to numbers by episode, turn or token.
-        gamma: Discount factor for "group": each turn gets its own discounted return. None: each
-            turn gets the whole trajectory's reward.
+        gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
         branch: Function from the agent, the task and the options to an Env that continues a record
             (``branches.py``). None: each episode starts from the beginning.
         **options: Options of ``ChatAgentEnv``.
@@ -100,8 +99,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     Attributes:
         batch: The group's place in a training dataset; None: not in one. If it is set, a group
             without a trainable token is dropped (``compute_group_rewards``).
-        on_rewards: Called with the rewards of the group when it was played in this process
-            (``earned``). It is not pickled.
+        on_rewards: Called with the group's rewards in this process (``earned``); not pickled.
         rewards: Total reward of each trajectory; None until the group was played.
 
     Raises:
@@ -210,8 +208,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
         Raises:
             AllTrajectoriesFailedError: In training, if the group has no trainable token. The
-                Cookbook then drops the group, with any strategy. Its training step would fail on a
-                batch in which no group has data.
+                Cookbook then drops it, with any strategy; a batch without data would fail.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(

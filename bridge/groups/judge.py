@@ -107,8 +107,7 @@ def judge_group(
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
             ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
-        rubric: The criteria in words, or a function from the task to them. They may contain the
-            answer.
+        rubric: The criteria in words (the answer, too), or a function from the task to them.
         weight: Reward of the best episode.
         retries: How often the judge is asked again for a ranking.
 
@@ -120,10 +119,7 @@ def judge_group(
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """Return the ranking in a reply's last line, numbers from 0, best first.
-
-    None: the line is no ranking, or the reply was cut.
-    """
+    """Return the last line's ranking, from 0, best first; None: it has none, or was cut."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     found = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if found is None or reply.finish_reason == "length":

@@ -25,8 +25,7 @@ class PlayedGroup(list[Trajectory]):
     Attributes:
         task: The group's task; ``NO_TASK`` if the agent takes none.
         seats: The seat of each trajectory; None if the agent has no seats.
-        episodes: The episode number of each trajectory, from 0. With seats, several trajectories
-            belong to one episode.
+        episodes: The episode number of each trajectory, from 0; the seats of one share it.
         renderer: The policy's renderer; its tokenizer decodes the tokens.
     """
 

@@ -73,7 +73,7 @@ def frozen_models(
     """Return the functions that answer the calls to each model, by name.
 
     A call without a reply within ``timeout`` seconds (None: no limit) is a 400. A ``RemoteModel``
-    has a timeout of its own.
+    has its own timeout.
 
     Raises:
         InvalidModelError: A name is the policy's, or a model is none of the kinds above.

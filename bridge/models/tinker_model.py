@@ -38,8 +38,7 @@ class TinkerModel:
             the base's own weights.
         renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
         temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Most tokens of a reply; None: 2048. The agent may ask for fewer, and the model's
-            context may have less room.
+        max_tokens: Most tokens of a reply, if agent and context leave as many; None: 2048.
         base_url: URL of a service of your own; None: the engine in use.
         seed: Seed of an episode's first reply; each further reply adds 1. None: the engine chooses.
 

@@ -122,18 +122,12 @@ class RolloutRecord:
         return self._conversation(turn, self._reply)
 
     def messages(self, turn: int = -1) -> list[Row]:
-        """Return the agent's conversation up to a turn's reply; by default, the last turn's.
-
-        A RecordError if it was not kept.
-        """
+        """Return the agent's conversation up to a turn's reply; a RecordError if not kept."""
         turn = range(self.turns)[turn]
         return [*self.asked(turn), self._reply(turn)]
 
     def sampled_messages(self, turn: int) -> list[Row]:
-        """Return the model's conversation: tools as the renderer showed them, replies as sampled.
-
-        Each reply is a text with its thinking and the markup of its tool calls.
-        """
+        """Return the model's conversation: tools as shown, replies with thinking and markup."""
         messages = [*self._conversation(turn, self._said), self._said(turn)]
         prefix = self._calls(turn)[0].get("prefix", [])
         has_system = bool(prefix) and messages[0]["role"] in ("system", "developer")
@@ -160,7 +154,6 @@ class RolloutRecord:
         return messages
 
     def _calls(self, turn: int | None) -> list[Row]:
-        """The calls of a conversation up to a turn's, in order."""
         found = list[Row]()
         while turn is not None:
             found.insert(0, self._call(turn))
@@ -202,8 +195,7 @@ def read_records(
         One record per rollout. Groups of an iteration are in the order in which they ended.
 
     Raises:
-        RecordError: There are none, or a line is damaged or of another schema; the message names
-            the line.
+        RecordError: There are none, or a line (which is named) is damaged or of another schema.
     """
     for file in record_files(path):
         broken = 0

@@ -3,8 +3,7 @@
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-If a kill cuts a line off, it is the last of its file, and is skipped when the file is read. A later
-write begins on a new line.
+A line that a kill cut off is the last of its file. Readers skip it; later writes begin a new line.
 """
 
 import json
@@ -52,10 +51,7 @@ class Recorder:
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
-        """Let an unused Env keep its agent's requests; return the Env.
-
-        An Env without a seed gets a random one, which can be recorded.
-        """
+        """Let an unused Env keep its agent's requests; give it a seed if it has none. Return it."""
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
             owner = getattr(env, "table", env)  # seats have their table's seed
@@ -78,8 +74,7 @@ class Recorder:
 
         Args:
             trajectories: The trajectories, in the order of play.
-            envs: The watched Envs that were played, one per trajectory. Envs that are not evert's
-                are left out.
+            envs: The watched Env of each trajectory; Envs that are not evert's are left out.
             rewards: The reward that the group adds to each; empty: none.
             metrics: The metrics that the group adds to each; empty: none.
             split: "train" or "test".

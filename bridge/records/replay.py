@@ -32,8 +32,7 @@ class ReplayPolicy(TokenCompleter):
 
     Args:
         record: The recorded rollout.
-        env: The Env that is played, to name the message that differs. None: only tokens are
-            compared.
+        env: The Env that is played, to name the message that differs. None: compare only tokens.
 
     Attributes:
         record: As given.

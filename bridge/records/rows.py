@@ -3,8 +3,7 @@
 Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these. The added
 fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
 
-Steps are in the order of play. A prompt or call holds only what is new after an earlier step, so
-that each part of a long conversation is written once.
+Steps are in the order of play. A prompt or call holds only what is new after an earlier step.
 """
 
 import json
@@ -59,7 +58,6 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task if JSON can restore it; else its ``repr``, for people."""
     if task is NO_TASK:
         return {}
     try:
@@ -137,7 +135,6 @@ def as_message(message: object) -> Row:
 
 
 def _json(value: Any) -> Any:
-    """The plain form of a value that JSON lacks, or its ``repr``."""
     for method in ("model_dump", "tolist", "item"):
         if callable(dump := getattr(value, method, None)):
             return dump()

@@ -20,8 +20,7 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 class TokenSequence:
     """One lineage of an episode: a prompt, the replies, and the agent's messages between them.
 
-    ``response_ids``, ``response_mask`` and ``response_logprobs`` have the same length; ``rewards``
-    and ``turn_ends`` have one value per turn.
+    The ``response_*`` lists have one length; ``rewards`` and ``turn_ends`` have one value per turn.
     """
 
     prompt_ids: list[int]
@@ -78,8 +77,7 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
 
     A turn continues the longest sequence that its observation begins with, also if the turns of
     several lineages alternate. The sequence that ends last comes last. A turn that is not trained
-    on (``ParseErrorPolicy.mask_error_turns``) has mask 0. Rewards that a group adds are not
-    included.
+    on (``ParseErrorPolicy.mask_error_turns``) has mask 0. A group's rewards are not included.
 
     Args:
         trajectory: As a rollout returns it.
@@ -122,10 +120,7 @@ def _token_ids(turn: Transition) -> list[int]:
 
 
 def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
-    """Return the text of each transition: the new part of its prompt, and its reply.
-
-    Control tokens and images are left out.
-    """
+    """Return each turn's new part of the prompt, and reply, without control tokens and images."""
 
     def text(tokens: Iterable[Any]) -> str:
         ids = [token for token in tokens if isinstance(token, int)]

@@ -4,10 +4,9 @@
     evert-tiny-20q    knows the nouns of Twenty Questions
     evert-tiny-moves  reads a board of tic-tac-toe, and a hand of Blackjack
 
-Each is a folder in Hugging Face's format with weights and a tokenizer, made by
-``python -m evert.bases.making``. The bridge uses only the tokenizer of ``evert-tiny``, as the
-default of ``ChatAgentEnv``, so that one argument is enough and no network is needed. The embedded
-engine uses the weights.
+Each is a folder in Hugging Face's format with a tokenizer, and weights for the embedded engine,
+made by ``python -m evert.bases.making``. The bridge uses only the tokenizer of ``evert-tiny``, as
+the default of ``ChatAgentEnv``, so that one argument is enough and no network is needed.
 """
 
 import difflib
@@ -144,9 +143,7 @@ def _image_processor(model_name: str, renderer_name: str) -> Any:
             return from_pretrained(AutoImageProcessor, model_name, str(folder))
         return get_image_processor(model_name)
     except (InvalidModelError, OSError, ValueError) as error:  # text still works; an image is a 400
-        logger.warning(
-            "No image processor for %s; its agents can only send text: %s", model_name, error
-        )
+        logger.warning("No image processor for %s; agents send only text: %s", model_name, error)
         return None
 
 

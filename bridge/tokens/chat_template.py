@@ -337,7 +337,6 @@ def _as_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _ends_of(folder: str) -> list[int]:
-    """The end tokens in the generation config of a model's folder."""
     ends = read_json(Path(folder) / "generation_config.json").get("eos_token_id")
     found = ends if isinstance(ends, list) else [ends]
     return [end for end in found if type(end) is int]

@@ -39,10 +39,7 @@ class Images:
             return await off_loop(lambda: [self.shown(message) for message in messages])
 
     def shown(self, message: Message, most: int | None = None) -> Message:
-        """``message`` with its images checked.
-
-        ``most`` is None in a thread. Elsewhere images raise a ``LongTextError``.
-        """
+        """``message`` with its images checked; a ``LongTextError`` unless ``most`` is None."""
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
             if self._has_any and most is not None:  # a template may render all images again
@@ -77,7 +74,6 @@ class Images:
 
 
 def _content(url: str) -> bytes:
-    """The bytes in a ``data:`` URL."""
     head, _, payload = url.partition(",")
     if len(payload) * 3 // 4 > MOST_BYTES:
         raise _refused(f"The image in a data: URL has more than {MOST_BYTES} bytes.")

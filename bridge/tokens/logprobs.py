@@ -1,8 +1,7 @@
 """Log-probabilities of sampled tokens, as the sampler gave them; evert computes none.
 
-The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens,
-extra={"stop_reason": ...})``. ``SampledTokens`` is a list of token ids that also holds their
-log-probabilities. It is made by
+The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens, extra=...)``.
+``SampledTokens`` is a list of token ids that also holds their log-probabilities. It is made by
 
     the Cookbook's ``TinkerTokenCompleter``   once an Env was made (``clients/takeover.py``)
     evert's own policies                      ``ScriptedPolicy``, those of evaluations

@@ -40,10 +40,7 @@ class LongTextError(Exception):
 
 
 def check_text(value: object, most: int | None) -> None:
-    """Raise ``LongTextError`` if (a part of) a request holds more than ``most`` characters.
-
-    A ``most`` of None is no limit.
-    """
+    """Raise ``LongTextError`` if a value has more than ``most`` characters; None: no limit."""
     if most is None:
         return
     try:
@@ -111,9 +108,7 @@ class LongTexts:
             return await self._task  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             if self._is_over:
-                raise EnvClosedError(
-                    "The environment was closed before its prompt was rendered."
-                ) from None
+                raise EnvClosedError("The Env was closed before its prompt was rendered.") from None
             raise
 
     async def _off_loop(self, work: Work[T], request: ChatRequest | None) -> T:

@@ -200,10 +200,7 @@ class PromptRenderer:
         return flatten(prompt.chunks)
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
-        """The tokens that ``messages[start:]`` add to the prompt.
-
-        ``last_user`` is the index of the last user message; -1 if there is none.
-        """
+        """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
         with self.lock, self._refusing:

@@ -5,8 +5,7 @@ are merged with the last chunks until the chunk before them is at least twice as
 tokens then has at most log2(n) + 1 chunks, each token is copied about log2(n) times in all, and a
 snapshot copies only pointers to chunks.
 
-A *flat prompt* is the other form: one list of token ids, in which an image (or another non-text
-chunk) is one element.
+A *flat prompt* is one list of token ids, in which an image (any non-text chunk) is one element.
 """
 
 from collections.abc import Iterable, Sequence

@@ -2,8 +2,7 @@
 
 An observation is the agent's model call, and an action is the reply. ``reset`` draws a task and
 starts the agent (``episode.py``) on the event loop that all environments share (``loop.py``).
-``step`` waits for the agent's next call. This file has Gymnasium's side: arguments, seeds, spaces
-and return values.
+``step`` waits for its next call. This file has Gymnasium's arguments, seeds, spaces and results.
 """
 
 import copy
@@ -159,8 +158,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Stop the running episode, if any, and start a new one.
 
         Args:
-            seed: Seed of the generator that draws tasks, and of the agent's random numbers. None:
-                continue with the current one.
+            seed: Seed of the generators of tasks and of the agent. None: continue with the current.
             options: ``{"task": task}`` takes this task instead of a drawn one.
 
         Raises:

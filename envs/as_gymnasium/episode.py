@@ -1,9 +1,8 @@
 """One episode of a Gymnasium environment: a ``ChatAgentEnv`` on the event loop.
 
-``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens. In
-the Cookbook the sampler enforces the budgets of tokens. There is no sampler here, so this module
-does: it cuts a reply longer than its cap, and ends an episode whose sampled tokens are used up. The
-two wall-clock limits have no effect.
+``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens. The
+Cookbook's samplers enforce the budgets of tokens. Here this module does: it cuts a reply over its
+cap, and ends an episode whose sampled tokens are used up. The wall-clock limits have no effect.
 """
 
 import copy
@@ -37,10 +36,8 @@ class Moment:
     """The state of an episode between two actions, or at its end.
 
     Attributes:
-        messages: The conversation to continue, as the agent sent it; at the end, the last one with
-            the last reply.
-        tokens: The prompt's token ids; at the end, the last prompt with the last action. None if
-            the prompt has images.
+        messages: The conversation to continue, as sent; at the end, the last one with its reply.
+        tokens: The prompt's token ids; at the end, with the last action. None if it has images.
         stop_reason: Why the episode is over; None while it runs.
         max_tokens: Longest reply, in tokens; None: any length.
         action: The last action's tokens, after a cut; None at the start.
@@ -90,10 +87,7 @@ class Episode:
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
-        """Answer the agent's call, and run the agent to its next call or its end.
-
-        The end closes the episode.
-        """
+        """Answer the agent's call, and run the agent to its next call, or to its end, and close."""
         action, is_cut = self._within_budget(list(tokens))
         before = self._moment
         conversation = self._env.conversation

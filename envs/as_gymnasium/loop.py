@@ -2,8 +2,7 @@
 
 Gymnasium's calls are synchronous and agents are async, so a thread runs the event loop. This works
 in a script, and inside a running loop (a notebook). The thread starts with the first environment
-that needs it, and ends when the last one releases it. A forked child has no threads, and starts a
-new portal.
+that needs it, and ends when the last one releases it. A forked child starts a new portal.
 """
 
 import asyncio
@@ -66,7 +65,7 @@ class Loop:
         except RuntimeError as error:
             raise EnvStateError(
                 "A Gymnasium environment of evert was used from inside an async agent that runs on "
-                "the same event loop; it would wait for itself forever. Use it in a thread: "
+                "the same event loop; it would wait for itself for ever. Use it in a thread: "
                 "`await asyncio.to_thread(env.step, action)`."
             ) from error
 

@@ -50,10 +50,8 @@ def register_agent(
 
     Args:
         id: '[namespace/]Name-v0'.
-        agent: The agent, or its import path 'package.module:function'. Only ``gymnasium.make``
-            imports and checks a path.
-        tasks: Sequence of tasks, or its import path; each episode draws one. None: the agent takes
-            no task.
+        agent: The agent, or its import path 'module:function', which ``gymnasium.make`` imports.
+        tasks: Sequence of tasks, or its import path; each episode draws one. None: no tasks.
         max_turns: Actions an episode may take before it is truncated. None: no limit.
         replace: Whether to replace an id that is registered, as when a notebook's cell runs again.
         **options: Options of ``ChatAgentEnv`` for every environment of this id.

@@ -5,8 +5,7 @@
     tokens      Sequence(Discrete(vocabulary))              Sequence(Discrete(vocabulary))
 
 An observation is the whole conversation that the agent asks the policy to continue, as a tuple of
-messages or of token ids. The spaces do not bound lengths; an episode's budgets (``RolloutLimits``)
-do.
+messages or of token ids. Only an episode's budgets (``RolloutLimits``) bound lengths.
 """
 
 import string

@@ -88,8 +88,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         Args:
             seed: Seed of the first environment, with consecutive ones for the others; or a list
                 with one for each. None: continue with the current ones.
-            options: ``{"task": task}`` for all; ``{"reset_mask": mask}``, an array of booleans,
-                resets only these environments.
+            options: ``{"task": task}`` for all; ``{"reset_mask": boolean array}`` for some.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.
@@ -265,9 +264,7 @@ async def _tried(work: Work) -> Moment | BaseException:
 
 def _require_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise EnvArgumentError(
-            f"{name}={value!r} is not a count; expected an integer of at least 1."
-        )
+        raise EnvArgumentError(f"{name} is {value!r}; expected an integer of at least 1.")
 
 
 def _seeds(seed: int | list[int | None] | None, length: int) -> list[int | None]:

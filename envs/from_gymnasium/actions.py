@@ -28,8 +28,7 @@ class Actions:
     Attributes:
         space: The action space.
         names: Names of a ``Discrete`` space's actions, by number; some may have no name.
-        parse: A function from a reply to an action, used instead of the rules of this module; None:
-            these rules.
+        parse: A function from a reply to an action; None: the rules of this module.
     """
 
     space: spaces.Space[Any]

@@ -190,8 +190,7 @@ class GymAgent:
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
         """Conversations with random actions, without end; legal ones if there is an action mask.
 
-        They show how to reply, not which action is good. Each is the beginning of an episode, with
-        at most ``DEMONSTRATED`` actions.
+        They show how to reply, not how to play. Each has at most ``DEMONSTRATED`` actions.
 
         Raises:
             EnvArgumentError: ``parse`` rejects an action that ``Actions.brief`` writes.

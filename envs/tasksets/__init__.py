@@ -38,8 +38,7 @@ def task_game(given: Mapping[str, Any]) -> Game:
     """Make a game by a taskset.
 
     Args:
-        given: The ``id``, 'taskset:name', and the taskset's arguments. A text that is a Python
-            literal is replaced by its value.
+        given: The ``id``, 'taskset:name', and the taskset's arguments (read by ``literals``).
 
     Raises:
         GameError: There is no such taskset, or it makes no game of these.

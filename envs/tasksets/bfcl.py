@@ -68,8 +68,7 @@ class Bfcl:
     """An agent that gives the policy a user's requests, one a turn, and tools.
 
     The task is a row's id: 'multi_turn_base_17'. The reward is 1 if, after each turn, the APIs are
-    in the state that the row's correct calls produce, and the results of these calls are among the
-    results of the policy's calls; else 0.
+    in the state of the row's correct calls, whose results are among those of the policy; else 0.
 
     Attributes:
         categories: Their names, separated by commas.

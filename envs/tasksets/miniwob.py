@@ -116,7 +116,6 @@ def command(reply: str) -> str:
 
 
 def _action(line: str) -> dict[str, Any]:
-    """The MiniWoB action of a command."""
     from miniwob.constants import DEFAULT_ALLOWED_KEYS
 
     if found := re.fullmatch(r"click (\d{1,6})", line):

@@ -209,8 +209,6 @@ class Reasoning:
 
 
 class _Split(Sequence[int]):
-    """The held-out tasks, or the training tasks."""
-
     def __init__(self, agent: Reasoning, length: int, *, held_out: bool) -> None:
         self._agent, self._places, self._held_out = agent, range(length), held_out
 

@@ -2,8 +2,7 @@
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
-The simulator scores them. It is a Java program; each episode starts one, and ends it. This needs
-the extra ``scienceworld``, and Java.
+The simulator, a Java program, scores them. This needs Java and the extra ``scienceworld``.
 """
 
 import asyncio

@@ -51,8 +51,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         **options: Options of the game.
 
     Raises:
-        GameError: There is no such game, it cannot start with these arguments, or it needs the
-            network.
+        GameError: There is no such game, it cannot start with these arguments, or needs a network.
     """
     entry_point = _registry(name)[name].entry_point
     _refuse_network(name, entry_point)
@@ -84,8 +83,7 @@ class TextArena:
     """An agent that plays a TextArena game; the task is the game's seed.
 
     Each player has one conversation, and gets only the new part of each observation. If an
-    observation does not begin with the last one, a new conversation starts. The reward is the
-    game's.
+    observation does not begin with the last one, a new one starts. The reward is the game's.
 
     Args:
         name: Id of the game.

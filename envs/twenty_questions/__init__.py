@@ -18,8 +18,7 @@ Read in this order:
     errors.py          classes of errors
 
 The data are ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv`` and
-``understanding/lexicon.toml``; ``PROVENANCE.md`` says where they come from. This file has only the
-recipe, and its import loads no data.
+``understanding/lexicon.toml``; ``PROVENANCE.md`` has their sources. This file loads none of them.
 """
 
 from dataclasses import replace

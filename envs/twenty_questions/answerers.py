@@ -48,8 +48,7 @@ class KnowledgeAnswerer:
     """Answers from facts by parsing the question, without a model and always the same.
 
     Args:
-        facts: The facts; None: the shipped facts and particulars. A question about any other
-            attribute is answered "n/a".
+        facts: The facts; None: the shipped ones with particulars. Other attributes are "n/a".
 
     Attributes:
         counts: Number of questions ("asked"), of those not understood ("not_understood") and of

@@ -32,15 +32,7 @@ DETAILS = 4
 
 
 class HabitPlayer:
-    """Asks and guesses by habit.
-
-    Args:
-        asks: The habit of asking.
-        guesses: The habit of guessing.
-        knowledge: The facts that it knows.
-        rng: Source of its choices.
-        named: Set of the nouns that it may name; None: all.
-    """
+    """Asks and guesses by habit; ``named`` is the set of nouns that it may name, None for all."""
 
     def __init__(
         self,

@@ -5,8 +5,7 @@
     known.told(left, "Has it wings?")   the entropy of the answer over these nouns, in bits
     known.best(left)                    attributes with the bits of their questions, the most first
 
-A set of nouns is an int with one bit for each noun, so that ``&`` rules nouns out and
-``bit_count`` counts them.
+A set of nouns is an int with a bit for each: ``&`` rules nouns out, ``bit_count`` counts them.
 """
 
 import math

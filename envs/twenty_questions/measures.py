@@ -1,8 +1,7 @@
 """Metrics of how a game was played: its first question, repeats, wrong guesses, bits.
 
 They are in a run's metrics, in an evaluation's table and in a report. Bits are computed from the
-shipped facts; games about other nouns have none. A question about a number, or about several
-things, counts as 0 bits.
+shipped facts; other nouns have none. Questions about a number or several things count as 0 bits.
 """
 
 from functools import cache
@@ -18,7 +17,7 @@ def measures(game: Game) -> dict[str, float]:
     """Metrics of a finished game.
 
     Returns:
-        ``asks_first``: 1.0 if the first question is about an attribute or a number, 0.0 if it is a
+        ``asks_first``: 1.0 if the first question is about attributes or a number, 0.0 if it is a
         guess or was not understood. ``repeats``: number of questions that were asked before.
         ``guesses_in_vain``: number of wrong guesses.
         ``bits``: mean bits of the questions: the entropy of the answer over the nouns that fitted

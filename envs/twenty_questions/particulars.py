@@ -2,10 +2,9 @@
 
     facts, lexicon = everything_known()
 
-``particulars.toml`` has phrases on the left, and the nouns they hold for on the right; they hold
-for no others. ``measures.csv`` has the usual length and weight of every noun, and of things that
-nouns are compared with. Only the answerer knows both; players, the search and the bases have only
-the facts.
+``particulars.toml`` has phrases on the left, and all nouns that they hold for on the right.
+``measures.csv`` has the usual length and weight of every noun, and of things to compare with. Only
+the answerer knows both; players, the search and the bases have only the facts.
 """
 
 import csv

@@ -52,8 +52,7 @@ def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
 SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
-"""A player that knows the category could guess all its ten nouns. With six questions, and a cost
-of a tenth for each wrong guess, it is better to ask first."""
+"""With six questions and a cost for wrong guesses, naming all ten of a category does not pay."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)

@@ -291,8 +291,8 @@ def test_what_are_no_actions_options_seeds_or_running_episodes_is_refused() -> N
 
 def test_a_bad_argument_is_named() -> None:
     for given, message in (
-        ({"num_envs": 0}, "num_envs=0 is not a count"),
-        ({"max_episode_steps": 0}, "max_episode_steps=0 is not a count"),
+        ({"num_envs": 0}, "num_envs is 0; expected an integer of at least 1"),
+        ({"max_episode_steps": 0}, "max_episode_steps is 0; expected an integer of at least 1"),
         ({"autoreset_mode": "SameSteps"}, "Did you mean 'SameStep'"),
         ({"levle": "tokens"}, "Did you mean 'level'"),
     ):

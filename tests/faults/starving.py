@@ -162,7 +162,7 @@ LONG = [
     ),
     Fault(name="the Env is closed while its prompt is made", moment="in close",
         agent=sending(WORDS), play=begun_and_closed,
-        trainer_sees="EnvClosedError: The environment was closed before its prompt was rendered.; "
+        trainer_sees="EnvClosedError: The Env was closed before its prompt was rendered.; "
         "closed",
         agent_sees="…"),
     Fault(name="two Envs are closed whose prompts take seconds", moment="in close",

@@ -300,7 +300,7 @@ class Endpoint:
 
 @contextmanager
 def _failures_named(call: Call) -> Iterator[None]:
-    """Turn the error of a frozen model into a 400 that names it; SDKs would ask again."""
+    """Turn a frozen model's error into a 400 that names the model; SDKs would retry a 500."""
     try:
         yield
     except REFUSALS:

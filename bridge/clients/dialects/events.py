@@ -1,7 +1,6 @@
 """Server-sent events, and a reply's text cut into the deltas of a stream.
 
-A stream is written once the whole reply is there. It has deltas all the same, so that agents' code
-that joins deltas runs as in production.
+A whole reply is written as a stream of deltas, so that agents' code that joins deltas is used.
 """
 
 import json
@@ -19,7 +18,7 @@ def deltas(text: str) -> Iterator[str]:
 
 
 def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Encode events named by their ``type``, as in Anthropic's and OpenAI's responses APIs."""
+    """Encode events named by their ``type``, as in Anthropic's API and OpenAI's responses."""
     return "".join(
         f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events
     ).encode()

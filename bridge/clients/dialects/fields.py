@@ -99,8 +99,7 @@ def openai_forced_tools(
 ) -> tuple[str, ...]:
     """Return the forced tools of OpenAI's ``tool_choice``.
 
-    ``name`` is the tool that the choice names, None if it names none. ``form`` shows, in messages,
-    how a choice names a tool.
+    ``name`` is the tool that it names, or None. ``form`` shows, in messages, how it names one.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

@@ -1,7 +1,6 @@
 """The contents of Gemini's API as messages of chat completions.
 
-A content has a role and parts. A part is a text (with a flag if it is a thought), a function call,
-the result of a function, or an image.
+A content has a role and parts: texts (flagged if thoughts), function calls, results and images.
 """
 
 import itertools

@@ -31,10 +31,8 @@ FIELDS = field_policy("responses")
 """The treatment of every request field (``fields.toml``)."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""The value of ``include`` that asks for the text's log-probabilities.
-
-Other values have no effect: what they ask for is always there, or never.
-"""
+"""The value of ``include`` that asks for the text's log-probabilities. Other values have no effect:
+what they ask for is always there, or never."""
 
 
 class Responses(Dialect):

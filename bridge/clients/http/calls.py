@@ -4,8 +4,7 @@
   of the call that it repeats: nothing is sampled twice. An equal body without the mark is a new
   call. Calls of other rollouts are never searched.
 - Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
-- A call whose client has disconnected is cancelled, unless it is retried within
-  ``RETRY_PATIENCE``.
+- A call whose client has gone is cancelled, unless it is retried within ``RETRY_PATIENCE``.
 """
 
 import asyncio

@@ -177,7 +177,6 @@ class Server:
 
 
 def _listening(host: str) -> tuple[socket.socket, str]:
-    """Return a listening socket, and the root of its URLs."""
     if not _is_path(host):
         host, port = interface_and_port(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,8 +1,7 @@
 """Comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", "older than 100".
 
-A comparison of size with a reference of the lexicon asks about an attribute. One with another thing
-that has measures, or with a number, asks whether the noun is longer, heavier, dearer, faster or
-younger.
+A comparison of size with a reference of the lexicon asks about an attribute. One with a number, or
+another thing with measures, asks whether the noun is longer, heavier, dearer, faster or younger.
 """
 
 from collections.abc import Sequence

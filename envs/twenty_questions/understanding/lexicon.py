@@ -1,8 +1,7 @@
 """The lexicon: phrases for each attribute, other names of the nouns, things to compare with.
 
-It is read from ``lexicon.toml``. A phrase is a set of stems that must all be in a question. Filler
-words are left out, except small ones that change the meaning ("made up"). Words with "_" between
-them must follow each other.
+It is read from ``lexicon.toml``. A phrase is a set of stems that must all be in a question, without
+filler words except some small ones ("made up"). Words joined by "_" must follow each other.
 """
 
 import re

@@ -7,8 +7,7 @@
     parser.parse("Could it be a zebra?")         Guess("zebra")
     parser.parse("What colour is it?")           None
 
-The parser uses no model and no random numbers. It tries these rules in order; the first result
-counts.
+The parser uses no model and no random numbers. The first of these rules that has a result counts:
 
 1. *Not yes/no*: a question that begins with what, where, how, ... is not understood.
 2. *Guess*: nothing is left but the name of a noun, once "is it", "my guess is", articles and the

@@ -1,8 +1,7 @@
 """The words of a question in one form: lower case, no contractions, stems.
 
 ``words`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at the
-end list stems that count for little or nothing. The lexicon's phrases are stemmed in the same way,
-so a stem need not be a word.
+end list stems of little or no weight. The lexicon's phrases are stemmed, so a stem may be no word.
 """
 
 import re
