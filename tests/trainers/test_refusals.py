@@ -142,6 +142,8 @@ LIGHT = {
     "train env=identity model_name=openai:gpt-5": "is no model that can be trained",
     "train env=identity limits.max_turns.x=3": "Did you mean 'limits.max_turns'?",
     "train env=tic_tac_toe league.x=1": "There is no setting 'league.x': league takes a number.",
+    "train env=identity model_name=Qwen/Qwen3-8B engine=service": "TINKER_API_KEY is not set.",
+    "train env=identity model_name=Qwen/Qwen3-4C": "no run and no model at 'Qwen/Qwen3-4C'",
     "train env=identity log_path=~nosuch/x": "~NAME, and this machine has no such user",
 }
 """Command line -> what it prints, in part, and without torch."""
@@ -154,6 +156,7 @@ OTHERS = {
     "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes a whole",
     "train env=identity models.u=evert-tiny models.u.max_tokens=0": "max_tokens=0; expected",
     f"{TINY} search=True": "no twin with a search tool",
+    "evaluate env=my_game models=evert-tiny": "split=all: my_game has no such tasks.",
     f"{OWN} models.policy=evert-tiny": "has the policy's own name",
     f"{OWN} seats=one": "seats must be two or more different names",
     f"{OWN} policy_names=a,a": "policy_names must be a model name or several different",
@@ -169,6 +172,18 @@ BY_NAME = {"a": 1}
 def agent(client, task): ...
 def yields():
     yield 1
+"""
+
+GAME = """
+from evert.envs.games import Game
+GAME = Game("MyGame-v0", "mine:agent", "mine:EMPTY", "mine:EMPTY")
+"""
+
+REGISTERS = """
+from tinker_cookbook.renderers import register_renderer
+register_renderer("my_renderer", None)
+TASKS = ["a"]
+def agent(client, task): ...
 """
 
 PROGRAM = """
@@ -193,6 +208,8 @@ def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "my_game.py").write_text(GAME)
+    (tmp_path / "Qwen" / "Qwen3-4B").mkdir(parents=True)  # not the one of the Hub that is named
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.json").write_text('{"settings": {"steps": 3}}')
     return tmp_path
@@ -200,7 +217,9 @@ def home(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 def left(home: Path) -> set[str]:
     """What there is beside these."""
-    return {each.name for each in home.iterdir()} - {"mine.py", "old", "__pycache__"}
+    return {each.name for each in home.iterdir()} - {
+        *("mine.py", "my_game.py", "old", "Qwen", "__pycache__")
+    }
 
 
 def test_a_mistyped_name_is_answered_before_torch_is_imported(home: Path) -> None:
@@ -231,6 +250,27 @@ def test_a_mistake_is_a_line_and_leaves_nothing(home: Path, command: str, capsys
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["agent=mine:agent", "test_tasks=mine:TASKS", "models.judge=evert-tiny"],
+        ["env=my_game", "renderer_name=my_renderer"],
+    ],
+)
+def test_a_renderer_that_the_agents_module_registers_is_known(
+    home: Path, arguments: list[str]
+) -> None:
+    (home / "mine.py").write_text(REGISTERS)
+    code = (
+        "import sys; from evert.trainers.commands.evaluate import _check_names, read_pairs, KEYS;"
+    )
+    code += "from evert.trainers.config.evaluate import read_evaluate_settings as read;"
+    code += "_check_names(read(read_pairs(sys.argv[1:], KEYS)))"
+    judge = ["models.judge.renderer_name=my_renderer"] * ("models.judge" in str(arguments))
+    command = [sys.executable, "-c", code, "models=evert-tiny", *arguments, *judge]
+    subprocess.run(command, env=environment(), cwd=home, timeout=600, check=True)
+
+
+@pytest.mark.parametrize(
     ("name", "kind"),
     [("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy), ("cookbook", Config)],
 )
@@ -245,6 +285,7 @@ def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) 
         ({"test_tasks": ()}, InvalidDatasetError, "test_tasks has no task; expected at least one"),
         ({"train_tasks": iter("ab")}, InvalidDatasetError, "is a str.*iterator; expected a seq"),
         ({"agent": 3}, evert.InvalidAgentError, "must be a callable"),
+        ({"models": {"judge": None}}, UsageError, "models.judge has no model: expected models.ju"),
         ({"stepz": 2}, UsageError, "There is no setting 'stepz'"),
         ({"learning_rate": math.nan}, UsageError, "learning_rate takes a finite number, got nan"),
     ],

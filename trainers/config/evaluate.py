@@ -185,20 +185,30 @@ class EvaluateSettings(EpisodeSettings):
         both = {"train": where.train_tasks, "test": where.test_tasks}
         found = {split: path for split, path in both.items() if self.split in ("all", split)}
         if not any(found.values()):
-            raise RecipeError(
-                f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
-                "tasks: test_tasks=package.module:TASKS."
-            )
+            raise self._no_tasks()
         return {split: path for split, path in found.items() if path}
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split."""
+        """The tasks to play, by split.
+
+        Raises:
+            RecipeError: There are none.
+        """
         from evert.bridge.groups.dataset import load_tasks
 
-        return {
+        found = {
             split: spread(load_tasks(path), self.max_tasks)
             for split, path in self.paths_by_split().items()
         }
+        if not any(map(len, found.values())):
+            raise self._no_tasks()
+        return found
+
+    def _no_tasks(self) -> RecipeError:
+        return RecipeError(
+            f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
+            "tasks: test_tasks=package.module:TASKS."
+        )
 
 
 def read_evaluate_settings(

@@ -46,6 +46,9 @@ def check_names(settings: EpisodeSettings) -> None:
             key = path.partition(".")[0] if name == "cookbook" else path
             check_name(key, _fields(*where), f"{name}.{{}}".format)
     given = {key: getattr(settings, key, None) for key in PATHS}
+    game = getattr(settings, "game", None)  # an evaluation's; a run's settings have its agent
+    if game is not None and game.agent[:6] != "evert.":
+        given["agent"] = game.agent
     own = {key for key, path in given.items() if isinstance(path, str) and path[:6] == "evert."}
     for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch
         value, (what, error) = given[key], PATHS[key]
