@@ -11,6 +11,7 @@ import chz
 import pytest
 from rich.console import Console
 from tests.trainers.conftest import Patch, Shown, environment
+from tinker_cookbook import model_info
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.train import Config
 
@@ -27,6 +28,7 @@ from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.sweeping.study import SweepSettings
+from evert.trainers.training.resuming import settings_of_run
 
 TINY = "evaluate env=identity models=evert-tiny"
 OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
@@ -278,6 +280,17 @@ def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) 
     assert names._fields(*names.FIELDS[name]) == [*chz.chz_fields(kind)]
 
 
+def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch) -> None:
+    monkeypatch.delitem(sys.modules, "tinker_cookbook.renderers")
+    tables = [name for name in dir(model_info) if re.fullmatch("get_[a-z]+_info", name)]
+    models = [model for name in tables for model in getattr(model_info, name)().values()]
+    assert len(models) > 20
+    for renderer in {name for model in models for name in model.recommended_renderers}:
+        names.check_renderer(renderer)
+    with pytest.raises(UsageError, match="Did you mean qwen3"):
+        names.check_renderer("qwen3x")
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
@@ -298,6 +311,19 @@ def test_a_mistake_from_python_is_named_by_its_setting_and_leaves_no_folder(
     with pytest.raises(error, match=said):
         evert.train(**given, log_path=path, console=Console(quiet=True))
     assert not path.exists()
+
+
+class Unspoken(list[str]):
+    """Tasks that cannot be written as a text, or are too many for that."""
+
+    def __repr__(self) -> str:
+        raise MemoryError
+
+
+def test_tasks_from_python_are_not_spelled_out() -> None:
+    tasks = Unspoken(["a"])
+    settings = settings_of_run({"agent": lambda client, task: 0.0, "train_tasks": tasks})
+    assert settings.train_tasks is tasks
 
 
 def test_the_command_lists_its_words_and_suggests_one(capsys: Shown) -> None:
