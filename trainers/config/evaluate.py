@@ -176,11 +176,7 @@ class EvaluateSettings(EpisodeSettings):
         return twins[run.agent]
 
     def paths_by_split(self) -> dict[str, str]:
-        """Import paths of the tasks to play, by split.
-
-        Raises:
-            RecipeError: There are none.
-        """
+        """Import paths of the tasks, by split; raises a ``RecipeError`` if there are none."""
         where = self.game or self
         both = {"train": where.train_tasks, "test": where.test_tasks}
         found = {split: path for split, path in both.items() if self.split in ("all", split)}
@@ -189,11 +185,7 @@ class EvaluateSettings(EpisodeSettings):
         return {split: path for split, path in found.items() if path}
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split.
-
-        Raises:
-            RecipeError: There are none.
-        """
+        """The tasks to play, by split; raises a ``RecipeError`` if there are none."""
         from evert.bridge.groups.dataset import load_tasks
 
         found = {

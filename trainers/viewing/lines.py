@@ -1,7 +1,6 @@
 """Turns a line of a run's files into an ``Entry`` of the index, and into what the page shows.
 
-Lines are untrusted: a field of the wrong type makes a line broken. Three kinds of files have
-episodes:
+Lines are untrusted: a field of the wrong type makes one broken. Three kinds of files have episodes:
 
     rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
     *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of all

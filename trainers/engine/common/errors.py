@@ -1,4 +1,4 @@
-"""Errors of the embedded engine; each is also an error of the Tinker SDK.
+"""Errors of the embedded engine; all but the last are also errors of the Tinker SDK.
 
     EvertError
     ├── ModelNotFoundError     (NotFoundError)       a model that cannot be loaded here
@@ -12,9 +12,8 @@
     ├── EngineClosedError      (TinkerError)         a call on an engine that is no longer in use
     └── NetworkRefusedError    (RuntimeError)        something tried to leave this machine
 
-Brackets name the SDK's class: a script written for the service catches the error by it. Each error
-also has a parent in the standard library. Each message says what we got, what was expected and
-what to do next.
+Brackets name the SDK's class, by which scripts for the service catch the error. Each error also has
+a parent in the standard library. Its message says what we got, what was expected, what to do next.
 """
 
 from typing import Any, ClassVar

@@ -101,8 +101,7 @@ class HarborAgent:
             takes only its maker's models, or cannot reach ``host``.
         InvalidDatasetError: When it plays: the task is broken.
         RewardError: When it plays: the verifier gave no reward with the expected name.
-        TrialError: When it plays: the trial ended without a reward, or with an error before any
-            model call.
+        TrialError: When it plays: the trial has no reward, or failed before any model call.
     """
 
     from_path = True
