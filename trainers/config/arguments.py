@@ -126,8 +126,7 @@ def read_settings(
     """Return the settings as an object of a chz class.
 
     ``given`` has texts, which are read as the field's type, or values from Python. ``presets`` are
-    layers of defaults below it, the lowest first. ``called`` maps a key to the name that the user
-    knows, for messages.
+    layers of defaults below it, the lowest first. ``called`` maps a key to its name in messages.
     """
     blueprint = chz.Blueprint(kind)
     values: dict[str, Any] = {}

@@ -26,7 +26,7 @@ FIELDS = {
 """Setting that is a mapping -> file and name of the Cookbook's class with the same keys."""
 
 RENDERERS = "renderers/__init__.py"
-"""Where the Cookbook's function stands that compares a name with those of its renderers."""
+"""File of the Cookbook's function that makes a renderer by its name."""
 
 PATHS = {
     "agent": ("agent", InvalidAgentError),
@@ -35,8 +35,7 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Setting that is an import path, or from Python the object itself -> what it names, and the error
-if nothing is there."""
+"""Setting that is an import path, or from Python the object -> what it names, and its error."""
 
 
 def check_names(settings: EpisodeSettings) -> None:

@@ -28,10 +28,7 @@ RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
 class Entry(NamedTuple):
-    """The index's data of an episode; all fields but ``text`` are columns.
-
-    Known secrets are removed from texts.
-    """
+    """The index's data of an episode, without known secrets; all but ``text`` are columns."""
 
     kind: str
     split: str

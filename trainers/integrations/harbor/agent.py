@@ -77,8 +77,7 @@ class HarborAgent:
             of Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
         environment: Where the task runs: Harbor's name ("docker", "modal"), "bubblewrap" for
             evert's sandbox, or an import path; or the fields of Harbor's ``EnvironmentConfig``.
-        reward: The name of the verifier's reward that is the episode's. With the default, a single
-            reward may have any name.
+        reward: Name of the verifier's reward to use. By default, a single reward may have any name.
         installed: One or more folders of this machine with the agent's program, for the sandbox.
             The sandbox shows them and what they need, and Harbor installs nothing.
         lean: Whether to shorten the agent's first prompt, for agents that have options for it
