@@ -63,7 +63,7 @@ class EvaluateSettings(EpisodeSettings):
     seed: int = setting(0, "the first seed")
     temperature: float = size(1.0, "0: greedy", 0)
     max_tokens: int | None = size(
-        None, "most tokens of a reply; None: as in training, openai: no limit"
+        None, "most tokens of a reply; None: as in training (openai: no limit)"
     )
     search: bool = setting(False, "whether the player has a search tool")
     success: float = setting(1.0, "lowest reward that is a success")
@@ -76,7 +76,7 @@ class EvaluateSettings(EpisodeSettings):
         None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
     device: str = device("embedded: cpu, cuda or auto")
-    threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
+    threads: int | None = size(None, "embedded: CPU threads; None: 1 for a shipped base")
     dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
     parallel: int | None = parallel()
