@@ -57,9 +57,7 @@ except EvertError as error:
 def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     """Evaluate on every offline taskset; return 1 if an evaluation failed.
 
-    Args:
-        given: The arguments, without ``tasks``.
-        settings: The same arguments, parsed.
+    ``given`` has the arguments without ``tasks``, ``settings`` the same ones parsed.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)

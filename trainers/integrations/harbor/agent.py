@@ -189,11 +189,9 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """Return the agent's class, and Harbor's class of trials. Their modules take seconds to load.
+    """Return a trial's agent class, and Harbor's class of trials. Their modules load for seconds.
 
-    Args:
-        config: The trial's configuration.
-        reached: The interface or URL by which the agent reaches the episode.
+    ``reached`` is the interface or URL by which the agent reaches the episode.
 
     Raises:
         InvalidAgentError: The agent cannot use this model.
