@@ -102,7 +102,7 @@ class TrainSettings(EpisodeSettings):
     demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
     warm_up_batch: int = size(64, "warm-up: conversations per step")
     warm_up_learning_rate: float = size(
-        1e-3, "warm-up: learning rate, falls to 0", 0, or_more=False
+        1e-3, "warm-up: Adam's learning rate, falls to 0", 0, or_more=False
     )
 
     steps: int = size(20, "training steps, one batch each")
