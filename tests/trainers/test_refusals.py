@@ -1,5 +1,6 @@
 """What was typed wrong is said in a line, and leaves nothing behind."""
 
+import json
 import math
 import re
 import subprocess
@@ -324,6 +325,22 @@ def test_tasks_from_python_are_not_spelled_out() -> None:
     tasks = Unspoken(["a"])
     settings = settings_of_run({"agent": lambda client, task: 0.0, "train_tasks": tasks})
     assert settings.train_tasks is tasks
+
+
+@pytest.mark.parametrize(("command", "field"), [("train", "models"), ("evaluate", "frozen")])
+def test_a_recorded_model_without_its_password_is_named_as_it_is_typed(
+    home: Path, command: str, field: str, capsys: Shown
+) -> None:
+    run = {"settings": {field: {"judge": "https://me:[PASSWORD]@host/v1#m"}, "env": "identity"}}
+    file = {"train": "old/run.json", "evaluate": "old/evaluation.json"}[command]
+    run["settings"]["models"] = run["settings"].get("models", ["evert-tiny"])
+    (home / file).write_text(json.dumps(run))
+    (home / "old" / "before.json").write_text("{}")
+    resume = {"train": "log_path=old", "evaluate": "out=old"}[command]
+    assert cli.main([command, resume]) == 1
+    said = capsys.readouterr().err
+    assert "models.judge is 'https://me:[PASSWORD]@host/v1#m': a record keeps no passw" in said
+    assert "with its password: models.judge=..." in said
 
 
 def test_the_command_lists_its_words_and_suggests_one(capsys: Shown) -> None:

@@ -150,8 +150,9 @@ def read_settings(
 
 def _check_passwords(values: Mapping[str, Any], called: Callable[[str], str]) -> None:
     for key, value in values.items():
-        held = value.values() if isinstance(value, Mapping) else value
-        texts = held if isinstance(value, Mapping | tuple) else [held]
+        if isinstance(value, Mapping):
+            _check_passwords({f"{key}.{inner}": each for inner, each in value.items()}, called)
+        texts = value if isinstance(value, tuple) else [value]
         if any(isinstance(text, str) and f"{PASSWORD_MARK}@" in text for text in texts):
             raise UsageError(
                 f"{called(key)} is {value!r}: a record keeps no passwords. Give it again, with its "

@@ -218,7 +218,12 @@ def read_evaluate_settings(
     for key in ("frozen", "tasks", "limits", "parse_error_policy"):
         gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
     layer = "the evaluation to resume" if recorded else name
-    return read_settings(EvaluateSettings, gathered, {layer: under})
+    return read_settings(EvaluateSettings, gathered, {layer: under}, _called)
+
+
+def _called(key: str) -> str:
+    """A setting as it is typed: frozen models are ``models.NAME``."""
+    return key.replace("frozen", "models", 1) if key.startswith("frozen") else key
 
 
 def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:
