@@ -135,6 +135,8 @@ LIGHT = {
     "export": "run",
     "sweep env=identity": "There is nothing to search",
     "sweep out=. env=identity seed=0,1 learning_rate=1": "none of evert's sweeps",
+    "serve model=evert-tiny@5": "no model at 'evert-tiny@5'. Did you mean evert-tiny?",
+    "serve model=~/none": "There is no run and no model at '~/none'",
     "serve model=nix": "not in the local Hugging Face cache",
     "serve model=nix:x": "Check the name, or download it first",
     "train env=identity loss_fn=pp": "loss_fn takes importance_sampling or ppo",

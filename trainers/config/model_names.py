@@ -156,7 +156,7 @@ def _check_name(name: str, others: Collection[str]) -> None:
     path = Path(name.partition("@")[0]).expanduser()
     beside = "/" in name and path.parent.is_dir() and not _is_known(name)
     there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]
-    there = [each for each in there if each != str(path)]  # a file, for one
+    there = [each for each in there if each != str(Path(name).expanduser())]  # a file, for one
     near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or beside or strange:
