@@ -4,20 +4,20 @@ The rooms; each imports only those above it:
 
     system/          this machine: files, processes, running a command
     engine/          Tinker's clients in this process
-    rundir/          what a run leaves in its folder
-    config/          what a user may say, checked
+    rundir/          the files that a run leaves in its folder
+    config/          the settings that a user gives, read and checked
     serving/         the engine as a server of token ids, and clients of such servers
     workers/         rollouts in other processes and on other machines
-    episodes/        who plays, episodes played, and how they went
+    episodes/        playing episodes, their players and their results
     reporting/       the page and every figure
     viewing/         runs and their episodes in a browser, live
-    loop/            a loop of one's own, with models
+    loop/            the parts of a training loop of your own
     training/        one training run
     sweeping/        a search over settings
-    integrations/    TRL, verl, verifiers
-    commands/        a page each
+    integrations/    TRL, verl, verifiers, Harbor
+    commands/        the commands, one module each
 
 And the ``evert`` command:
 
-    cli.py           the command of a name
+    cli.py           runs the command that its first argument names
 """

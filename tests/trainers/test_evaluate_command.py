@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +29,8 @@ from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.episodes.players import find
 from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
-from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir import folder
+from evert.trainers.rundir.folder import RunFolder, named_folder
 from evert.trainers.system.command import INTERRUPTED
 
 IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
@@ -70,6 +72,27 @@ def test_players_are_compared_and_every_episode_is_on_record(tmp_path: Path, cap
     of = {m: {e.target for e in played if e.model == m} for m in ("random", "oracle")}
     assert of["random"] == of["oracle"]  # tasks, which are spread evenly
     assert len({episode.category for episode in played}) > 3
+
+
+def test_evaluations_that_start_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    class Clock:
+        now = staticmethod(lambda: datetime(2026, 1, 2))
+
+    load = evaluate._contestants
+
+    def load_while_another_starts(settings: EvaluateSettings) -> Any:
+        named_folder(None, "evaluations", settings.name).mkdir(parents=True)
+        return load(settings)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folder, "datetime", Clock)
+    monkeypatch.setattr(evaluate, "_contestants", load_while_another_starts)
+    assert run("env=twenty_questions", "models=oracle", "max_tasks=1", "seeds=1") == 0
+    first, second = sorted(Path("evaluations").iterdir())
+    assert second.name == f"{first.name}-2"
+    assert (len([*first.iterdir()]), len(episodes(second))) == (0, 2)
 
 
 def test_weights_of_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Shown) -> None:

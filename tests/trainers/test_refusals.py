@@ -1,5 +1,6 @@
 """What was typed wrong is said in a line, and leaves nothing behind."""
 
+import json
 import math
 import re
 import subprocess
@@ -11,6 +12,7 @@ import chz
 import pytest
 from rich.console import Console
 from tests.trainers.conftest import Patch, Shown, environment
+from tinker_cookbook import model_info
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.train import Config
 
@@ -27,6 +29,7 @@ from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.sweeping.study import SweepSettings
+from evert.trainers.training.resuming import settings_of_run
 
 TINY = "evaluate env=identity models=evert-tiny"
 OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
@@ -132,6 +135,8 @@ LIGHT = {
     "export": "run",
     "sweep env=identity": "There is nothing to search",
     "sweep out=. env=identity seed=0,1 learning_rate=1": "none of evert's sweeps",
+    "serve model=evert-tiny@5": "no model at 'evert-tiny@5'. Did you mean evert-tiny?",
+    "serve model=~/none": "There is no run and no model at '~/none'",
     "serve model=nix": "not in the local Hugging Face cache",
     "serve model=nix:x": "Check the name, or download it first",
     "train env=identity loss_fn=pp": "loss_fn takes importance_sampling or ppo",
@@ -143,6 +148,8 @@ LIGHT = {
     "train env=identity model_name=openai:gpt-5": "cannot be trained here; expected a base",
     "train env=identity limits.max_turns.x=3": "Did you mean 'limits.max_turns'?",
     "train env=tic_tac_toe league.x=1": "There is no setting 'league.x': league takes a number.",
+    "train env=identity model_name=Qwen/Qwen3-8B engine=service": "TINKER_API_KEY is not set.",
+    "train env=identity model_name=Qwen/Qwen3-4C": "no run and no model at 'Qwen/Qwen3-4C'",
     "train env=identity log_path=~nosuch/x": "~NAME, and this machine has no such user",
 }
 """Command line -> what it prints, in part, and without torch."""
@@ -155,6 +162,7 @@ OTHERS = {
     "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes a whole",
     "train env=identity models.u=evert-tiny models.u.max_tokens=0": "max_tokens=0; expected",
     f"{TINY} search=True": "no twin with a search tool",
+    "evaluate env=my_game models=evert-tiny": "split=all: my_game has no such tasks.",
     f"{OWN} models.policy=evert-tiny": "has the policy's own name",
     f"{OWN} seats=one": "seats must be two or more different names",
     f"{OWN} policy_names=a,a": "policy_names must be a model name or several different",
@@ -170,6 +178,18 @@ BY_NAME = {"a": 1}
 def agent(client, task): ...
 def yields():
     yield 1
+"""
+
+GAME = """
+from evert.envs.games import Game
+GAME = Game("MyGame-v0", "mine:agent", "mine:EMPTY", "mine:EMPTY")
+"""
+
+REGISTERS = """
+from tinker_cookbook.renderers import register_renderer
+register_renderer("my_renderer", None)
+TASKS = ["a"]
+def agent(client, task): ...
 """
 
 PROGRAM = """
@@ -194,6 +214,8 @@ def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "my_game.py").write_text(GAME)
+    (tmp_path / "Qwen" / "Qwen3-4B").mkdir(parents=True)  # not the one of the Hub that is named
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.json").write_text('{"settings": {"steps": 3}}')
     return tmp_path
@@ -201,7 +223,9 @@ def home(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 def left(home: Path) -> set[str]:
     """What there is beside these."""
-    return {each.name for each in home.iterdir()} - {"mine.py", "old", "__pycache__"}
+    return {each.name for each in home.iterdir()} - {
+        *("mine.py", "my_game.py", "old", "Qwen", "__pycache__")
+    }
 
 
 def test_a_mistyped_name_is_answered_before_torch_is_imported(home: Path) -> None:
@@ -232,11 +256,43 @@ def test_a_mistake_is_a_line_and_leaves_nothing(home: Path, command: str, capsys
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["agent=mine:agent", "test_tasks=mine:TASKS", "models.judge=evert-tiny"],
+        ["env=my_game", "renderer_name=my_renderer"],
+    ],
+)
+def test_a_renderer_that_the_agents_module_registers_is_known(
+    home: Path, arguments: list[str]
+) -> None:
+    (home / "mine.py").write_text(REGISTERS)
+    code = (
+        "import sys; from evert.trainers.commands.evaluate import _check_names, read_pairs, KEYS;"
+    )
+    code += "from evert.trainers.config.evaluate import read_evaluate_settings as read;"
+    code += "_check_names(read(read_pairs(sys.argv[1:], KEYS)))"
+    judge = ["models.judge.renderer_name=my_renderer"] * ("models.judge" in str(arguments))
+    command = [sys.executable, "-c", code, "models=evert-tiny", *arguments, *judge]
+    subprocess.run(command, env=environment(), cwd=home, timeout=600, check=True)
+
+
+@pytest.mark.parametrize(
     ("name", "kind"),
     [("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy), ("cookbook", Config)],
 )
 def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) -> None:
     assert names._fields(*names.FIELDS[name]) == [*chz.chz_fields(kind)]
+
+
+def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch) -> None:
+    monkeypatch.delitem(sys.modules, "tinker_cookbook.renderers")
+    tables = [name for name in dir(model_info) if re.fullmatch("get_[a-z]+_info", name)]
+    models = [model for name in tables for model in getattr(model_info, name)().values()]
+    assert len(models) > 20
+    for renderer in {name for model in models for name in model.recommended_renderers}:
+        names.check_renderer(renderer)
+    with pytest.raises(UsageError, match="Did you mean qwen3"):
+        names.check_renderer("qwen3x")
 
 
 @pytest.mark.parametrize(
@@ -246,6 +302,7 @@ def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) 
         ({"test_tasks": ()}, InvalidDatasetError, "test_tasks has no task; expected at least one"),
         ({"train_tasks": iter("ab")}, InvalidDatasetError, "is a str.*iterator; expected a seq"),
         ({"agent": 3}, evert.InvalidAgentError, "must be a callable"),
+        ({"models": {"judge": None}}, UsageError, "models.judge has no model: expected models.ju"),
         ({"stepz": 2}, UsageError, "There is no setting 'stepz'"),
         ({"learning_rate": math.nan}, UsageError, "learning_rate takes a finite number, got nan"),
     ],
@@ -258,6 +315,35 @@ def test_a_mistake_from_python_is_named_by_its_setting_and_leaves_no_folder(
     with pytest.raises(error, match=said):
         evert.train(**given, log_path=path, console=Console(quiet=True))
     assert not path.exists()
+
+
+class Unspoken(list[str]):
+    """Tasks that cannot be written as a text, or are too many for that."""
+
+    def __repr__(self) -> str:
+        raise MemoryError
+
+
+def test_tasks_from_python_are_not_spelled_out() -> None:
+    tasks = Unspoken(["a"])
+    settings = settings_of_run({"agent": lambda client, task: 0.0, "train_tasks": tasks})
+    assert settings.train_tasks is tasks
+
+
+@pytest.mark.parametrize(("command", "field"), [("train", "models"), ("evaluate", "frozen")])
+def test_a_recorded_model_without_its_password_is_named_as_it_is_typed(
+    home: Path, command: str, field: str, capsys: Shown
+) -> None:
+    run = {"settings": {field: {"judge": "https://me:[PASSWORD]@host/v1#m"}, "env": "identity"}}
+    file = {"train": "old/run.json", "evaluate": "old/evaluation.json"}[command]
+    run["settings"]["models"] = run["settings"].get("models", ["evert-tiny"])
+    (home / file).write_text(json.dumps(run))
+    (home / "old" / "before.json").write_text("{}")
+    resume = {"train": "log_path=old", "evaluate": "out=old"}[command]
+    assert cli.main([command, resume]) == 1
+    said = capsys.readouterr().err
+    assert "models.judge is 'https://me:[PASSWORD]@host/v1#m': a record keeps no passw" in said
+    assert "with its password: models.judge=..." in said
 
 
 def test_the_command_lists_its_words_and_suggests_one(capsys: Shown) -> None:

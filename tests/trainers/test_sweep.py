@@ -305,6 +305,12 @@ def test_a_sweep_is_opened_again_by_its_folder_or_with_more_trials(home: Path) -
         assert open_sweep({**given, "out": "s"}, ())[1].trials == 5
 
 
+def test_a_new_sweep_takes_nothing_from_a_folder_that_is_called_none(home: Path) -> None:
+    (home / "s").rename("none")
+    folder, plan = open_sweep({**WHOLE, "steps": "2"}, ())
+    assert (folder.path.parent.name, plan.fixed["steps"]) == ("sweeps", "2")
+
+
 def test_without_optuna_a_sweep_says_what_to_install(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in [name for name in sys.modules if name.startswith("evert.trainers.sweeping")]:

@@ -117,9 +117,11 @@ def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
 
 
 def _run_with(settings: EvaluateSettings) -> int:
-    folder = _open(settings)
+    if settings.out:
+        _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
     contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
+    folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
     try:
         played = _evaluate(settings, contestants, tasks, folder, console)
@@ -137,14 +139,14 @@ def _check_names(settings: EvaluateSettings) -> None:
     for name in settings.models:
         if name not in players:
             check_model(name, settings.renderer_name, players)
-    read_models(settings.beside)
-    pinned(settings.beside, {})
     settings.paths_by_split()
     check_names(settings)
+    read_models(settings.beside)  # last: the agent's module may register their renderers
+    pinned(settings.beside, {})
 
 
-def _open(settings: EvaluateSettings) -> Path:
-    path = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
+def _check_folder(path: Path, settings: EvaluateSettings) -> None:
+    run_folder.check_output(path, "evaluations", EVALUATION)
     now = chz.asdict(settings)
     before = run_folder.recorded_settings(path, EvaluateSettings, EVALUATION)
     changed = [
@@ -157,7 +159,6 @@ def _open(settings: EvaluateSettings) -> Path:
             f"{path} holds an evaluation with other settings:{''.join(changed)}\nTo resume it, "
             "leave these out; to start another, choose another out=."
         )
-    return path
 
 
 def _evaluate(

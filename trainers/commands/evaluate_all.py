@@ -29,7 +29,7 @@ from rich.table import Column, Table
 from evert.bridge.redaction import redacted
 from evert.envs.tasksets import GROUP
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.rundir.folder import RunFolder, make_folder, output_folder
+from evert.trainers.rundir.folder import RunFolder, output_folder
 from evert.trainers.system.files import EVALUATION, as_csv, read_json, slug
 from evert.trainers.system.provenance import origin
 
@@ -57,13 +57,10 @@ except EvertError as error:
 def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
     """Evaluate on every offline taskset; return 1 if an evaluation failed.
 
-    Args:
-        given: The arguments, without ``tasks``.
-        settings: The same arguments, parsed.
+    ``given`` has the arguments without ``tasks``, ``settings`` the same ones parsed.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
-    make_folder(path)
     typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
     folder = RunFolder(path)
     folder.write_json(EVALUATION, {"settings": {"tasks": ALL}, TYPED: typed, **origin()})

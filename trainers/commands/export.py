@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
-Writes the recorded rollouts of a run or an evaluation (record=True) for other programs, one JSON
+Writes the recorded rollouts of a run or an evaluation (record=) for other programs, one JSON
 object a line:
 
   format=sft     conversations for the Cookbook's chat_sl and TRL's SFTTrainer
@@ -44,7 +44,7 @@ class ExportSettings:
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     format: Literal["sft", "pairs", "atif"] = setting("sft", "what to write")
     min_reward: float | None = setting(
-        None, "least reward of a rollout, group reward included; None: any"
+        None, "lowest reward of a rollout, group reward included; None: any"
     )
     out: str | None = setting(
         None, "file or folder to write; None: sft.jsonl, pairs.jsonl or the folder atif"

@@ -27,8 +27,8 @@ files of its figures. The page is a single file that can be sent to others.
 class ReportSettings:
     """The settings of a report."""
 
-    out: str = setting("", "folder to write; empty: `report` in the first run's folder")
-    title: str = setting("", "title of the page; empty: the names of the runs")
+    out: str = setting("", "folder to write; '': `report` in the first run's folder")
+    title: str = setting("", "title of the page; '': the names of the runs")
     smooth: float = setting(0.6, "weight of the past in the bold lines, from 0 to below 1")
     prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
     sample_price: float | None = size(None, "dollars per million sampled tokens", 0)

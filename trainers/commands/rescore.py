@@ -33,7 +33,7 @@ RESCORED = "rescored.jsonl"
 USAGE = """\
 Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
 
-Computes new rewards for the recorded rollouts of a run or an evaluation (record=True), and compares
+Computes new rewards for the recorded rollouts of a run or an evaluation (record=), and compares
 them with the old ones. The function takes a RolloutRecord and returns a number; it may be async.
 
 """

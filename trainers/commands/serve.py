@@ -36,7 +36,7 @@ class ServeSettings:
     """The weights to serve, and the address."""
 
     model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
-    name: str = setting("", "name that clients use; empty: the model's own name")
+    name: str = setting("", "name that clients use; '': the model's own name")
     host: str = setting(
         "127.0.0.1", "interface to listen on; 0.0.0.0: other machines can connect, by plain HTTP"
     )
@@ -46,7 +46,7 @@ class ServeSettings:
     )
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
-    threads: int | None = size(None, "CPU threads; None: 1 if tiny")
+    threads: int | None = size(None, "CPU threads; None: 1 for a shipped base")
     dtype: Dtype = setting(
         "auto", "type of the weights; auto: bfloat16 on CUDA for models trained with an adapter"
     )

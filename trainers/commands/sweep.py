@@ -32,14 +32,7 @@ from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process
 from evert.trainers.system.command import run_async, run_command
-from evert.trainers.system.files import (
-    SWEEP,
-    RunFolderError,
-    as_csv,
-    cannot_read,
-    read_json,
-    slug,
-)
+from evert.trainers.system.files import SWEEP, RunFolderError, as_csv, cannot_read, read_json, slug
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
@@ -109,8 +102,19 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
     from evert.trainers.sweeping.study import read_plan
 
     asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}
-    out = Path(given.get("out") or "none").expanduser()
-    recorded = (read_json(out / SWEEP) or {}).get("arguments") or {}
+    out = given.get("out")
+    recorded = _recorded(Path(out).expanduser(), asked) if out else {}
+    plan = read_plan({**recorded, **given})
+    folder = RunFolder(run_folder.output_folder(out, "sweeps", plan.name, SWEEP))
+    about = {"arguments": {**recorded, **asked}, "command": [*command]}
+    folder.write_json(SWEEP, {**about, **origin()})
+    return folder, plan
+
+
+def _recorded(out: Path, asked: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of the sweep in a folder, which must be those asked for; {} for a new one."""
+    run_folder.check_output(out, "sweeps", SWEEP)
+    recorded: dict[str, str] = (read_json(out / SWEEP) or {}).get("arguments") or {}
     if not recorded and (out / SWEEP).exists():
         raise cannot_read(out / SWEEP)
     if recorded and any(recorded.get(key) != asked[key] for key in asked.keys() - {"trials"}):
@@ -118,15 +122,7 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
             f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
             "To resume it, give out= alone; for the new one, choose another out=."
         )
-    if given.get("out"):  # answered before all settings are tried
-        run_folder.output_folder(given["out"], "sweeps", "", SWEEP)
-    plan = read_plan({**recorded, **given})
-    path = run_folder.output_folder(given.get("out"), "sweeps", plan.name, SWEEP)
-    folder = RunFolder(path)
-    run_folder.make_folder(path)
-    about = {"arguments": {**recorded, **asked}, "command": [*command]}
-    folder.write_json(SWEEP, {**about, **origin()})
-    return folder, plan
+    return recorded
 
 
 class Sweep:

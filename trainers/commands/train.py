@@ -114,8 +114,7 @@ def train(
         console: Where progress is shown. None: standard output; ``Console(quiet=True)``: nowhere.
         **settings: Any that ``evert train --help`` lists, such as ``steps=30``. Pass mappings as
             such: ``limits={"max_turns": 9}``, ``models={"judge": "evert-tiny"}`` (or a model
-            object), and ``cookbook={"temperature": 0.8}`` for any field of the Cookbook's
-            ``rl.train.Config``.
+            object), ``cookbook={"temperature": 0.8}`` for the Cookbook's ``rl.train.Config``.
 
     Returns:
         The run: its folder, result, scores and metrics.

@@ -126,8 +126,7 @@ def read_settings(
     """Return the settings as an object of a chz class.
 
     ``given`` has texts, which are read as the field's type, or values from Python. ``presets`` are
-    layers of defaults below it, the lowest first. ``called`` maps a key to the name that the user
-    knows, for messages.
+    layers of defaults below it, the lowest first. ``called`` maps a key to its name in messages.
     """
     blueprint = chz.Blueprint(kind)
     values: dict[str, Any] = {}
@@ -151,7 +150,10 @@ def read_settings(
 
 def _check_passwords(values: Mapping[str, Any], called: Callable[[str], str]) -> None:
     for key, value in values.items():
-        if f"{PASSWORD_MARK}@" in repr(value):
+        if isinstance(value, Mapping):
+            _check_passwords({f"{key}.{inner}": each for inner, each in value.items()}, called)
+        texts = value if isinstance(value, tuple) else [value]
+        if any(isinstance(text, str) and f"{PASSWORD_MARK}@" in text for text in texts):
             raise UsageError(
                 f"{called(key)} is {value!r}: a record keeps no passwords. Give it again, with its "
                 f"password: {called(key)}=..."

@@ -4,8 +4,7 @@
     a key, and a model the service may have   the service
     a shipped base, or a model in a folder    embedded, even with a key: no service has it
 
-``engine=`` overrules this. Nothing connects before the choice, since the embedded engine refuses
-the network.
+``engine=`` overrules this. Nothing connects before the choice: the embedded engine has no network.
 """
 
 import os

@@ -25,7 +25,7 @@ class EpisodeSettings:
         "model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * stands for "
         "any text; none: policy",
     )
-    seats: tuple[str, ...] = setting((), "names of the agent's trained roles, where it has several")
+    seats: tuple[str, ...] = setting((), "names of the agent's trained roles, if it has several")
     limits: Mapping[str, Any] = by_path(
         "budgets of an episode: max_turns, max_trajectory_tokens, "
         "max_sampled_tokens, max_tool_calls, max_turn_tokens, rollout_timeout_seconds, "

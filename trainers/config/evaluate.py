@@ -63,7 +63,7 @@ class EvaluateSettings(EpisodeSettings):
     seed: int = setting(0, "the first seed")
     temperature: float = size(1.0, "0: greedy", 0)
     max_tokens: int | None = size(
-        None, "most tokens of a reply; None: as in training, openai: no limit"
+        None, "most tokens of a reply; None: as in training (openai: no limit)"
     )
     search: bool = setting(False, "whether the player has a search tool")
     success: float = setting(1.0, "lowest reward that is a success")
@@ -76,7 +76,7 @@ class EvaluateSettings(EpisodeSettings):
         None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
     device: str = device("embedded: cpu, cuda or auto")
-    threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
+    threads: int | None = size(None, "embedded: CPU threads; None: 1 for a shipped base")
     dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
     parallel: int | None = parallel()
@@ -176,29 +176,31 @@ class EvaluateSettings(EpisodeSettings):
         return twins[run.agent]
 
     def paths_by_split(self) -> dict[str, str]:
-        """Import paths of the tasks to play, by split.
-
-        Raises:
-            RecipeError: There are none.
-        """
+        """Import paths of the tasks, by split; raises a ``RecipeError`` if there are none."""
         where = self.game or self
         both = {"train": where.train_tasks, "test": where.test_tasks}
         found = {split: path for split, path in both.items() if self.split in ("all", split)}
         if not any(found.values()):
-            raise RecipeError(
-                f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
-                "tasks: test_tasks=package.module:TASKS."
-            )
+            raise self._no_tasks()
         return {split: path for split, path in found.items() if path}
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split."""
+        """The tasks to play, by split; raises a ``RecipeError`` if there are none."""
         from evert.bridge.groups.dataset import load_tasks
 
-        return {
+        found = {
             split: spread(load_tasks(path), self.max_tasks)
             for split, path in self.paths_by_split().items()
         }
+        if not any(map(len, found.values())):
+            raise self._no_tasks()
+        return found
+
+    def _no_tasks(self) -> RecipeError:
+        return RecipeError(
+            f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
+            "tasks: test_tasks=package.module:TASKS."
+        )
 
 
 def read_evaluate_settings(
@@ -216,7 +218,12 @@ def read_evaluate_settings(
     for key in ("frozen", "tasks", "limits", "parse_error_policy"):
         gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
     layer = "the evaluation to resume" if recorded else name
-    return read_settings(EvaluateSettings, gathered, {layer: under})
+    return read_settings(EvaluateSettings, gathered, {layer: under}, _called)
+
+
+def _called(key: str) -> str:
+    """A setting as it is typed: frozen models are ``models.NAME``."""
+    return key.replace("frozen", "models", 1) if key.startswith("frozen") else key
 
 
 def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:

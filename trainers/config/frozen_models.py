@@ -85,10 +85,10 @@ def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | No
     for name, options in _by_name(given).items():
         model = options.pop("", None)
         if model is None:
-            [option, *_] = options
+            key = ".".join(["models", name, *[*options][:1]])
             raise UsageError(
-                f"models.{name}.{option} has no model: expected models.{name}=..., too, for "
-                f"example models.{name}=evert-tiny."
+                f"{key} has no model: expected models.{name}=..., for example "
+                f"models.{name}=evert-tiny."
             )
         found[name] = _read(name, model, options) if isinstance(model, str) else (model, None)
     return found

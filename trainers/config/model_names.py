@@ -123,10 +123,10 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
 def check_model(
     name: str, renderer_name: str | None = None, others: Collection[str] = ()
 ) -> NamedModel:
-    """As ``find_model``; there must be a renderer for the model, too. It imports nothing heavy.
+    """As ``find_model``, and check that the model has a renderer. Imports nothing heavy.
 
     Raises:
-        ModelNameError, InvalidModelError: It is such a name; ``others`` is as for ``find_model``.
+        ModelNameError: There is no such model, or no renderer for it.
     """
     found = find_model(name, others)
     if renderer_name or not isinstance(found, NamedWeights) or not found.base_model:
@@ -154,9 +154,9 @@ def is_here(base_model: str) -> bool:
 
 def _check_name(name: str, others: Collection[str]) -> None:
     path = Path(name.partition("@")[0]).expanduser()
-    beside = "/" in name and path.parent.is_dir()
+    beside = "/" in name and path.parent.is_dir() and not _is_known(name)
     there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]
-    there = [each for each in there if each != str(path)]  # a file, for one
+    there = [each for each in there if each != str(Path(name).expanduser())]  # a file, for one
     near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or beside or strange:
@@ -166,6 +166,15 @@ def _check_name(name: str, others: Collection[str]) -> None:
             "Hugging Face folder, a model's name, tinker://..., openai:MODEL, https://HOST/v1#MODEL"
             ", vllm:http://HOST/v1#MODEL" + (f", or {' or '.join(others)}." if others else ".")
         )
+
+
+def _is_known(name: str) -> bool:
+    """Whether the Cookbook knows the model: ``Qwen/`` may be a folder with other models."""
+    try:
+        renderer_name_of(name)
+    except InvalidModelError:
+        return False
+    return True
 
 
 def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> NamedWeights:

@@ -26,7 +26,7 @@ FIELDS = {
 """Setting that is a mapping -> file and name of the Cookbook's class with the same keys."""
 
 RENDERERS = "renderers/__init__.py"
-"""Where the Cookbook's function stands that compares a name with those of its renderers."""
+"""File of the Cookbook's function that makes a renderer by its name."""
 
 PATHS = {
     "agent": ("agent", InvalidAgentError),
@@ -35,8 +35,7 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Setting that is an import path, or from Python the object itself -> what it names, and the error
-if nothing is there."""
+"""Setting that is an import path, or from Python the object -> what it names, and its error."""
 
 
 def check_names(settings: EpisodeSettings) -> None:
@@ -46,6 +45,9 @@ def check_names(settings: EpisodeSettings) -> None:
             key = path.partition(".")[0] if name == "cookbook" else path
             check_name(key, _fields(*where), f"{name}.{{}}".format)
     given = {key: getattr(settings, key, None) for key in PATHS}
+    game = getattr(settings, "game", None)  # an evaluation's; a run's settings have its agent
+    if game is not None and game.agent[:6] != "evert.":
+        given["agent"] = game.agent
     own = {key for key, path in given.items() if isinstance(path, str) and path[:6] == "evert."}
     for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch
         value, (what, error) = given[key], PATHS[key]

@@ -4,7 +4,7 @@ A recipe is part of its game (``evert.envs.games``): defaults, which the given s
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import chz
 
@@ -70,11 +70,11 @@ class TrainSettings(EpisodeSettings):
     )
     base_url: str | None = setting(None, "address of your own service")
     device: str = device("embedded: cpu, cuda, cuda:1, ... or auto")
-    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 if tiny")
+    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a shipped base")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights; None: below 50 M parameters"
     )
-    lora_rank: int = size(32, "rank of the adapter, where one is trained")
+    lora_rank: int = size(32, "rank of the adapter, if one is trained")
     dtype: Dtype = setting(
         "auto", "embedded: type of the weights; auto: bfloat16 on CUDA with an adapter"
     )
@@ -110,7 +110,7 @@ class TrainSettings(EpisodeSettings):
     group_size: int = size(8, "episodes per group")
     test_group_size: int = size(1, "episodes per held-out task, at temperature 1")
     learning_rate: float = size(1e-4, "Adam's learning rate", 0, or_more=False)
-    loss_fn: LossFn = setting("importance_sampling", "one of Tinker's losses")
+    loss_fn: LossFn = setting("importance_sampling", f"one of {', '.join(get_args(LossFn))}")
     num_substeps: int = size(1, "optimizer steps per training step")
     kl_penalty: float = size(0.0, "weight of the KL divergence from the weights before RL", 0)
     max_tokens: int = size(512, "most tokens of one reply")

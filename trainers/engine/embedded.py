@@ -49,9 +49,8 @@ def embedded_engine(
         threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is
             often fastest for a tiny model on a shared machine, where threads wait for one another.
         allow_hosts: Other machines' hosts that stay reachable, for example a tool's server.
-        stand_ins: Patterns of model names, with the model to use instead:
-            ``{"Qwen/*": "evert-tiny"}``. The first pattern that matches counts; see
-            ``stand_ins.py``.
+        stand_ins: Patterns of model names -> the model to use instead, ``{"Qwen/*": "evert-tiny"}``
+            (``stand_ins.py``). The first pattern that matches counts.
 
     Yields:
         The engine.

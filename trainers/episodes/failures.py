@@ -140,10 +140,9 @@ def _kind_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """The failures of some episodes: the number of each kind, and examples with their numbers.
+    """The failures of some episodes: how many of each kind, and examples with their frequency.
 
-    ``found`` has one example for all failures that are alike, the most frequent first, and
-    ``MOST_ALIKE`` at most.
+    ``found`` has ``MOST_ALIKE`` examples at most, one for all that are alike, the commonest first.
     """
 
     episodes: int

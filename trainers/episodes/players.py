@@ -129,7 +129,7 @@ class Contestant:
 
     @property
     def _played(self) -> TrainSettings:
-        """The run that has the engine on which it plays."""
+        """The run whose engine it plays on."""
         return self.run if self.weights else self.settings.run_of("")
 
     def check(self) -> None:

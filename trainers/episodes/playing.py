@@ -2,8 +2,7 @@
 
 An episode is identified by the contestant's digest, split, task and seed; the last three seed all
 that is random in it. Episodes on record (``episodes.jsonl``) are not played again, and an
-interrupted evaluation ends with the same table. Weights that were trained further have another
-digest, and play anew.
+interrupted evaluation ends with the same table. Weights with further training have another digest.
 
 In order: the record, its file, :func:`planned` (the episodes to play), :func:`play`.
 """

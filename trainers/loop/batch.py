@@ -155,8 +155,7 @@ class Batch:
                 "group" compares each seat with itself.
             gamma: With "group": a turn's advantage is its discounted return less the mean return
                 of the same turn in the group. The return sums the rewards of the turn and of later
-                ones, each discounted by ``gamma`` a turn. None: all turns have the episode's
-                advantage.
+                ones, discounted by ``gamma`` a turn. None: all turns have the episode's advantage.
 
         Returns:
             One datum per lineage (a linear conversation is one), with ``target_tokens``,

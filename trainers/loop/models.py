@@ -173,8 +173,7 @@ class Model:
 
         Args:
             lessons: Each a conversation, as a list of messages in OpenAI's format, or a pair
-                ``(prompt, reply)`` as for ``logprobs``. All have equal weight, whatever their
-                length.
+                ``(prompt, reply)`` as for ``logprobs``. All have the same weight, of any length.
             learning_rate: Of AdamW; None: the model's.
             grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
 

@@ -87,8 +87,7 @@ async def rollout(
         parallel: Most episodes at a time; None: 16 per core, at most 256.
         group_reward: Further rewards that compare a group's trajectories.
         record: Records every trajectory; None: no record.
-        **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` default to those of
-            the policy's base model.
+        **options: Of ``ChatAgentEnv``; by default ``renderer`` and ``context_length`` fit the base.
 
     Raises:
         AgentError: Every episode failed.

@@ -136,8 +136,18 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """A command's output folder; if it has files, ``marker`` must be one of them."""
+    """Make a command's output folder, or check the given one as ``check_output`` does."""
     path = named_folder(out, home, slug(name))
+    check_output(path, home, marker)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise files.cannot_write(path, error) from error
+    return path
+
+
+def check_output(path: Path, home: str, marker: str) -> None:
+    """Refuse an output folder that has files, unless ``marker`` is one of them."""
     with files.file_errors(path, "out"):
         strange = path.exists() and any(file.name != LOCK for file in path.iterdir())
     if strange and not (path / marker).is_file():
@@ -145,19 +155,6 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
             f"{path} is not empty, and is none of evert's {home}: it has no {marker}. Nothing was "
             f"changed. Choose another out=, or leave it out for a new folder under {home}/."
         )
-    return path
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, unless they exist.
-
-    Raises:
-        RunFolderError: It cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise files.cannot_write(path, error) from error
 
 
 def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:

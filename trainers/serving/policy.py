@@ -18,8 +18,7 @@ from evert.trainers.serving.fitness import check_server
 class ServedPolicy(TokenCompleter):
     """Samples from a server that takes and returns token ids; picklable.
 
-    The first call checks the server (``fitness.py``), and raises if it returns no token ids or
-    log-probabilities.
+    The first call checks that it returns token ids and log-probabilities (``fitness.py``).
 
     Args:
         base_url: The server's URL, for example ``http://127.0.0.1:8000/v1``.

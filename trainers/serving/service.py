@@ -5,8 +5,7 @@
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
 Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
-batches, and so do this process's own samples. A client that closes its connection cancels its
-request.
+batches, and so do this process's own samples. Closing the connection cancels the request.
 
 The key allows sampling, and nothing else. Requests without the key, and those of web pages, are
 refused (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.

@@ -49,8 +49,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "prompt_embeds": (None,),
 }
-"""vLLM's fields that are not served, since they change what is sampled or sent -> values that
-change nothing."""
+"""vLLM's fields that are not served: they change sampling or replies -> values without effect."""
 
 
 class Dialect(Enum):

@@ -44,7 +44,7 @@ class SweepSettings:
     """The sweep's own settings; all others are settings of its runs."""
 
     search: Literal["auto", "grid", "random", "tpe"] = setting(
-        "auto", "auto: grid if all are lists, else random"
+        "auto", "grid, random or tpe; auto: grid if all are lists, else random"
     )
     trials: int | None = size(None, f"number of runs of random and tpe; None: {TRIALS}")
     parallel: int | None = size(None, "runs at a time; None: as many as cores and memory allow")

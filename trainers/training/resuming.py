@@ -208,8 +208,7 @@ def check_folder(settings: TrainSettings) -> None:
 def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
     """Make the folder of a new run, or open that of a run to resume; lock it in the block.
 
-    An error in the block gets a note on how to resume. Without anything to resume, a new folder is
-    removed again.
+    An error gets a note on how to resume; if there is nothing to resume, a new folder is removed.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
     path = run_folder.named_folder(settings.log_path, "runs", name)

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.supervised.train import Config
 
 Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
-"""The Cookbook's messages; or, with tools, ``{"messages": ..., "tools": ...}``, as OpenAI's
-fine-tuning takes them."""
+"""The Cookbook's messages; or OpenAI's fine-tuning format, ``{"messages": ..., "tools": ...}``."""
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 """From a seed to conversations; the assistant's messages are learned."""

@@ -1,7 +1,6 @@
 """Turns a line of a run's files into an ``Entry`` of the index, and into what the page shows.
 
-Lines are untrusted: a field of the wrong type makes a line broken. Three kinds of files have
-episodes:
+Lines are untrusted: a field of the wrong type makes one broken. Three kinds of files have episodes:
 
     rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
     *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of all
@@ -29,10 +28,7 @@ RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
 class Entry(NamedTuple):
-    """The index's data of an episode; all fields but ``text`` are columns.
-
-    Known secrets are removed from texts.
-    """
+    """The index's data of an episode, without known secrets; all but ``text`` are columns."""
 
     kind: str
     split: str

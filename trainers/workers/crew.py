@@ -4,8 +4,7 @@ All of this runs on the executor's event loop. A group goes to the worker that h
 group that was lost several times may be the reason why its workers died. It is then played *alone*,
 on a worker without other groups: no other group is lost with it, and the cause is clear.
 
-Each worker is asked now and then whether its event loop runs; a worker that does not answer is
-killed.
+Each worker is asked now and then whether its event loop runs. If it does not answer, it is killed.
 """
 
 import asyncio

@@ -5,8 +5,7 @@
     PackedError         an exception with its causes
 
 ``cloudpickle`` copies objects without an import path: lambdas, closures, the contents of a script
-or a notebook. Other objects go by their path, so that their module has to be on the worker's
-machine.
+or a notebook. Others go by their path, so that their module has to be on the worker's machine.
 """
 
 import copyreg

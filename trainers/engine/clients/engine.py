@@ -1,7 +1,6 @@
 """The engine: holds everything that is loaded for Tinker's clients in this process.
 
-``embedded.py`` replaces the SDK's clients with the engine's; its settings are in
-``models/loading.py``.
+``embedded.py`` puts it in the SDK's place; its settings are in ``models/loading.py``.
 """
 
 import logging

@@ -5,8 +5,7 @@
     target_prompt_logprobs   of tokens that the request names for each position
 
 All are read in the same pass over the prompt (``scoring.py``). Tokens before the first position
-wanted may come from the prefix cache. Log-probabilities are the model's own, at temperature 1 and
-untruncated.
+wanted may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
 
 Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a token.
 """

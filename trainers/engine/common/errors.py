@@ -10,11 +10,10 @@
     │   └── CheckpointExistsError  (ConflictError)   a checkpoint of that name exists
     ├── TrainingError          (RequestFailedError)  a training call that failed
     ├── EngineClosedError      (TinkerError)         a call on an engine that is no longer in use
-    └── NetworkRefusedError    (RuntimeError)        something tried to leave this machine
+    └── NetworkRefusedError    (TinkerError)         something tried to leave this machine
 
-Brackets name the SDK's class: a script written for the service catches the error by it. Each error
-also has a parent in the standard library. Each message says what we got, what was expected and
-what to do next.
+Brackets name the SDK's class, by which scripts for the service catch the error. Each error also has
+a parent in the standard library. Its message says what we got, what was expected, what to do next.
 """
 
 from typing import Any, ClassVar
@@ -89,6 +88,5 @@ class EngineClosedError(EvertError, tinker.TinkerError, RuntimeError):
 class NetworkRefusedError(EvertError, tinker.TinkerError, RuntimeError):
     """A connection beyond this machine was attempted while the embedded engine was in use.
 
-    It is a ``RuntimeError``, not an ``OSError``: HTTP clients retry connection errors for minutes,
-    and a refusal is final.
+    It is final, so a ``RuntimeError``: HTTP clients retry an ``OSError`` for minutes.
     """

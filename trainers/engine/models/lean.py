@@ -100,8 +100,7 @@ class LeanModel:
     ) -> Tensor:
         """Run the layers over [B, T] ids at [B, T] positions; returns [B, T, H], normalised.
 
-        ``attend`` computes each layer's attention; with ``checkpointing`` a backward pass computes
-        each layer again.
+        ``attend`` computes attention; ``checkpointing``: a backward pass computes layers again.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self._rotary[positions].unsqueeze(2)

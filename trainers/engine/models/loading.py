@@ -1,7 +1,6 @@
 """Loads models for one engine: base models and checkpoints.
 
-A model whose weights are all trained is loaded for each user. A base for adapters is loaded once
-and shared.
+A model whose weights are all trained is loaded for each user. A base for adapters is shared.
 """
 
 from dataclasses import asdict, dataclass, replace

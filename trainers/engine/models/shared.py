@@ -1,8 +1,7 @@
 """Keeps one base in memory for all adapters that are trained on it or sampled from.
 
 Such a base is loaded once, and stays loaded while it is used. Each user gets a ``tree``: a model
-with its own modules, so that an adapter can be put into it, and with the shared weights, which
-never change.
+with its own modules, which can take an adapter, and with the shared weights, which never change.
 """
 
 import copy

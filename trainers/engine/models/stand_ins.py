@@ -4,8 +4,7 @@
     lookups     makes the Cookbook's look-ups by name find the stand-in
     tokenizers  does the same for transformers' ``AutoTokenizer``, inside a block
 
-A name is replaced when a client is made of it. From then on everything, checkpoints included, has
-the stand-in's name.
+A name is replaced when a client is made of it: checkpoints, too, have the stand-in's name.
 """
 
 import logging

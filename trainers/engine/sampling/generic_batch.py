@@ -2,8 +2,7 @@
 
 All rows end at the same column. Shorter rows are padded on the left, and masked there; columns that
 no row uses any more are cut off. All rows of a pass run as many tokens as the row with the most to
-run: the others compute part of their cached prefix again, so that no row has a gap. No pass starts
-inside a picture.
+run: others compute part of their cached prefix again, to have no gap. No pass starts in a picture.
 
 Models with other state than keys and values (state-space layers) decode in batches, too. But no row
 can join such a batch after its start, and nothing is cached.

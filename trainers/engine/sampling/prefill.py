@@ -94,8 +94,7 @@ def shared(
     """Common prefixes to compute once, before the rows that begin with them, level by level.
 
     ``starts[i]`` tokens of row i are cached. Prefixes of more than ``most`` tokens cannot be cached
-    and are left out, as are those that save less than a pass costs. Each level extends the one
-    before.
+    and are left out, as are those that save less than a pass costs. Each level extends the last.
     """
     least = chunk_tokens(device) // _PASS_SHARE
     known, depth = list(starts), [0] * len(rows)

@@ -3,8 +3,7 @@
 Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention).
 For many rows with a long prompt in common, a step is two to four times faster than over copies.
 
-Shapes: B rows, Hkv key heads, G queries a key head, D head size, P tokens of the stem, L columns of
-the rows' own tokens.
+Shapes: B rows, Hkv key heads, G queries a key head, D head size, P stem tokens, L own columns.
 """
 
 from collections.abc import Sequence

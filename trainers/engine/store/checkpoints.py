@@ -12,7 +12,7 @@ resume from it, and ``evert.json``: facts about the weights, and the size and CR
 file. A checkpoint is written to a draft folder and moved into place when it is complete. So every
 checkpoint in place was complete, and its checksums show later damage. A crash can leave drafts
 (``.draft-...``), which ``tidy`` deletes, and a checkpoint that was being replaced (``.old-NAME``),
-which is moved back when the path is next used.
+which the next use of the path moves back, or deletes if the new one is complete.
 """
 
 import json

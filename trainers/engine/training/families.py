@@ -2,8 +2,7 @@
 
 A ``Family`` is a group of rows that go through the model together: first the ``stem``, their common
 prefix, then the ``tail`` of each row, which attends to the stem and to itself. Equal tails run
-once. The gradient is that of the rows one by one, up to rounding (Prefix Grouper,
-arXiv:2506.05433).
+once. Up to rounding, the gradient is that of single rows (Prefix Grouper, arXiv:2506.05433).
 
 Shapes: N tokens of all rows.
 """

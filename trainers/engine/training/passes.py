@@ -71,10 +71,7 @@ class Passes:
                 module.training = wanted
 
     def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
-        """Log-probabilities of [N] or [N, K] targets in float32, row after row.
-
-        May run in several threads at a time.
-        """
+        """Log-probabilities of [N] or [N, K] targets in float32, row by row; thread-safe."""
         if self.folds:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)

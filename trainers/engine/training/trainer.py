@@ -99,8 +99,7 @@ class Trainer:
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
         """Take one AdamW step with the accumulated gradient, then drop the gradient.
 
-        The step is refused, and the weights stay unchanged, if the pass before it failed or the
-        gradient is not finite.
+        A failed pass or a gradient that is not finite refuses it; the weights stay unchanged then.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -77,8 +77,7 @@ class HarborAgent:
             of Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
         environment: Where the task runs: Harbor's name ("docker", "modal"), "bubblewrap" for
             evert's sandbox, or an import path; or the fields of Harbor's ``EnvironmentConfig``.
-        reward: The name of the verifier's reward that is the episode's. With the default, a single
-            reward may have any name.
+        reward: Name of the verifier's reward to use. By default, a single reward may have any name.
         installed: One or more folders of this machine with the agent's program, for the sandbox.
             The sandbox shows them and what they need, and Harbor installs nothing.
         lean: Whether to shorten the agent's first prompt, for agents that have options for it
@@ -101,8 +100,7 @@ class HarborAgent:
             takes only its maker's models, or cannot reach ``host``.
         InvalidDatasetError: When it plays: the task is broken.
         RewardError: When it plays: the verifier gave no reward with the expected name.
-        TrialError: When it plays: the trial ended without a reward, or with an error before any
-            model call.
+        TrialError: When it plays: the trial has no reward, or failed before any model call.
     """
 
     from_path = True
@@ -191,11 +189,9 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """Return the agent's class, and Harbor's class of trials. Their modules take seconds to load.
+    """Return a trial's agent class, and Harbor's class of trials. Their modules load for seconds.
 
-    Args:
-        config: The trial's configuration.
-        reached: The interface or URL by which the agent reaches the episode.
+    ``reached`` is the interface or URL by which the agent reaches the episode.
 
     Raises:
         InvalidAgentError: The agent cannot use this model.

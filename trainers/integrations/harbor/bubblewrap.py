@@ -160,8 +160,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         """Run a line of bash. ``user`` is ignored: the sandbox has only one.
 
         Raises:
-            RuntimeError: It took longer than ``timeout_sec``, and was killed; or the sandbox has
-                ended.
+            RuntimeError: It was killed after ``timeout_sec``, or the sandbox has ended.
         """
         env = {**self._plan.variables, **(self._merge_env(env) or {})}
         try:

@@ -98,12 +98,10 @@ class TrialOptions:
         return self._environment.get("import_path") == SANDBOX_PATH
 
     def config(self, folder: str | Path, trials: str, **connection: Any) -> Any:
-        """Return Harbor's configuration of a trial.
+        """Return Harbor's configuration of a trial of the task in ``folder``.
 
-        Args:
-            folder: The task's folder.
-            trials: The folder for Harbor's folder of the trial.
-            **connection: Fields that connect the agent to its model; the user's take precedence.
+        ``trials`` gets Harbor's folder of the trial. ``connection`` has fields that connect the
+        agent to its model; the user's take precedence.
 
         Raises:
             InvalidAgentError: A field has the wrong type.

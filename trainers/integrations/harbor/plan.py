@@ -1,8 +1,7 @@
 """``Plan``: the instructions of a task's Dockerfile, if they need no image.
 
 A Dockerfile may have FROM and LABEL, which are ignored, and WORKDIR, ENV and COPY of the task's own
-files, without variables. A task that needs more is refused, and the error says why: it needs a
-container.
+files, without variables. A task that needs more needs a container: it is refused, with the reason.
 """
 
 # pyright: reportMissingImports=false
@@ -45,8 +44,7 @@ class Plan:
             config: The table ``[environment]`` of its ``task.toml``, as Harbor read it.
 
         Raises:
-            SandboxBuildFailedError: The task needs more than this machine's programs and its own
-                files.
+            SandboxBuildFailedError: It needs more than this machine's programs and its own files.
         """
         plan = cls(task, folder)
         if config.docker_image:

@@ -118,11 +118,7 @@ class Rollouts:
         return _dataset(range(self._train, len(self._tasks)))
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """The ``rollout_func``: play an episode for each prompt.
-
-        Args:
-            prompts: The prompts of this process, each once per rollout.
-            trainer: TRL's trainer.
+        """The ``rollout_func``: play an episode for each prompt; a prompt comes once per rollout.
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs``, and for reward

@@ -7,8 +7,7 @@ verifiers finds its plugins by the name of a module, so write a module that expo
     __all__ = ["AgentHarness", "AgentTaskset"]
 
 verifiers gives each rollout an endpoint and a key, and records the calls there, with token ids if
-prime-rl trains. The agent's calls go to that endpoint (``answered_outside.py``), and its reward to
-the trace.
+prime-rl trains. The agent calls that endpoint (``answered_outside.py``); the trace has its reward.
 """
 
 # pyright: reportMissingImports=false

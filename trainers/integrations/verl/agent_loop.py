@@ -92,11 +92,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def run(
         self, sampling_params: dict[str, Any], **row: Any
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Play one episode.
-
-        Args:
-            sampling_params: verl's sampling parameters.
-            **row: A row of the dataset.
+        """Play the episode of a dataset's row, with verl's sampling parameters.
 
         Returns:
             One output; with ``branches`` "all" a list with an output per lineage.

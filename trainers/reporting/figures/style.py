@@ -1,7 +1,6 @@
 """The style of every figure: colours, sizes, names at the ends of lines, and the file.
 
-Only this folder uses Matplotlib, through ``Figure``: ``pyplot`` would look for a window system and
-keep all figures.
+Only this folder uses Matplotlib, without ``pyplot``: it looks for windows and keeps all figures.
 """
 
 import io
