@@ -66,7 +66,7 @@ def errors() -> str:
         parts += [f"- {code(text)}" for text in own]
         parts.append("")
     refused = said.pop("BadRequestError", [])
-    parts.append("#### BadRequestError (400)\n\nA model call is refused with one of these messages.\n")
+    parts.append("#### BadRequestError (400)\n\nMessages with which a model call is refused.\n")
     parts += [f"- {code(text)}" for text in refused]
     return "\n".join(parts)
 
