@@ -2,10 +2,10 @@
 
 zensical calls ``define_env``; a page writes ``{{ errors() }}``, and the site has what it returns.
 
-    request_fields  what becomes of each field of an API    bridge/clients/dialects/fields.toml
+    request_fields  how each field of an API is treated      bridge/clients/dialects/fields.toml
     errors          classes of errors, and their messages   raise statements of the package
     settings        what ``evert COMMAND --help`` prints    the classes of the settings
-    sentences       what tests hold, by their names         tests/
+    sentences       what tests check, by their names        tests/
     recipes         which recipes of the Cookbook run       tests/trainers/recipes/table.py
 """
 
@@ -66,7 +66,7 @@ def errors() -> str:
         parts += [f"- {code(text)}" for text in own]
         parts.append("")
     refused = said.pop("BadRequestError", [])
-    parts.append("#### BadRequestError (400)\n\nWhat a model call is refused with.\n")
+    parts.append("#### BadRequestError (400)\n\nMessages with which a model call is refused.\n")
     parts += [f"- {code(text)}" for text in refused]
     return "\n".join(parts)
 
