@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import chz
 import pytest
 from rich.console import Console
 from tests.trainers.conftest import Patch, Shown, environment
+from tinker.types import LossFnType
 from tinker_cookbook import model_info
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.train import Config
@@ -27,7 +28,7 @@ from evert.trainers.commands.serve import ServeSettings
 from evert.trainers.config import names
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.train import TrainSettings
+from evert.trainers.config.train import LossFn, TrainSettings
 from evert.trainers.sweeping.study import SweepSettings
 from evert.trainers.training.resuming import settings_of_run
 
@@ -293,6 +294,11 @@ def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch)
         names.check_renderer(renderer)
     with pytest.raises(UsageError, match="Did you mean qwen3"):
         names.check_renderer("qwen3x")
+
+
+def test_the_losses_to_choose_from_are_those_of_tinker_that_take_advantages() -> None:
+    others = {"cross_entropy", "custom"}
+    assert {*get_args(LossFn)} == {*get_args(LossFnType)} - others
 
 
 @pytest.mark.parametrize(
