@@ -55,7 +55,7 @@ def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
         return float(reward)
 
     run = evert.train(
-        says, TASKS, test_tasks=["lake", "hill"], steps=2, eval_every=1, parallel=1,
+        says, TASKS, test_tasks=np.array(["lake", "hill"]), steps=2, eval_every=1, parallel=1,
         log_path=str(path), **SMALL,
     )  # fmt: skip
 
