@@ -237,7 +237,7 @@ async def test_a_task_that_is_a_literal_of_python_comes_back(tmp_path: Path, tas
     record, _ = await recorded(tmp_path, agent, THREE, task)
     assert record.task == task
     assert type(record.task) is type(task)
-    record.row["task_literal"] = "(" * 1000
+    record = RolloutRecord({**record.row, "task_literal": "(" * 1000})
     with pytest.raises(RecordError, match="cannot be restored"):
         _ = record.task
 
