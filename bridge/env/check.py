@@ -25,7 +25,7 @@ from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, St
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.episode.agent import Agent, agent_name
-from evert.bridge.errors import AgentError, EnvCheckError, EnvStateError, RewardError
+from evert.bridge.errors import AgentError, EnvCheckError, EnvStateError, RewardError, repr_of
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
@@ -84,6 +84,7 @@ class _Check:
         self._make: Callable[[], ChatAgentEnv] = env.renewed
         self._name = agent_name(env.agent)
         self._renderer: PromptRenderer = prompt_renderer(env.renderer)
+        self._told = repr_of(replies)
         self._replies = [*map(self._say, replies)]
         self._max_turns = max_turns
 
@@ -133,6 +134,12 @@ class _Check:
             end = await self._play(env, self._max_turns, self._replies, checks=True)
             if isinstance(end, StepResult):
                 await self._check_end(env, end)
+        except AgentError as error:
+            error.add_note(
+                f"The replies were {self._told}. If the agent may raise at such replies, "
+                "pass replies=[...] that lead it to its end, or an Env with on_agent_error=."
+            )
+            raise
         finally:
             await env.close()
         if end is not None:

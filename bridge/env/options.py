@@ -125,6 +125,8 @@ def settings_of(options: EnvOptions) -> EnvSettings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
+            if name == "seats":
+                hint = " Seats are a group's: ChatAgentGroupBuilder(agent, task, seats=(...))."
             raise TypeError(
                 f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(known)}."
             )

@@ -77,7 +77,11 @@ class Overlap:
             self.takes(Outstanding(call, here, book.latest_drift))
 
     async def react(self) -> None:
-        """Let the agent react to a reply."""
+        """Let the agent react to a reply, if other calls wait: else it is the agent's next call or
+        its end that the Env waits for."""
+        inbox = self._account.inbox
+        if not self.is_met and (inbox is None or not inbox.has_calls):
+            return
         for _ in range(REACTION):
             await asyncio.sleep(0)
 

@@ -6,6 +6,7 @@ import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
 
+from evert.bridge.errors import InvalidModelError, repr_of
 from evert.bridge.tokens.logprobs import SampledTokens
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.token_log import flatten
@@ -23,6 +24,7 @@ class ScriptedPolicy(TokenCompleter):
     ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.
 
     Raises:
+        InvalidModelError: ``replies`` is one text, or a reply is no text.
         IndexError: There were more calls than texts.
     """
 
@@ -32,6 +34,11 @@ class ScriptedPolicy(TokenCompleter):
         renderer: Renderer | None = None,
         logprob: float = -1.0,
     ) -> None:
+        if isinstance(replies, str):
+            raise InvalidModelError(
+                f"The replies are one text, {repr_of(replies)}; expected a list of texts, one for "
+                "each call, or a function: ScriptedPolicy(lambda prompt: 'yes')."
+            )
         self._replies = replies if callable(replies) else list(replies)
         self._renderer = prompt_renderer(renderer)
         self._logprob = logprob
@@ -48,7 +55,11 @@ class ScriptedPolicy(TokenCompleter):
         """Return the next reply's tokens, cut at ``max_tokens`` with stop reason "length"."""
         text = [token for token in flatten(model_input.chunks) if isinstance(token, int)]
         prompt = self._renderer.decode(text)
-        tokens = self._renderer.encode(self._reply(prompt)) + self._renderer.end_tokens[:1]
+        reply = self._reply(prompt)
+        if not isinstance(reply, str):
+            kind = type(reply).__name__
+            raise InvalidModelError(f"The reply is {repr_of(reply)} ({kind}); expected a text.")
+        tokens = self._renderer.encode(reply) + self._renderer.end_tokens[:1]
         cut = max_tokens is not None and len(tokens) > max_tokens
         tokens = tokens[:max_tokens]
         self.prompts.append(prompt)

@@ -151,8 +151,7 @@ class Turns:
         if call.is_waiting:
             outstanding.conversation.record(turn.tokens, reply, self._renderer)
             self._deliver(call, reply, turn)
-            if self.overlap.is_met:
-                await self.overlap.react()
+            await self.overlap.react()
         return await self._advance()
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:

@@ -20,7 +20,7 @@ from evert.bridge.errors import InvalidDatasetError, ReplayError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import RolloutRecord
-from evert.bridge.records.replay import ReplayPolicy
+from evert.bridge.records.replay import ReplayPolicy, check_seatless
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
 """The first sampled turn, or a function from a record to it; -1 is the last turn."""
@@ -41,6 +41,7 @@ class BranchEnv(ChatAgentEnv):
 
     Raises:
         InvalidDatasetError: The record has no such turn.
+        RecordError: It does not hold its task, or is of a seat.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class BranchEnv(ChatAgentEnv):
         task: object = NO_TASK,
         **options: Unpack[EnvOptions],
     ) -> None:
+        check_seatless(record)
         task = record.task if task is NO_TASK else task
         super().__init__(agent, task, seed=record.row["seed"], **options)
         _check_turn(record, turn)

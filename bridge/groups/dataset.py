@@ -22,6 +22,7 @@ from evert.bridge.groups.curriculum import Sampler, SamplerLog, make_sampler
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.groups.kept import Kept, unwrap
 from evert.bridge.groups.opponents import Opponents
+from evert.bridge.groups.tasks import check_tasks
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel, context_length_here
@@ -52,7 +53,7 @@ class AgentDataset(RLDataset):
 
     Raises:
         InvalidAgentError: As ``ChatAgentGroupBuilder``.
-        InvalidDatasetError: There is no task, or a size is below 1.
+        InvalidDatasetError: There is no task, ``tasks`` is no sequence, or a size is below 1.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AgentDataset(RLDataset):
         for name, size in (("batch_size", batch_size), ("epochs", epochs)):
             if size < 1:
                 raise InvalidDatasetError(f"{name} must be at least 1, got {size}.")
+        check_tasks(tasks)
         if len(tasks) == 0:
             raise InvalidDatasetError("A dataset needs at least one task, got none.")
         if opponents is not None and len(options.get("seats", ())) < 2:
@@ -280,8 +282,5 @@ class AgentDatasetBuilder(RLDatasetBuilder):
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
     """Return ``tasks``, imported if it is an import path 'package.module:name'."""
     found = resolve(tasks, "tasks", InvalidDatasetError) if isinstance(tasks, str) else tasks
-    if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
-        raise InvalidDatasetError(
-            f"Tasks must be a sequence (with a length and an index), got {type(found).__name__}."
-        )
+    check_tasks(found)
     return found

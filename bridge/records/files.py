@@ -23,6 +23,7 @@ def record_files(path: str | Path) -> list[Path]:
     if not found:
         raise RecordError(
             f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
-            "with record=True, or a file that a Recorder wrote."
+            "with record=True, or a file that a Recorder wrote. Episodes whose agent failed are "
+            "not recorded."
         )
     return found

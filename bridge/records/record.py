@@ -2,8 +2,10 @@
 
 import json
 import logging
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,11 +67,14 @@ class RolloutRecord:
 
     @property
     def task(self) -> Any:
-        """The task; ``NO_TASK`` for an agent without one. A RecordError if JSON cannot hold it."""
+        """The task; ``NO_TASK`` for an agent without one. A RecordError if it was not kept."""
+        with suppress(KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return literal_eval(self.row["task_literal"])
         if "task_repr" in self.row:
             raise RecordError(
-                f"The task of this record is {self.row['task_repr']}, which JSON cannot restore. "
-                "Pass it: task=..."
+                f"The task of this record is {self.row['task_repr']}, which cannot be restored. "
+                "Pass it to replay or BranchEnv (task=...); a reward function may look at "
+                "record.row['task_repr']."
             )
         return self.row.get("task", NO_TASK)
 

@@ -20,7 +20,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.episode.agent import NO_TASK, Agent
-from evert.bridge.errors import ReplayError
+from evert.bridge.errors import RecordError, ReplayError
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
 from evert.bridge.records.sequences import shared
@@ -134,6 +134,15 @@ def _has_met(record: RolloutRecord, turn: int) -> bool:
     return bool(record.row["steps"][turn].get("call", {}).get("met"))
 
 
+def check_seatless(record: RolloutRecord) -> None:
+    """Check that a record is not of a seat; else a RecordError."""
+    if (seat := record.row["seat"]) is not None:
+        raise RecordError(
+            f"The record is of the seat {seat!r}. An episode with seats cannot be replayed or "
+            "branched: the replies of its other seats are in other records."
+        )
+
+
 async def replay(
     record: RolloutRecord,
     agent: Agent,
@@ -155,9 +164,10 @@ async def replay(
 
     Raises:
         ReplayError: The agent asks for something else; the message names the first such turn.
-        RecordError: The record does not hold its task.
+        RecordError: The record does not hold its task, or is of a seat.
         AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.step``.
     """
+    check_seatless(record)
     task = record.task if task is NO_TASK else task
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
     met = any(_has_met(record, turn) for turn in range(record.turns))

@@ -7,7 +7,9 @@ Steps are in the order of play. A prompt or call holds only what is new after an
 """
 
 import json
+from ast import literal_eval
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
@@ -58,14 +60,17 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
+    """The task if JSON can restore it; else its ``repr``, and whole if that is a literal."""
     if task is NO_TASK:
         return {}
-    try:
+    with suppress(Exception):  # not JSON, or an object that cannot be compared
         if json.loads(json.dumps(task)) == task:
             return {"task": task}
-    except Exception:  # not JSON, or an object that cannot be compared
-        pass
-    return {"task_repr": repr_of(task)}
+    row = {"task_repr": repr_of(task)}
+    with suppress(Exception):  # a tuple, a set, a dict with numbers as keys: literals
+        if literal_eval(literal := repr(task)) == task:
+            row["task_literal"] = literal
+    return row
 
 
 def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:

@@ -68,6 +68,7 @@ class _Row(TypedDict):
     seed: int | None
     stop_reason: str | None
     task_repr: NotRequired[str]
+    task_literal: NotRequired[str]
     steps: list[_Step]
 
 

@@ -270,6 +270,12 @@ def supervised_example(
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
+HALF = (
+    "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was cut in two?). "
+    "Replace it: text.encode(errors='replace').decode()."
+)
+
+
 class _Refusing:
     """Turns what a renderer raises into a ``RendererMismatchError``, except the classes in ``but``.
 
@@ -286,6 +292,8 @@ class _Refusing:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, self._but):
             text = f"{self._name} raised {type(error).__name__}: {error}"
+            if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
+                text = HALF
             raise RendererMismatchError(text) from error
 
 

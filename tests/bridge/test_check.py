@@ -125,6 +125,18 @@ def test_the_replies_are_said_in_order_over_and_over() -> None:
     assert heard[0] == list(DEFAULT_REPLIES[:3])
 
 
+def test_an_agent_that_raises_at_all_replies_is_told_which_they_were() -> None:
+    async def raises_at_most(client: AgentClient) -> float:
+        return float(await ask(client))
+
+    with pytest.raises(AgentError, match="could not convert") as caught:
+        check_env(raises_at_most)
+    [note] = caught.value.__notes__
+    assert note.startswith("The replies were ['Hello.', 'Guess: 5', 'yes', ")
+    assert "pass replies=[...]" in note
+    check_env(raises_at_most, replies=["1"])
+
+
 async def never_ends(client: AgentClient) -> float:
     while True:
         await ask(client)

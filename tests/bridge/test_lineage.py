@@ -661,6 +661,8 @@ def test_what_cannot_be_compared_is_no_obstacle_and_tools_that_cannot_be_kept_ar
             Talk().ask([user("Hi")], tools=[unreadable])
     with pytest.raises(openai.BadRequestError, match="cannot express.*tool support"):
         Talk(make_renderer("role_colon")).ask([user("Hi")], tools=[ADD])
+    with pytest.raises(openai.BadRequestError, match="half of a surrogate pair.*Replace it"):
+        Talk().ask([user("Well \ud83d")])
 
 
 # -- images ----------------------------------------------------------------------------------------

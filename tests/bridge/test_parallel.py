@@ -291,6 +291,32 @@ async def test_rewards_metrics_and_logs_are_at_their_own_call(asking: Any, backw
     assert [turn.episode_done for turn in turns] == [False] * 5 + [True]
 
 
+async def by_sdk(client: AgentClient, text: str) -> None:
+    await client.openai.chat.completions.create(
+        model=client.model, messages=[{"role": "user", "content": text}]
+    )
+
+
+@pytest.mark.parametrize("asking", [ask, by_sdk])
+async def test_notes_on_calls_that_wait_for_one_another_are_at_their_own_call(asking: Any) -> None:
+    async def sub(client: AgentClient, number: int) -> None:
+        await asking(client, f"Number {WORDS[number]}?")
+        client.reward(float(number))
+        client.log(word=WORDS[number])
+
+    async def agent(client: AgentClient) -> float:
+        await asyncio.gather(*(sub(client, number) for number in range(6)))
+        return 0.0
+
+    env = ChatAgentEnv(agent)
+    turns = (await do_single_rollout(ScriptedPolicy(lambda _: "ok"), env)).transitions
+
+    assert [f"Number {turn.logs['word']}?" in prompt(turn) for turn in turns] == [True] * 6
+    assert [turn.reward for turn in turns] == [
+        WORDS.index(str(turn.logs["word"])) for turn in turns
+    ]
+
+
 async def test_sub_agents_side_by_side_give_one_datum_each_and_alone_turns_in_order_of_play() -> (
     None
 ):

@@ -8,6 +8,7 @@ from tests.bridge.conftest import FAMILIES
 from tinker_cookbook.completers import TokenCompleter
 
 from evert import ScriptedPolicy
+from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.renderer import prompt_renderer
 
 OUR = prompt_renderer(None)
@@ -38,6 +39,13 @@ async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_as
         "The script has 2 replies, and the agent made call 3. Give more replies, or a function "
         "from the prompt to the reply."
     )
+
+
+async def test_replies_that_are_no_texts_are_refused() -> None:
+    with pytest.raises(InvalidModelError, match=r"one text, 'yes'; expected a list of texts"):
+        ScriptedPolicy("yes")
+    with pytest.raises(InvalidModelError, match=r"The reply is 5 \(int\); expected a text"):
+        await ScriptedPolicy(lambda _: 5)(prompt("a"), [])  # type: ignore[arg-type, return-value]
 
 
 async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:

@@ -54,8 +54,9 @@ def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
         playing[kind] -= 1
         return float(reward)
 
+    held_out: Any = np.array(["lake", "hill"])
     run = evert.train(
-        says, TASKS, test_tasks=["lake", "hill"], steps=2, eval_every=1, parallel=1,
+        says, TASKS, test_tasks=held_out, steps=2, eval_every=1, parallel=1,
         log_path=str(path), **SMALL,
     )  # fmt: skip
 

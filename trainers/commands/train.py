@@ -126,6 +126,7 @@ def train(
     what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
     named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
     given = settings | {key: value for key, value in named.items() if value is not None}
+    given = {key: _listed(value) for key, value in given.items()}
     if given.get("log_path") is not None:
         given["log_path"] = str(given["log_path"])
     return run(
@@ -133,6 +134,11 @@ def train(
         console or Console(highlight=False),
         lambda path: f"call evert.train as before, with log_path={str(path)!r}.",
     )
+
+
+def _listed(value: Any) -> Any:
+    """An array as a list, since settings are compared and an array has no single truth value."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def run(

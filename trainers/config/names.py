@@ -7,11 +7,12 @@ import ast
 import difflib
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib.resources import files
 from typing import Any
 
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.groups.tasks import check_tasks
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import HERMES, TEMPLATE
 from evert.trainers.config.arguments import UsageError, check_name
@@ -83,11 +84,6 @@ def _fields(file: str, kind: str) -> Collection[str]:
 
 
 def _check_tasks(called: str, tasks: Any) -> None:
-    is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
-    if not is_sequence or isinstance(tasks, Mapping):
-        raise InvalidDatasetError(
-            f"{called} is a {type(tasks).__name__}; expected a sequence (with a length and an "
-            "index). Make a list of it: TASKS = [...]."
-        )
+    check_tasks(tasks, called)
     if len(tasks) == 0:
         raise InvalidDatasetError(f"{called} has no task; expected at least one.")

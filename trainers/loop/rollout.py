@@ -22,8 +22,9 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
-from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
+from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError, repr_of
 from evert.bridge.groups.advantages import Group
+from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.group import ChatAgentGroupBuilder, lineage_order
 from evert.bridge.groups.rewards import GroupReward
 from evert.bridge.models.tinker_model import context_length_here
@@ -76,7 +77,7 @@ async def rollout(
 
     Args:
         agent: The agent, or its import path.
-        tasks: P tasks, with a group of episodes each.
+        tasks: P tasks, or their import path; with a group of episodes each.
         policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, whose
             limits and seeds are its own. For an agent with seats, one for all or one for each.
         group_size: G, the episodes per task.
@@ -93,9 +94,9 @@ async def rollout(
         AgentError: Every episode failed.
         InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or no task or policy.
     """
-    if len(tasks) == 0:
-        raise InvalidDatasetError("rollout needs at least one task, got none.")
+    tasks = _loaded(tasks)
     names, policies = _by_seat(policy, seats)
+    _check(policies)
     options = _with_model(options, policies)
     samplers = [await each.sampler() if isinstance(each, InTraining) else each for each in policies]
     draws = _Draws(samplers, max_tokens, temperature, seed)
@@ -104,6 +105,13 @@ async def rollout(
     builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
     groups = await _play_all(builders, draws, asyncio.Semaphore(at_a_time(parallel)))
     return _batch(tasks, group_size, names, groups)
+
+
+def _loaded(tasks: Sequence[Any]) -> Sequence[Any]:
+    found = load_tasks(tasks)
+    if len(found) == 0:
+        raise InvalidDatasetError("rollout needs at least one task, got none.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,17 @@ def _by_seat(
             f"{', '.join(names) or 'none'}. Give a policy for each seat, or one for all."
         )
     return names, [policy[seat] for seat in names]
+
+
+def _check(policies: Sequence[object]) -> None:
+    for each in policies:
+        samples = isinstance(each, TokenCompleter | InTraining) or hasattr(each, "sample_async")
+        if not samples:
+            raise InvalidDatasetError(
+                f"The policy is {repr_of(each)}; expected a sampling client, a model of "
+                "evert.models, or a TokenCompleter such as ScriptedPolicy. A sampling client of a "
+                "base: tinker.ServiceClient().create_sampling_client(base_model='evert-tiny')."
+            )
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:

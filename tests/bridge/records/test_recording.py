@@ -14,12 +14,14 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
 from evert import (
     AgentClient,
+    BranchEnv,
     ChatAgentEnv,
     ChatAgentGroupBuilder,
     Recorder,
     RolloutRecord,
     ScriptedPolicy,
     read_records,
+    replay,
 )
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
@@ -171,8 +173,8 @@ async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     assert record.trajectory().transitions[2].ac == trajectory.transitions[2].ac
     with pytest.raises(RecordError, match=r"Turn 2 .* has no messages.*recorder\.watch\(env\)"):
         record.messages()
-    record, _ = await recorded(tmp_path, chat, THREE, {"a": (1, 2)})
-    with pytest.raises(RecordError, match=r"The task of this record is \{'a': \(1, 2\)\}.*task="):
+    record, _ = await recorded(tmp_path, chat, THREE, {"a": Path("x")})
+    with pytest.raises(RecordError, match=r"The task of this record is \{'a': .*task=.*task_repr"):
         _ = record.task
     record, _ = await recorded(tmp_path, idle, [])
     assert (record.turns, record.text, record.reward) == (0, "", 1.0)
@@ -226,6 +228,20 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
         assert [record.row["group_idx"] for record in read_records(place)] == numbers
 
 
+@pytest.mark.parametrize("task", [("tea", 3), [("a" * 300, None)], {1: "one"}, {3, 4}, b"\x00"])
+async def test_a_task_that_is_a_literal_of_python_comes_back(tmp_path: Path, task: Any) -> None:
+    async def agent(client: AgentClient, task: Any) -> float:
+        await ask(client)
+        return 1.0
+
+    record, _ = await recorded(tmp_path, agent, THREE, task)
+    assert record.task == task
+    assert type(record.task) is type(task)
+    record = RolloutRecord({**record.row, "task_literal": "(" * 1000})
+    with pytest.raises(RecordError, match="cannot be restored"):
+        _ = record.task
+
+
 async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -238,7 +254,12 @@ async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -
     recorder = Recorder(tmp_path / "r.jsonl")
     builder = ChatAgentGroupBuilder(agent, seats=("one", "other"), record=recorder)
     await do_group_rollout(builder, policy_of())
-    assert [record.row["seed"] for record in read_records(recorder.path)] == seen * 2
+    [one, other] = read_records(recorder.path)
+    assert [one.row["seed"], other.row["seed"]] == seen * 2
+    with pytest.raises(RecordError, match="is of the seat 'one'.*cannot be replayed"):
+        await replay(one, agent)
+    with pytest.raises(RecordError, match="is of the seat 'other'.*branched"):
+        BranchEnv(other, 0, agent)
 
 
 async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:

@@ -178,6 +178,14 @@ async def test_what_does_not_fit_is_refused_with_what_would() -> None:
         await evert.rollout(duel, ["Go."], {"a": counting()}, seats=SEATS)
     with pytest.raises(InvalidDatasetError, match="at least one task"):
         await evert.rollout(talker, [], counting())
+    for tasks, kind in (({"a": 1}, "dict"), (iter([1]), "list_iterator"), (7, "int")):
+        with pytest.raises(InvalidDatasetError, match=f"tasks is a {kind}; expected a sequence"):
+            await evert.rollout(talker, tasks, counting())  # type: ignore[arg-type]
+    with pytest.raises(InvalidDatasetError, match="Got 'abc' for the tasks; expected an import"):
+        await evert.rollout(talker, "abc", counting())
+    for policy in ("evert-tiny", len, [1]):
+        with pytest.raises(InvalidDatasetError, match=r"The policy is .*; expected a sampling cl"):
+            await evert.rollout(talker, [1], policy)  # type: ignore[arg-type]
 
 
 async def picky(client: Any, task: str) -> float:
