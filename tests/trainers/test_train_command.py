@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 from tests.trainers.conftest import Patch, Shown
@@ -104,3 +105,22 @@ def test_what_cannot_be_written_is_a_clear_error_and_the_run_goes_on_later(
         assert len(copied.steps()) == 3
     assert run(f"log_path={copied.path}", "steps=4") == 0
     assert copied.steps_done() == 4
+
+
+def test_a_checkpoint_that_the_cookbook_could_not_save_is_shown(
+    tmp_path: Path, capfd: Shown, monkeypatch: Patch
+) -> None:
+    save = CheckpointStore.save
+
+    def fails(store: CheckpointStore, run_id: str, kind: Any, name: str, *a: Any, **k: Any) -> str:
+        if kind == "weights" and name != "final":
+            raise CheckpointError(f"Could not write {name}: No space left on device")
+        return save(store, run_id, kind, name, *a, **k)
+
+    monkeypatch.setattr(CheckpointStore, "save", fails)
+    small = "steps=3", "batch_size=2", "group_size=2", "max_tokens=8", "eval_every=0", "samples=0"
+    assert run("env=identity", *small, "test_tasks=", f"log_path={tmp_path / 'run'}") == 0
+    shown = capfd.readouterr().out
+    assert shown.count("a checkpoint was not saved: Could not write 000001: No space left") == 1
+    assert "a checkpoint was not saved: Could not write 000002" not in shown
+    assert "it resumes from the last one that was saved" in shown

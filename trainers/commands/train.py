@@ -311,7 +311,12 @@ async def _train(
 
     from evert.trainers.rundir.metrics import with_before
     from evert.trainers.training.batch_log import NothingToLearnError
-    from evert.trainers.training.progress import display, follow, quietly
+    from evert.trainers.training.progress import (
+        display,
+        follow,
+        quietly,
+        unsaved_shown,
+    )
 
     total = config.max_steps or 0
 
@@ -324,7 +329,7 @@ async def _train(
 
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
-    with display(console, folder.path, total) as show:
+    with display(console, folder.path, total) as show, unsaved_shown(console):
         async with follow(folder.path, take):
             try:
                 await tally.watch(quietly(cookbook.main(config, workers)))

@@ -29,6 +29,7 @@ from evert.trainers.config.model_names import (
     NamedWeights,
     check_model,
     find_model,
+    split_step,
 )
 from evert.trainers.config.names import check_renderer
 
@@ -238,7 +239,7 @@ def pinned(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, A
 
 
 def _pinned(key: str, value: Any, before: str) -> Any:
-    if _split(key)[1] or not isinstance(value, str) or "@" in value:
+    if _split(key)[1] or not isinstance(value, str) or split_step(value)[1]:
         return value
     if before.startswith(f"{value}@"):
         return before

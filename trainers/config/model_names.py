@@ -112,12 +112,20 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
         return NamedEndpoint(model, address)
     if name.startswith(SERVICE):
         return NamedWeights(None, name)
-    folder, _, step = name.partition("@")
+    folder, step = split_step(name)
     if recorded := recorded_settings(folder, TrainSettings):
         return _of_run(name, Path(folder).expanduser(), step, recorded)
     if name not in BASES and not (name and Path(name).expanduser().is_dir()):
         _check_name(name, others)
     return NamedWeights(name)
+
+
+def split_step(name: str) -> tuple[str, str]:
+    """Split ``runs/NAME@20`` into the run's folder and the step; a folder may have an @, too."""
+    folder, at, step = name.rpartition("@")
+    if not at or "/" in step or Path(name).expanduser().is_dir():
+        return name, ""
+    return folder, step
 
 
 def check_model(
@@ -153,7 +161,7 @@ def is_here(base_model: str) -> bool:
 
 
 def _check_name(name: str, others: Collection[str]) -> None:
-    path = Path(name.partition("@")[0]).expanduser()
+    path = Path(split_step(name)[0]).expanduser()
     beside = "/" in name and path.parent.is_dir() and not _is_known(name)
     there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]
     there = [each for each in there if each != str(Path(name).expanduser())]  # a file, for one

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from evert.trainers.config.backend import check_engine, choose_engine
 from evert.trainers.config.fields import RecipeError as RecipeError
 from evert.trainers.config.frozen_models import check_episodes, frozen_models, read_models
-from evert.trainers.config.model_names import NamedWeights, check_model
+from evert.trainers.config.model_names import NamedWeights, check_model, split_step
 from evert.trainers.config.names import PATHS, check_names
 from evert.trainers.config.opponents import check_opponents
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
@@ -77,7 +77,7 @@ def _check_known(settings: TrainSettings) -> None:
 
 
 def _check_no_run(settings: TrainSettings) -> None:
-    folder = settings.model_name.partition("@")[0]  # runs/NAME@STEP is a run, too
+    folder, _ = split_step(settings.model_name)  # runs/NAME@STEP is a run, too
     if recorded_settings(folder, TrainSettings):
         raise RecipeError(
             f"model_name={settings.model_name} is a run; expected a model. To train the run "

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
+from evert.bridge.redaction import redacted
 from evert.trainers.rundir.folder import LOGS
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
 from evert.trainers.system.files import METRICS, read_jsonl
@@ -104,6 +105,26 @@ async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await polling
         catch_up()
+
+
+@contextmanager
+def unsaved_shown(console: Console) -> Iterator[None]:
+    """Show the first failed save of a checkpoint in the block: the Cookbook only logs failures."""
+    logger, shown = logging.getLogger("tinker_cookbook.checkpoint_utils"), list[str]()
+
+    def show(record: logging.LogRecord) -> bool:
+        if "checkpoint save failed" in record.getMessage() and not shown:
+            error = record.exc_info[1] if record.exc_info else None
+            shown.append(redacted(f"a checkpoint was not saved: {error or record.getMessage()}"))
+            said = "The run goes on. If it is stopped, it resumes from the last one that was saved."
+            console.print(f"{shown[0]}\n{said}", soft_wrap=True, markup=False)
+        return True
+
+    logger.addFilter(show)
+    try:
+        yield
+    finally:
+        logger.removeFilter(show)
 
 
 @contextmanager

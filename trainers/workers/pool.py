@@ -67,7 +67,7 @@ class PoolRollouts(WorkerExecutor):
             if worker.lost is not None:
                 raise worker.lost
         except BaseException:
-            await worker.end("was not needed any more")
+            await worker.end("was not needed any more", signal.SIGTERM)
             raise
         return worker
 
@@ -117,10 +117,11 @@ class PoolWorker(SubprocessStreamProtocol):
         """Wait until the worker has died, or has closed its pipe."""
         await asyncio.wait([self._attending])
 
-    async def end(self, why: str = "") -> None:
+    async def end(self, why: str = "", number: signal.Signals = signal.SIGABRT) -> None:
         """Make the process cancel its groups and end; then kill what is left of it.
 
-        If there is a reason, which the error names, the process gets no time to clean up.
+        If there is a reason, which the error names, the process gets the signal ``number`` and no
+        time to clean up; at SIGABRT it writes its threads' stacks.
         """
         self._why = why or self._why
         patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS
@@ -128,7 +129,7 @@ class PoolWorker(SubprocessStreamProtocol):
         stdin.close()
         with suppress(ProcessLookupError):
             if self._why:
-                self._process.send_signal(signal.SIGABRT)  # it writes its threads' stacks
+                self._process.send_signal(number)
         try:
             await asyncio.wait([self._exited], timeout=patience)
         finally:  # also when this call is cancelled

@@ -17,6 +17,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.frozen_models import pinned
 from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, NamedWeights
 from evert.trainers.episodes.players import Contestant, find
 from evert.trainers.episodes.policies import EndpointPolicy, PolicyError, SeededPolicy
@@ -104,6 +105,17 @@ def test_a_digest_is_of_the_weights_and_not_of_where_they_are(run: Path) -> None
     assert found(str(moved)).digest == before
     (moved / file.relative_to(run)).write_bytes(b"after thirty")
     assert found(str(moved)).digest != before
+
+
+def test_the_path_of_a_run_may_have_an_at_sign(run: Path) -> None:
+    digests = [found(name).digest for name in (str(run), f"{run}@10")]
+    (home := run.parent / "me@example.org").mkdir()
+    for name in ("run", "run@10", "run@x=1"):
+        moved = run = run.rename(home / name)
+        assert [found(str(moved)).digest, found(f"{moved}@10").digest] == digests
+        assert pinned({"judge": str(moved)}, {}) == {"judge": f"{moved}@20"}
+    with pytest.raises(ModelNameError, match=f"{run}@12: the run in {run} has no weights after"):
+        found(f"{run}@12")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.workers import playing
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.pool import PoolRollouts
+from evert.trainers.workers.process import BOOT
 from evert.trainers.workers.travel import pack
 
 SECONDS = 60.0
@@ -224,6 +225,15 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children()}
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a worker, and not yet the fork that becomes it, has a handler of a signal."""
+    if BOOT not in psutil.Process(pid).cmdline():
+        return False
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def waits(folder: Path) -> Callable[..., Any]:
     """An agent that does not end, unless it is given up."""
 
@@ -257,6 +267,16 @@ async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() ->
     assert children() == before
     with pytest.raises(RuntimeError, match="after shutdown"):
         await play(executor, says_task())
+
+
+async def test_a_worker_that_is_not_needed_any_more_ends_without_stacks(capfd: Any) -> None:
+    before = children()
+    starting = asyncio.create_task(PoolRollouts(workers=1).start_worker())
+    await until(lambda: any(catches(pid, signal.SIGABRT) for pid in children() - before))
+    starting.cancel()  # while the worker imports
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert capfd.readouterr().err == ""
 
 
 async def test_an_error_gives_up_what_is_being_played(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def _writing(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Could not write {folder}: {error}. Earlier checkpoints are untouched. "
-            "Free some space, or choose a root folder that can be written to."
+            "Free some space, or choose a folder that can be written to."
         ) from error
 
 
