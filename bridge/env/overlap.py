@@ -77,8 +77,10 @@ class Overlap:
             self.takes(Outstanding(call, here, book.latest_drift))
 
     async def react(self) -> None:
-        """Let the agent react to a reply, if other calls wait: else it is the agent's next call or
-        its end that the Env waits for."""
+        """Let the agent react to a reply if other calls wait.
+
+        Without them, the Env waits for the agent's next call or its end anyway.
+        """
         inbox = self._account.inbox
         if not self.is_met and (inbox is None or not inbox.has_calls):
             return
