@@ -87,7 +87,7 @@ async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, coun
 
 
 async def test_each_turn_has_its_reward_and_its_end() -> None:
-    trajectory = await do_single_rollout(Numbered("123"), ChatAgentEnv(three_turns))
+    trajectory = await do_single_rollout(Numbered(["1", "2", "3"]), ChatAgentEnv(three_turns))
 
     (found,) = sequences(trajectory)
 
