@@ -271,6 +271,8 @@ def test_a_run_that_fails_is_a_row(tmp_path: Path, monkeypatch: Patch, capsys: S
     assert "the run's 'charm' is None, no finite number; it has step, " in errors["0"]
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2
+    assert "(error: In one step nearly all episodes failed" in shown
+    assert "(To resume: " not in shown
     assert "best:" not in shown
     assert "To try the failed runs again:" in shown
 

@@ -197,7 +197,8 @@ class Sweep:
                 status, error = "failed", f"error: {missing}"
         self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
         values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
-        why = f" ({error.splitlines()[-1]})" if error else ""
+        lines = error.splitlines()  # of a traceback the last says why; of ours, the first
+        why = f" ({lines[0 if error.startswith('error: ') else -1]})" if lines else ""
         score = status if objective is None else f"{status} {show(objective)}"
         self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")
         self._progress.update(self._bar, completed=self.done)
