@@ -136,6 +136,11 @@ class Account:
                 reward += put_note(note, metrics, logs)
         return reward
 
+    def take_late_reward(self) -> float:
+        """Take the notes on transitions that were returned before; return their reward."""
+        late = self.inbox.notes.take_late() if self.inbox is not None else []
+        return sum(put_note(note, {}, {}) for note in late)
+
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """Make an ending for ``reason`` with the agent's notes and the report."""
         ending = Ending(reward)

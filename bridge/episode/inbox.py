@@ -128,7 +128,7 @@ class Inbox(Generic[P]):
     @property
     def has_calls(self) -> bool:
         """Whether a call waits to be taken."""
-        return any(call.is_waiting for call in self._queue)
+        return any(call.is_waiting for call in (*self._queue, *self._sampled))
 
     # -- the agent's side ------------------------------------------------------------------------
 

@@ -51,9 +51,13 @@ class Notes:
         return taken
 
     def take_late(self) -> list[Note]:
-        """Remove and return the notes on transitions that were returned before."""
+        """Remove and return the notes on transitions that were returned before.
+
+        From here on, notes are for the next transition, until the next ``reached``.
+        """
         late = [*self._late, *(note for note in self._waiting if note.turn is not None)]
         self._late.clear()
+        self._turns = None
         self._waiting[:] = [note for note in self._waiting if note.turn is None]
         return late
 

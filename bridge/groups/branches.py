@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import InitialObservationOverflow, Observation
 
+from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.transcript import Transcript
@@ -20,7 +21,7 @@ from evert.bridge.errors import InvalidDatasetError, ReplayError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import RolloutRecord
-from evert.bridge.records.replay import ReplayPolicy, check_seatless
+from evert.bridge.records.replay import InOrder, check_seatless
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
 """The first sampled turn, or a function from a record to it; -1 is the last turn."""
@@ -72,16 +73,14 @@ class BranchEnv(ChatAgentEnv):
             ReplayError: The agent differs from the record before that turn.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
-        overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
-        ahead = overlap.ahead
-        overlap.ahead = None if self._turn else ahead  # replayed turns are not sampled ahead
+        overlap, policy = self._turns.overlap, InOrder(self._record, self)
+        ahead, overlap.ahead = overlap.ahead, (replayed := Ahead(policy, self._record.turns))
+        overlap.is_met = True  # so that every call waits for its turn in the record
         begun = await super().initial_observation()
         for turn in range(self._turn):
-            if turn == self._turn - 1:
-                overlap.ahead = ahead
             if isinstance(begun, InitialObservationOverflow):
                 break
-            action = await policy(*begun)
+            action = await replayed(*begun)
             result = await self.step(action.tokens, extra={"stop_reason": action.stop_reason})
             self.earned += result.reward
             if result.episode_done:
@@ -93,7 +92,10 @@ class BranchEnv(ChatAgentEnv):
         if isinstance(begun, InitialObservationOverflow):
             policy.check_over()
             return begun
-        policy.find(begun[0])
+        policy.check_at(self._turn, begun[0])
+        replayed.cancel()  # other calls that wait get the new policy's replies
+        overlap.ahead, overlap.is_met = ahead, False
+        self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()
         self.transcript = self.transcript and Transcript()

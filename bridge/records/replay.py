@@ -14,11 +14,10 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.differences import in_field, in_messages, shortened, words
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
-from evert.bridge.env.parallel import MAX_CALLS, do_parallel_rollout
+from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError, ReplayError
 from evert.bridge.records.record import RolloutRecord
@@ -62,8 +61,13 @@ class ReplayPolicy(TokenCompleter):
         for turn in self.left:
             if prompts[turn] == prompt:
                 return turn
-        request = self._env.request_of(model_input) if self._env is not None else None
-        raise ReplayError(self._difference(prompt, request))
+        raise ReplayError(self._difference(prompt, model_input))
+
+    def check_at(self, turn: int, model_input: tinker.ModelInput) -> None:
+        """Check that this is the prompt of a turn; else a ReplayError."""
+        prompt = flatten(model_input.chunks)
+        if prompt != self.record.prompts[turn]:
+            raise ReplayError(self._difference(prompt, model_input))
 
     def check_over(self) -> None:
         """Check that the agent made all recorded calls; else a ReplayError."""
@@ -73,7 +77,8 @@ class ReplayPolicy(TokenCompleter):
                 f"called the model{_quoted(self._asked(turn))}."
             )
 
-    def _difference(self, prompt: FlatPrompt, request: ChatRequest | None) -> str:
+    def _difference(self, prompt: FlatPrompt, model_input: tinker.ModelInput) -> str:
+        request = self._env.request_of(model_input) if self._env is not None else None
         now = [*map(as_message, request.messages)] if request is not None else []
         if not self.left:
             turns = self.record.turns
@@ -100,21 +105,23 @@ class ReplayPolicy(TokenCompleter):
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
 
 
-class _InOrder(ReplayPolicy):
-    """Answers concurrent calls in the recorded order."""
+class InOrder(ReplayPolicy):
+    """Answers concurrent calls in the recorded order, for an Env that is played by an ``Ahead``."""
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)
         self._overlap = env._turns.overlap
         self._patience = env._settings.agent_timeout
         self._answered, self._moved = 0, asyncio.Condition()
+        self._overlap.is_met |= _has_met(record, 0)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         turn = self.find(model_input)
         self.left.remove(turn)
-        self._overlap.is_met |= _has_met(self.record, turn)
+        # The next call, too, may only be handed out in its turn.
+        self._overlap.is_met |= _has_met(self.record, turn) or _has_met(self.record, turn + 1)
         try:
             async with asyncio.timeout(self._patience), self._moved:
                 await self._moved.wait_for(lambda: self._answered == turn)
@@ -131,7 +138,8 @@ class _InOrder(ReplayPolicy):
 
 def _has_met(record: RolloutRecord, turn: int) -> bool:
     """Whether calls had overlapped, and were sampled concurrently, when a turn was played."""
-    return bool(record.row["steps"][turn].get("call", {}).get("met"))
+    steps = record.row["steps"][turn : turn + 1]
+    return any(step.get("call", {}).get("met") for step in steps)
 
 
 def check_seatless(record: RolloutRecord) -> None:
@@ -171,11 +179,10 @@ async def replay(
     task = record.task if task is NO_TASK else task
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
     met = any(_has_met(record, turn) for turn in range(record.turns))
-    policy = _InOrder(record, env) if met else ReplayPolicy(record, env)
-    most = max(MAX_CALLS, record.turns)
+    policy = InOrder(record, env) if met else ReplayPolicy(record, env)
     try:
         trajectory = await (
-            do_parallel_rollout(policy, env, most) if met else do_single_rollout(policy, env)
+            do_parallel_rollout(policy, env, record.turns) if met else do_single_rollout(policy, env)
         )
     finally:
         await env.close()

@@ -173,6 +173,25 @@ async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: 
         await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
+@pytest.mark.parametrize("play", [do_single_rollout, do_parallel_rollout])
+async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
+    tmp_path: Path, play: Any
+) -> None:
+    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
+    env = recorder.watch(ChatAgentEnv(agent))
+    recorder.add([await do_parallel_rollout(Slow(), env)], [env])
+    [record] = read_records(tmp_path)
+
+    for turn in range(record.turns):
+        env = BranchEnv(record, turn, agent)
+        branch = await play(Slow(), env)
+        assert branch.transitions[0].ob.to_ints() == record.prompts[turn]
+        assert len(branch.transitions) == record.turns - turn
+        rewarded = [{"A": 1, "B": 2, "C": 3}[str(t.logs["who"])] for t in branch.transitions]
+        assert rewards(branch) == [*rewarded[:-1], rewarded[-1] + 0.5]
+        assert env.earned + sum(rewards(branch)) == 12.5
+
+
 def asks(*texts: str, tools: Any = None) -> Callable[[Any], Awaitable[float]]:
     async def agent(client: Any) -> float:
         await ask(client, *texts, tools=tools)
