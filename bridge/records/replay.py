@@ -118,6 +118,7 @@ class InOrder(ReplayPolicy):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
+        """See ``ReplayPolicy``; also a ReplayError if an earlier call is not made in time."""
         turn = self.find(model_input)
         self.left.remove(turn)
         # The next call, too, may only be handed out in its turn.
@@ -180,9 +181,10 @@ async def replay(
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
     met = any(_has_met(record, turn) for turn in range(record.turns))
     policy = InOrder(record, env) if met else ReplayPolicy(record, env)
+    most = record.turns
     try:
         trajectory = await (
-            do_parallel_rollout(policy, env, record.turns) if met else do_single_rollout(policy, env)
+            do_parallel_rollout(policy, env, most) if met else do_single_rollout(policy, env)
         )
     finally:
         await env.close()
