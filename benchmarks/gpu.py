@@ -35,6 +35,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -90,6 +91,7 @@ from evert.trainers.engine.models.base_models import (  # noqa: E402
     import_lazy_modules,
 )
 from evert.trainers.engine.models.shared import SharedBases  # noqa: E402
+from evert.trainers.engine.sampling import lean_batch  # noqa: E402
 from evert.trainers.engine.sampling.frozen import FrozenLean  # noqa: E402
 from evert.trainers.engine.sampling.memory import activation_bytes, pass_budget  # noqa: E402
 from evert.trainers.engine.sampling.sampler import Sampler  # noqa: E402
@@ -410,6 +412,9 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
             bench.speed(count * reply, plain),
             bench.share(read * reply / took / bench.bandwidth, "bandwidth"),
         )
+        with patch.object(lean_batch, "Graphs", lambda: None):
+            took = bench.seconds(draw)
+        bench.add("the same, without CUDA graphs", bench.speed(count * reply, took))
     waits = []
     for tokens in (reply, 2 * reply):
         with bench.waits() as found:

@@ -9,6 +9,9 @@ What it must not do on CUDA is refused here as PyTorch refuses it there: tensors
 one operation, a tensor on the device as a NumPy array, ``mm(out_dtype=)`` of other types than
 CUDA's. Kernels themselves are the CPU's: that a GPU has one, is fast, or has memory, is not shown.
 
+A graph repeats the operations of its capture on the same memory, whatever Python would do now.
+What CUDA refuses in a capture is refused: waits, and copies between host and device.
+
 What the host waits for is what PyTorch waits for on CUDA: a copy between host and device that is
 not declared ``non_blocking``, a number that Python reads, and results whose shape depends on
 numbers (``nonzero``, boolean indices, ``unique``).
@@ -21,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 from torch import Tensor
@@ -65,6 +68,10 @@ class StandIn:
 
     waits: list[Wait] = field(default_factory=list)
     """In order; threads append to it."""
+    replays: int = 0
+    """How often a graph was launched."""
+    captures: dict[int, list[Any]] = field(default_factory=dict)
+    """By thread, the operations of the graph that it captures."""
 
     def waited(self, call: Callable[[], Any]) -> Counter[Wait]:
         """What the host waits for while a call runs."""
@@ -74,6 +81,8 @@ class StandIn:
 
     def wait(self, why: str) -> None:
         """Note that the host waits."""
+        if threading.get_ident() in self.captures:
+            raise RuntimeError(f"{why} is not permitted when stream is capturing")
         self.waits.append(Wait(why.removeprefix("aten::"), _place()))
 
     def run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -107,7 +116,10 @@ class StandIn:
             if first.dtype not in (torch.bfloat16, torch.float16) or wanted != torch.float32:
                 raise RuntimeError(f"mm(out_dtype={wanted}) of {first.dtype} is not CUDA's")
             return torch.mm(first.float(), second.float())
-        return operation(*args, **kwargs)
+        found = operation(*args, **kwargs)
+        if (capture := self.captures.get(threading.get_ident())) is not None:
+            capture.append((operation, args, kwargs, found))
+        return found
 
     def _note_reading(self, name: str, args: Any) -> None:
         if name in READING:
@@ -124,7 +136,7 @@ class StandIn:
         if operation._schema.name == "aten::copy_":
             source, result = args[1], args[0]
             to_device = isinstance(result, NumbersOnCuda)
-            operation(_numbers(result), _numbers(source), *args[2:])
+            self._computed(operation, (_numbers(result), _numbers(source), *args[2:]), {})
             waits = not (args[2:] and args[2])
         else:
             source, target = args[0], kwargs.get("device")
@@ -132,9 +144,10 @@ class StandIn:
             to_device = from_device if target is None else _is_ours(target)
             if not from_device and not to_device:
                 return operation(*args, **kwargs)
-            found = operation(_numbers(source), **{**kwargs, "device": HOST})
+            found = self._computed(operation, (_numbers(source),), {**kwargs, "device": HOST})
             result = NumbersOnCuda(found) if to_device else found
             waits = not kwargs.get("non_blocking")
+        waits = waits or threading.get_ident() in self.captures
         if waits and isinstance(source, NumbersOnCuda) != to_device:
             self.wait("copy to the device" if to_device else "copy to the host")
         return result
@@ -142,6 +155,27 @@ class StandIn:
 
 _current = StandIn()
 """The device that is in use."""
+
+
+class Graph:
+    """A CUDA graph: the operations of a capture, with the memory that they read and write."""
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        """Begin to capture this thread's operations."""
+        self._operations = _current.captures[threading.get_ident()] = []
+
+    def capture_end(self) -> None:
+        """End the capture."""
+        del _current.captures[threading.get_ident()]
+
+    def replay(self) -> None:
+        """Repeat the operations."""
+        _current.replays += 1
+        for operation, args, kwargs, found in self._operations:
+            again = operation(*args, **kwargs)
+            for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
 
 
 class NumbersOnCuda(Tensor):
@@ -232,6 +266,11 @@ def stand_in() -> Iterator[StandIn]:
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
+        "CUDAGraph": Graph,
+        "Stream": Mock,
+        "current_stream": Mock,
+        "stream": lambda stream: nullcontext(),
+        "graph_pool_handle": Mock,
     }
     with (
         patch.multiple(torch.cuda, **answers),

@@ -83,7 +83,7 @@ class LeanModel:
         self.layers = [self._fuse(layer) for layer in base.model.layers]
         self._inverse_frequencies: Tensor = base.model.rotary_emb.inv_freq.detach().float().clone()
         self._rotary_scale = float(base.model.rotary_emb.attention_scaling)
-        self._rotary = self._rotary_table(512)
+        self.rotary = self._rotary_table(512)  # [positions, D / 2], complex
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +103,7 @@ class LeanModel:
         ``attend`` computes attention; ``checkpointing``: a backward pass computes layers again.
         """
         x = F.embedding(tokens, self.embedding)
-        rotary = self._rotary[positions].unsqueeze(2)
+        rotary = self.rotary[positions].unsqueeze(2)
         for index, layer in enumerate(self.layers):
             if checkpointing:
                 x = computed_again(self._layer, index, layer, x, rotary, attend)
@@ -117,8 +117,8 @@ class LeanModel:
 
     def reserve(self, length: int) -> None:
         """Make sure that the rotary table has all positions below ``length``."""
-        if length > self._rotary.shape[0]:
-            self._rotary = self._rotary_table(max(length, 2 * self._rotary.shape[0]))
+        if length > self.rotary.shape[0]:
+            self.rotary = self._rotary_table(max(length, 2 * self.rotary.shape[0]))
 
     def _layer(
         self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend

@@ -12,6 +12,7 @@ From the outside in:
     lean_batch.py     a batch of our own forward pass
     row_cache.py      its keys and values, row by row
     stem.py           the common prefix of its rows, held once
+    graphs.py         its steps, captured as CUDA graphs
     generic_batch.py  a batch of any other model
     prefill.py        orders rows so that common prefixes come first, and once
     prefix_cache.py   keys and values, found by their tokens

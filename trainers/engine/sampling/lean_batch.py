@@ -20,6 +20,7 @@ from torch import Tensor
 from evert.trainers.engine.common.parallel import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
 from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
+from evert.trainers.engine.sampling.graphs import Graphs, rounded
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 from evert.trainers.engine.sampling.row_cache import RowCache
@@ -45,7 +46,6 @@ class LeanBatch(Batch):
         self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
         self._columns = self._positions
         """[B] index of each row's next token: in the whole row, and in its row of the cache."""
-        self._rows = self._columns  # [B] 0, 1, ...
         self._open, self._shut = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
@@ -53,6 +53,7 @@ class LeanBatch(Batch):
         """Added to the attention score of a token that a row has, and of one that it has not."""
         self._longest = self._widest = 0  # Maxima of both
         self._cache = RowCache(model)
+        self._graphs = Graphs() if self.device.type == "cuda" else None
 
     @property
     def size(self) -> int:
@@ -61,23 +62,50 @@ class LeanBatch(Batch):
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row; see ``Batch``."""
-        self._cache.reserve(self.size, self._widest + 1)
+        rows = self.size if self._graphs is None else rounded(self.size)
+        self._cache.reserve(rows, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        # With several adapters the batch is not cut: their model takes all rows together.
-        least = _LANE_ROWS if self._decoder is self._weights[0].model else self.size
-        logits = in_stretches(partial(self._step, tokens), self.size, least, self.device)
+        # With several adapters their model takes all rows together: no fewer, and no more.
+        is_single = self._decoder is self._weights[0].model
+        if self._graphs is not None and is_single:
+            logits = self._step_by_graph(tokens, self._graphs)
+        else:
+            least = _LANE_ROWS if is_single else self.size
+            logits = in_stretches(partial(self._step, tokens), self.size, least, self.device)
         self._lengths = [length + 1 for length in self._lengths]
         self._positions, self._columns = self._positions + 1, self._columns + 1
         self._longest, self._widest = self._longest + 1, self._widest + 1
         return logits
 
     def _step(self, tokens: Tensor, ours: slice) -> Tensor:
-        positions, columns = self._positions[ours], self._columns[ours]
-        rows = self._rows[ours]
         length = min(-(-(self._widest + 1) // 16) * 16, self._cache.length)
+        without = None if self._without is None else self._without[ours]
+        inputs = tokens[ours], self._positions[ours], self._columns[ours], without
+        return self._decoder.logits(self._hidden(ours, length, *inputs))
+
+    def _step_by_graph(self, tokens: Tensor, graphs: Graphs) -> Tensor:
+        rows = rounded(self.size)
+        length = min(rounded(self._widest + 1, 64), self._cache.length)
+        inputs = [tokens, self._positions, self._columns]
+        if self._stem is not None and self._without is not None:
+            inputs.append(self._without)
+        owners = self._decoder, self._decoder.rotary, self._cache.keys[0], self._stem
+        call = partial(self._hidden, slice(0, rows), length)
+        return self._decoder.logits(graphs.run(owners, (rows, length, len(inputs)), call, inputs))
+
+    def _hidden(
+        self,
+        ours: slice,
+        length: int,
+        tokens: Tensor,
+        positions: Tensor,
+        columns: Tensor,
+        without: Tensor | None = None,
+    ) -> Tensor:
+        """The hidden states [B, H] of one token a row, of the cache's first ``length`` columns."""
+        rows = torch.arange(ours.start, ours.stop, device=self.device)
         seen = self._cache.places[:length] <= columns[:, None]
         bias = torch.where(seen, self._open, self._shut)[:, None, None]
-        without = None if self._without is None else self._without[ours]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self._cache.keys[layer][rows, :, columns] = keys[:, 0]
@@ -90,8 +118,7 @@ class LeanBatch(Batch):
                 return attention(queries, keys, values, mask=seen[:, None, None])
             return _attention_of_one(queries, keys, values, bias)
 
-        hidden = self._decoder.hidden(tokens[ours, None], positions[:, None], attend)
-        return self._decoder.logits(hidden[:, 0])
+        return self._decoder.hidden(tokens[:, None], positions[:, None], attend)[:, 0]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all rows but these; the last rows kept fill the gaps."""
@@ -229,7 +256,6 @@ class LeanBatch(Batch):
         self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
         self._columns = self._positions - starts
-        self._rows = torch.arange(self.size, device=self.device)
         self._longest = max(self._lengths, default=0)
         own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._widest = max(own, default=0)

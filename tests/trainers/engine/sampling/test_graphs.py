@@ -1,0 +1,79 @@
+"""Decoding steps that were captured as CUDA graphs, on a stand-in for CUDA."""
+
+import copy
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from tests.trainers.engine.sampling.test_prefixes import family, tokens
+from tests.trainers.engine.standin import CUDA, Graph, stand_in
+
+from evert.trainers.engine.sampling.frozen import FrozenLean
+from evert.trainers.engine.sampling.graphs import rounded
+
+
+def play(model: Any) -> list[np.ndarray]:
+    """The logits of a batch whose rows come, go and grow, with and without a common beginning."""
+    with torch.inference_mode():
+        batch = FrozenLean(model).new_batch()
+        found: list[Any] = []
+
+        def step(times: int) -> None:
+            for _ in range(times):
+                ids = torch.arange(batch.size, device=batch.device) + len(found)
+                found.append(batch.step(ids % 97).cpu())
+
+        found.append(batch.admit(family(400, [50] * 4), [3] * 4).logits.cpu())
+        step(6)
+        batch.keep([11, *range(8)])
+        step(6)
+        found.append(batch.admit([tokens(5, 3)], [1]).logits.cpu())
+        step(20)
+        batch.keep([9])
+        step(6)
+        batch.keep([])
+        found.append(batch.admit([tokens(9, 5), tokens(30, 6)], [1, 4]).logits.cpu())
+        step(6)
+        batch.admit([tokens(300, 7)], [1])  # the cache grows
+        batch.keep([*range(5)])
+        step(40)
+    return [logits.numpy() for logits in found]
+
+
+def farthest(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return float(max(np.abs(ours - theirs).max() for ours, theirs in pairs))
+
+
+def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(model: Any) -> None:
+    expected = play(model)
+    with stand_in() as device:
+        found = play(copy.deepcopy(model).to(CUDA))
+
+    assert farthest(found, expected) < 1e-4
+    assert device.replays > 60  # of 84 steps
+
+
+def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = play(model)
+    refusal = RuntimeError("operation not permitted")
+    with stand_in() as device, patch.object(Graph, "capture_begin", side_effect=refusal):
+        found = play(copy.deepcopy(model).to(CUDA))
+
+    assert farthest(found, expected) < 1e-4
+    assert device.replays == 0
+    assert [record.message for record in caplog.records] == [
+        "Decoding without CUDA graphs, since a step cannot be captured: operation not permitted"
+    ]
+
+
+def test_sizes_are_rounded_to_few_and_by_a_fifth_at_most() -> None:
+    sizes = range(1, 4097)
+
+    assert len({rounded(size) for size in sizes}) < 50
+    assert all(size <= rounded(size) <= 1.25 * size for size in sizes)
+    assert {rounded(size, 64) % 64 for size in sizes} == {0}

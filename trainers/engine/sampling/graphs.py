@@ -1,0 +1,121 @@
+"""CUDA graphs: decoding steps that the host launches as one.
+
+A step appends one token to every row by some hundred small operations. Launching them one by one
+takes the host longer than they take a GPU. A graph launches all of them together; it repeats the
+same operations on the same memory. So a step is captured for a number of rows and of columns, both
+rounded up, and its inputs are copied into tensors of its own.
+
+Shapes: B rows, H hidden.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_PARTS = 4
+"""Sizes between a power of two and the next: a graph computes at most a fifth in vain."""
+
+
+def rounded(size: int, least: int = 1) -> int:
+    """Round a size up to one of a few, each a multiple of ``least``."""
+    step = max(least, (1 << (size - 1).bit_length()) // (2 * _PARTS))
+    return -(-size // step) * step
+
+
+class Graphs:
+    """The steps of one batch that were captured so far."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[int, ...], _Step] = {}
+        self._owners: tuple[object, ...] = ()
+        self._capture: _Capture | None = None
+
+    def run(
+        self,
+        owners: tuple[object, ...],
+        sizes: tuple[int, ...],
+        call: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+    ) -> Tensor:
+        """Return ``call(*inputs)`` for inputs that are padded with zero rows.
+
+        Args:
+            owners: Objects whose memory ``call`` uses. With another one, all is captured anew.
+            sizes: Number of rows to compute, and what else the operations depend on.
+            call: A function of the inputs [rows] that does not wait for the device.
+            inputs: [B] each.
+
+        Returns:
+            [B, H], valid until the next call.
+        """
+        if [*map(id, owners)] != [*map(id, self._owners)]:
+            self._steps.clear()
+            self._owners = owners
+        self._capture = self._capture or _Capture()
+        if (step := self._steps.get(sizes)) is None:
+            step = self._steps[sizes] = _Step(call, sizes[0], inputs)
+        return step.run(inputs, self._capture)[: len(inputs[0])]
+
+
+class _Step:
+    """Runs once as it is, since libraries set themselves up; the second time it is captured."""
+
+    def __init__(self, call: Callable[..., Tensor], rows: int, inputs: Sequence[Tensor]) -> None:
+        self._call = call
+        self._inputs = [each.new_zeros(rows) for each in inputs]
+        self._has_run = False
+        self._graph: Any = None
+        self._result = torch.zeros(0)
+
+    def run(self, inputs: Sequence[Tensor], capture: "_Capture") -> Tensor:
+        for held, given in zip(self._inputs, inputs, strict=True):
+            held[: len(given)].copy_(given)
+        if not self._has_run or capture.failed:
+            self._has_run = True
+            return self._call(*self._inputs)
+        if self._graph is None:
+            self._graph, self._result = capture(lambda: self._call(*self._inputs))
+        if self._graph is not None:
+            self._graph.replay()
+        return self._result
+
+
+class _Capture:
+    """Captures calls on one stream, into one pool of memory.
+
+    Graphs may share a pool: one runs at a time, and all results are kept.
+    """
+
+    def __init__(self) -> None:
+        self.failed = False
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        """Return the graph of a call, and what each replay writes its result into.
+
+        If the call cannot be captured, the graph is None, and the result that of the call.
+        """
+        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(now)
+        try:
+            with torch.cuda.stream(self._stream):
+                # Other threads may use the device meanwhile: a trainer does.
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")
+                try:
+                    result = call()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            logger.warning(
+                "Decoding without CUDA graphs, since a step cannot be captured: %s", error
+            )
+            self.failed = True
+            return None, call()
+        now.wait_stream(self._stream)
+        return graph, result
