@@ -16,7 +16,7 @@ from evert.bridge.clients.dialects.events import deltas
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
-    read_format_field,
+    read_format,
 )
 from evert.bridge.clients.dialects.responses_tools import read_call, read_tools, write_call
 from evert.bridge.clients.dialects.shapes import (
@@ -56,7 +56,7 @@ class Responses(Dialect):
             tools,
             fields.read_cap(body, "max_output_tokens"),
             (),
-            read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
+            read_format(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
             logprobs=LOGPROBS in fields.read_list(body.get("include"), "include", "strings"),
             train=fields.read_train(body),
