@@ -167,6 +167,17 @@ class Episode:
         """Whether the agent function is done."""
         return self._over.is_set()
 
+    def check_running(self) -> None:
+        """Check that the agent may still call. Safe from any thread.
+
+        Raises:
+            EnvClosedError, EpisodeEndedError: The episode is over, or its event loop is closed.
+        """
+        if self.loop.is_closed():
+            self.abandon()
+        if self.life is not Life.RUNNING:
+            raise self._refusal()
+
     def hold(self, release: Callable[[], Awaitable[None]]) -> None:
         """Register ``release`` to be called when the episode is over. Safe from any thread.
 
@@ -174,7 +185,7 @@ class Episode:
             EnvClosedError, EpisodeEndedError: The episode is over: nothing may be opened any more.
         """
         with self._holding:  # else a thread could register it after the release
-            check_running(self)
+            self.check_running()
             self._held = self._held or AsyncExitStack()
             self._held.push_async_callback(release)
 
@@ -347,18 +358,6 @@ class Episode:
     def _stop_asking(self) -> None:
         for task in self._asking:
             task.cancel()
-
-
-def check_running(episode: Episode) -> None:
-    """Check that an agent may still call. Safe from any thread.
-
-    Raises:
-        EnvClosedError, EpisodeEndedError: The episode is over, or its event loop is closed.
-    """
-    if episode.loop.is_closed():
-        episode.abandon()
-    if episode.life is not Life.RUNNING:
-        raise episode._refusal()
 
 
 def _leave_behind(task: "asyncio.Task[None]") -> None:
