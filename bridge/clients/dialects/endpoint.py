@@ -273,10 +273,10 @@ class Endpoint:
             return sent
         try:
             request = self.asked(sent.dialect.read(sent.body))
+            if sent.path.endswith(COUNTS):
+                return _counted(self.renderer, request, sent)
         except openai.BadRequestError as error:
             return _refusal(sent.dialect, error)
-        if sent.path.endswith(COUNTS):
-            return _counted(self.renderer, request, sent)
         return Call(request, sent.dialect, sent.body, self.new_id())
 
     def _serves(self, sent: Sent, model: object) -> bool:
@@ -316,10 +316,7 @@ def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
 def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
     if len(sent.content) > LONG_PROMPT:  # so this runs in a thread
         renderer = renderer.off_loop
-    try:
-        return Answer(200, _json(sent.dialect.counted(count_tokens(request, renderer))))
-    except openai.BadRequestError as error:
-        return _refusal(sent.dialect, error)
+    return Answer(200, _json(sent.dialect.counted(count_tokens(request, renderer))))
 
 
 def _models(routes: Routes, path: str) -> Answer:
