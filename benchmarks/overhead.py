@@ -27,6 +27,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -99,8 +100,8 @@ class SwitchOnly(Env):
         form, loop = inspect_agent(self._agent), asyncio.get_running_loop()
         episode = Episode(form, loop, [["policy"]])
         self._inbox = episode.inboxes[0]
-        endpoint = Endpoint(episode, self._inbox, "policy", prompt_renderer(None))
-        episode.start(partial(self._agent, AgentClient(endpoint)))
+        endpoint = Endpoint(episode, "policy", prompt_renderer(None))
+        episode.start(partial(self._agent, AgentClient(endpoint)), copy_context())
         await self._next()
         return EMPTY, []
 

@@ -47,12 +47,12 @@ class _Handle:
             RewardError: The reward is not a finite number.
         """
         value = reward_of(reward, "The reward given to client.reward")
-        self._endpoint.inbox.notes.add("reward", "", value)
+        self._endpoint.notes.add("reward", "", value)
 
     def log(self, **values: str | int | float) -> None:
         """Record values for people to read, in the transition's logs."""
         for key, value in values.items():
-            self._endpoint.inbox.notes.add("log", key, value)
+            self._endpoint.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
         """Record a number for curves, in the transition's metrics.
@@ -60,7 +60,7 @@ class _Handle:
         Raises:
             RewardError: The value is not a finite number.
         """
-        self._endpoint.inbox.notes.add("metric", str(key), reward_of(value, f"The metric {key!r}"))
+        self._endpoint.notes.add("metric", str(key), reward_of(value, f"The metric {key!r}"))
 
     def seat(self, name: str) -> Self:
         """Return the client of a seat. Its calls, rewards and notes belong to that seat.
@@ -89,7 +89,7 @@ class _Handle:
         A dataset derives it from its own seed, the step, the task and the episode's number in its
         group. An Env without a seed chooses one at random.
         """
-        return self._endpoint.episode.draws.seed
+        return self._endpoint.episode.seed
 
     @property
     def rng(self) -> random.Random:
@@ -99,7 +99,7 @@ class _Handle:
         tool calls, where NumPy's numbers are not JSON. For arrays, use
         ``numpy.random.default_rng(client.seed)``. Threads that use it share one sequence.
         """
-        return self._endpoint.episode.draws.rng
+        return self._endpoint.episode.rng
 
     # -- real SDKs and endpoints -----------------------------------------------------------------
 

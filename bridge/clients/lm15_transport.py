@@ -6,7 +6,7 @@
 lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
 result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
 of lm15, so a process may have two. A response is built by the request's copy. Neither is
-imported here, since DSPy takes seconds to import: ``WhenImported`` waits for other code to do so.
+imported here, since DSPy takes seconds to import: ``when_imported`` waits for other code to do so.
 """
 
 import sys
@@ -100,23 +100,17 @@ def _head(answer: Answer) -> dict[str, Any]:
     return {"status": answer.status, "reason": "", "headers": headers, "http_version": "HTTP/1.1"}
 
 
-class WhenImported(MetaPathFinder):
-    """Calls ``do`` with each module of ``MODULES`` that is imported or will be."""
+def when_imported(do: Callable[[ModuleType], None]) -> None:
+    """Call ``do`` with each module of ``MODULES``, now or when it is imported."""
+    sys.meta_path.insert(0, _Finder(do))
+    for name in MODULES:
+        if name in sys.modules:
+            do(sys.modules[name])
 
+
+class _Finder(MetaPathFinder):
     def __init__(self, do: Callable[[ModuleType], None]) -> None:
         self._do = do
-
-    def begin(self) -> None:
-        """Call ``do`` with the modules that are imported, and with later ones."""
-        sys.meta_path.insert(0, self)
-        for name in MODULES:
-            if name in sys.modules:
-                self._do(sys.modules[name])
-
-    def end(self) -> None:
-        """Stop calling ``do``."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -130,8 +124,7 @@ class WhenImported(MetaPathFinder):
 
         def load_and_do(module: ModuleType) -> None:
             load(module)
-            if self in sys.meta_path:  # not ended
-                self._do(module)
+            self._do(module)
 
         loader.exec_module = load_and_do
         return spec

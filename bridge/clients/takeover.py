@@ -27,7 +27,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import aiohttp
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
@@ -56,55 +56,19 @@ def agent_context(endpoint: Endpoint) -> contextvars.Context:
 
 # -- patches -------------------------------------------------------------------------------------
 
-
-class _Patch(NamedTuple):
-    """A replaced method; ``original`` is ``_MISSING`` if the class inherited it."""
-
-    owner: type
-    name: str
-    original: Any
-    replacement: Any
-
-
-_MISSING = object()
-_patches: list[_Patch] = []
-_lock = threading.RLock()
+_lock = threading.Lock()
 _is_installed = False
 
 
 def install() -> None:
-    """Start take-over. Further calls have no effect."""
+    """Start take-over, for the rest of the process. Further calls have no effect."""
     global _is_installed
     if _is_installed:
         return
     with _lock:
-        if _is_installed:  # by another thread
-            return
-        try:
+        if not _is_installed:  # by another thread
             _patch_all()
-        except BaseException:
-            remove()
-            raise
-        _is_installed = True
-
-
-def remove() -> None:
-    """Undo ``install``, until the next Env starts.
-
-    A patch that other code has wrapped stays: to remove it would remove the wrapper too.
-    """
-    global _is_installed
-    with _lock:
-        _is_installed = False
-        _lm15.end()
-        for patch in reversed([*_patches]):
-            if vars(patch.owner).get(patch.name) is not patch.replacement:
-                continue
-            if patch.original is _MISSING:
-                delattr(patch.owner, patch.name)
-            else:
-                setattr(patch.owner, patch.name, patch.original)
-            _patches.remove(patch)
+            _is_installed = True
 
 
 def _patch_all() -> None:
@@ -116,7 +80,7 @@ def _patch_all() -> None:
         for client in (library.Client, library.AsyncClient):
             _patch(client, "_transport_for_url", _choose_transport)
     _patch(aiohttp.ClientSession, "_request", _request)
-    _lm15.begin()
+    lm15_transport.when_imported(_patch_lm15)
     _patch(TinkerTokenCompleter, "__call__", _complete)
     _patch(threading.Thread, "start", _start)
     _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submit)
@@ -126,15 +90,12 @@ def _patch_all() -> None:
 
 def _patch(owner: type, name: str, replacement: Function) -> None:
     """Replace a method by a function whose first argument is the original method."""
-    if any(patch[:2] == (owner, name) for patch in _patches):
-        return  # still there, below another wrapper
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def new(*args: Any, **options: Any) -> Any:
         return replacement(original, *args, **options)
 
-    _patches.append(_Patch(owner, name, vars(owner).get(name, _MISSING), new))
     setattr(owner, name, new)
 
 
@@ -179,13 +140,9 @@ async def _request(
 
 
 def _patch_lm15(transports: ModuleType) -> None:
-    with _lock:
-        for name in lm15_transport.TRANSPORTS:
-            if (transport := getattr(transports, name, None)) is not None:  # None: other version
-                _patch(transport, "stream", _stream)
-
-
-_lm15 = lm15_transport.WhenImported(_patch_lm15)
+    for name in lm15_transport.TRANSPORTS:
+        if (transport := getattr(transports, name, None)) is not None:  # None: other version
+            _patch(transport, "stream", _stream)
 
 
 def _stream(original: Function, transport: Any, request: Any) -> Any:
@@ -211,7 +168,7 @@ def _start(original: Function, thread: threading.Thread) -> Any:
     claim = _claim_here()
     if claim is None or _serves_a_pool(thread):
         return original(thread)
-    own = vars(thread).get("run", _MISSING)
+    own = vars(thread).get("run")
 
     def run() -> None:
         _put_back(thread, own)  # a running thread has its own ``run``
@@ -228,7 +185,7 @@ def _start(original: Function, thread: threading.Thread) -> Any:
 
 def _put_back(thread: threading.Thread, run: Any) -> None:
     vars(thread).pop("run", None)
-    if run is not _MISSING:
+    if run is not None:
         thread.run = run  # type: ignore[method-assign]
 
 

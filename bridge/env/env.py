@@ -298,8 +298,7 @@ class ChatAgentEnv(Env):
         form = self._form
         loop = asyncio.get_running_loop()
         episode = Episode(form, loop, roles, self._frozen, seed)
-        model = episode.routes.names[0]
-        endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
+        endpoint = Endpoint(episode, episode.routes.names[0], self._renderer)
         client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)
         agent = form.bound(self.agent, client, self.task)
         takeover.install()

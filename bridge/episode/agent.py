@@ -181,11 +181,9 @@ def _arguments(
 
 
 def _bound_names(agent: Agent) -> set[str]:
-    names: set[str] = set()
-    while isinstance(agent, functools.partial):
-        names |= agent.keywords.keys()
-        agent = agent.func
-    return names
+    if not isinstance(agent, functools.partial):
+        return set()
+    return {*agent.keywords, *_bound_names(agent.func)}
 
 
 def _role(

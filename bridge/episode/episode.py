@@ -14,10 +14,12 @@ One ``AsyncExitStack`` releases what was opened for the agent (a URL) when the e
 import asyncio
 import concurrent.futures
 import contextvars
+import random
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from evert.bridge.chat.reply import Reply
@@ -26,7 +28,7 @@ from evert.bridge.episode.agent import AgentForm
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.episode.refusals import Refusals
 from evert.bridge.episode.routes import Routes
-from evert.bridge.episode.seeds import Draws
+from evert.bridge.episode.seeds import random_seed
 from evert.bridge.errors import (
     AgentAborted,
     BlockingCallError,
@@ -61,7 +63,6 @@ class Episode:
         seed: Seed for the agent; None: a random one.
 
     Attributes:
-        draws: The agent's seed and random generator.
         has_called: Whether the agent has called a known model.
         inboxes: One per role, in the order of ``roles``.
         refusals: Delays for an agent whose calls are refused again and again.
@@ -77,7 +78,7 @@ class Episode:
         frozen: Mapping[str, FrozenAnswer] | None = None,
         seed: int | None = None,
     ) -> None:
-        self.draws = Draws(seed)
+        self.seed = random_seed() if seed is None else seed
         self.form = form
         self.loop = loop
         self.life = Life.RUNNING
@@ -99,18 +100,15 @@ class Episode:
         self._over = asyncio.Event()
         self._loop_thread = threading.get_ident()
 
+    @cached_property
+    def rng(self) -> random.Random:
+        """The agent's random generator, which begins with ``seed``."""
+        return random.Random(self.seed)
+
     # -- life ------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        agent: Callable[[], Any],
-        context: contextvars.Context | None = None,
-    ) -> None:
-        """Start the agent: an async one as a task, others in a daemon thread.
-
-        The agent runs in ``context``; None: in a copy of the current one.
-        """
-        context = contextvars.copy_context() if context is None else context
+    def start(self, agent: Callable[[], Any], context: contextvars.Context) -> None:
+        """Start the agent in ``context``: an async one as a task, others in a daemon thread."""
         name = f"evert agent {self.form.name}"
         if self.form.is_async:
             running = self._run_in_task(agent)
@@ -169,6 +167,17 @@ class Episode:
         """Whether the agent function is done."""
         return self._over.is_set()
 
+    def check_running(self) -> None:
+        """Check that the agent may still call. Safe from any thread.
+
+        Raises:
+            EnvClosedError, EpisodeEndedError: The episode is over, or its event loop is closed.
+        """
+        if self.loop.is_closed():
+            self.abandon()
+        if self.life is not Life.RUNNING:
+            raise self._refusal()
+
     def hold(self, release: Callable[[], Awaitable[None]]) -> None:
         """Register ``release`` to be called when the episode is over. Safe from any thread.
 
@@ -176,7 +185,7 @@ class Episode:
             EnvClosedError, EpisodeEndedError: The episode is over: nothing may be opened any more.
         """
         with self._holding:  # else a thread could register it after the release
-            check_running(self)
+            self.check_running()
             self._held = self._held or AsyncExitStack()
             self._held.push_async_callback(release)
 
@@ -341,7 +350,8 @@ class Episode:
         try:
             call.answer(await model(call.request))
         except asyncio.CancelledError:
-            call.refuse(_given_up(call) if self.life is Life.RUNNING else self._refusal())
+            given_up = RuntimeError(f"The model {call.request.model!r} cancelled its own call.")
+            call.refuse(given_up if self.life is Life.RUNNING else self._refusal())
         except BaseException as error:  # the agent made the call, so it gets the error
             call.refuse(error)
 
@@ -350,25 +360,9 @@ class Episode:
             task.cancel()
 
 
-def check_running(episode: Episode) -> None:
-    """Check that an agent may still call. Safe from any thread.
-
-    Raises:
-        EnvClosedError, EpisodeEndedError: The episode is over, or its event loop is closed.
-    """
-    if episode.loop.is_closed():
-        episode.abandon()
-    if episode.life is not Life.RUNNING:
-        raise episode._refusal()
-
-
 def _leave_behind(task: "asyncio.Task[None]") -> None:
     """Unregister the task of an agent that never ends: the event loop would wait for it."""
     if not task.done():
         _left_behind.add(task)
         task.add_done_callback(_left_behind.discard)
         asyncio._unregister_task(task)
-
-
-def _given_up(call: ParkedCall) -> RuntimeError:
-    return RuntimeError(f"The model {call.request.model!r} cancelled its own call.")

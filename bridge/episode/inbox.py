@@ -100,8 +100,8 @@ class Inbox(Generic[P]):
         self,
         agent: str,
         loop: asyncio.AbstractEventLoop,
-        asking: Collection[object] = (),
-        boxes: "Sequence[Inbox[Any]]" = (),
+        asking: Collection[object],
+        boxes: "Sequence[Inbox[Any]]",
     ) -> None:
         self._agent = agent
         self._loop = loop

@@ -18,6 +18,7 @@ from typing import Any
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.request import FrozenAnswer
 from evert.bridge.episode.inbox import Inbox
+from evert.bridge.episode.notes import Notes
 from evert.bridge.errors import InvalidModelError
 
 DEFAULT_POLICY_NAME = "policy"
@@ -68,9 +69,10 @@ class Routes:
             if isinstance(target, Inbox) and name.startswith(SEAT_PREFIX)
         }
 
-    def is_frozen(self, model: str) -> bool:
-        """Whether a name is that of a frozen model, which may play a seat."""
-        return model in self._targets and not isinstance(self._targets[model], Inbox)
+    def notes_of(self, model: str) -> Notes:
+        """Return the notes of a trained role; of a frozen model, notes that nobody reads."""
+        target = self._targets[model]
+        return target.notes if isinstance(target, Inbox) else Notes()
 
     def knows(self, model: object) -> bool:
         """Whether a name was declared as one that is answered here."""

@@ -6,9 +6,7 @@ a group differ, and a resumed run has the same seeds.
 """
 
 import hashlib
-import random
 import secrets
-from functools import cached_property
 
 
 def seed_of(*parts: object) -> int:
@@ -17,20 +15,6 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
 
 
-class Draws:
-    """The seed and random generator of one episode; all of the agent's clients share them.
-
-    Args:
-        seed: The Env's; None: a random one.
-
-    Attributes:
-        seed: At least 0 and below 2**32 if it was random or made by ``seed_of``.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        self.seed = secrets.randbits(32) if seed is None else seed
-
-    @cached_property
-    def rng(self) -> random.Random:
-        """The random generator, seeded with ``seed``."""
-        return random.Random(self.seed)
+def random_seed() -> int:
+    """Return a random seed in the same range."""
+    return secrets.randbits(32)

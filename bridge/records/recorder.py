@@ -18,7 +18,7 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Transcript
-from evert.bridge.episode.seeds import Draws
+from evert.bridge.episode.seeds import random_seed
 from evert.bridge.records.rows import Row, completed
 from evert.bridge.redaction import redacted
 
@@ -55,7 +55,8 @@ class Recorder:
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
             owner = getattr(env, "table", env)  # seats have their table's seed
-            owner.seed = Draws(owner.seed).seed
+            if owner.seed is None:
+                owner.seed = random_seed()
         return env
 
     def add(

@@ -25,7 +25,7 @@ from evert.bridge.episode.routes import Routes, read_policy_names
 
 
 def inbox() -> Inbox[Any]:
-    return Inbox("an.agent", asyncio.get_running_loop())
+    return Inbox("an.agent", asyncio.get_running_loop(), (), ())
 
 
 async def judge(request: ChatRequest) -> Reply:

@@ -322,12 +322,11 @@ class Seen:
 
 def perform(fault: Fault) -> Seen:
     """Play a row, in an event loop of its own."""
-    takeover.remove()
+    takeover.install()
     gc.collect()
     before, scene, complaints = Inventory.now(), Scene(fault), list[str]()
     with _guarded():
         trainer, process = asyncio.run(_perform(scene, complaints))
-    takeover.remove()
     gc.collect()
     end = time.monotonic() + 2
     while (left := Inventory.now().since(before)) != NOTHING and time.monotonic() < end:
@@ -338,7 +337,6 @@ def perform(fault: Fault) -> Seen:
 async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:
     loop, fault = asyncio.get_running_loop(), scene.fault
     loop.set_exception_handler(lambda loop, context: complaints.append(str(context)))
-    takeover.install()
     async with stalls.watched() as stall:
         before = Inventory.now()
         try:

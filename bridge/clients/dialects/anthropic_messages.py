@@ -14,7 +14,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import deltas
-from evert.bridge.clients.dialects.fields import field_policy, forced_tools, read_format_field
+from evert.bridge.clients.dialects.fields import field_policy, forced_tools, read_format
 
 FIELDS = field_policy("anthropic_messages")
 """The treatment of every request field (``fields.toml``)."""
@@ -45,8 +45,8 @@ class AnthropicMessages(Dialect):
         messages, prefill = _split(
             _joined([*_read_all(fields.read_messages(body.get("messages")))])
         )
-        wanted = read_format_field(
-            _format_of(body), forced_tools(kind, named, tools), "output_config"
+        wanted = read_format(
+            _format_of(body), forced_tools(kind, named, tools), "output_config.format"
         )
         if prefill and wanted is not None:
             raise bad_request(
@@ -116,12 +116,7 @@ class AnthropicMessages(Dialect):
 def _format_of(body: Mapping[str, Any]) -> object:
     config = fields.read_object(body.get("output_config"), "output_config") or {}
     present = config.get("format")
-    wanted = body.get("output_format") if fields.is_absent(present) else present
-    if fields.is_absent(wanted) or isinstance(wanted, Mapping):
-        return wanted
-    raise bad_request(
-        f"'output_config.format' must be an object, got {wanted!r:.200}.", param="output_config"
-    )
+    return body.get("output_format") if fields.is_absent(present) else present
 
 
 def _read_tool(tool: object, place: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from evert.bridge.clients.dialects.events import deltas, unnamed_events
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
-    read_format_field,
+    read_format,
 )
 from evert.bridge.clients.dialects.shapes import function_call, get, written_logprobs
 
@@ -45,7 +45,7 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
         tools,
         fields.read_cap(body, "max_tokens", "max_completion_tokens"),
         fields.read_stop(body.get("stop")),
-        read_format_field(body.get("response_format"), must_call, "response_format", "json_schema"),
+        read_format(body.get("response_format"), must_call, "response_format", "json_schema"),
         may_call=choice != "none",
         logprobs=fields.read_flag(body, "logprobs"),
         train=fields.read_train(body),

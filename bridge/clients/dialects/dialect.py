@@ -36,12 +36,6 @@ class Dialect(ABC):
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a stream for ``whole``, which ``write`` returned for ``body``."""
 
-    def stream(
-        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> bytes:
-        """Return the answer of ``write`` as server-sent events."""
-        return self.framed(self.events(self.write(reply, request, number, body), body))
-
     def counted(self, count: int) -> dict[str, Any]:
         """Return the JSON object of a prompt's token count."""
         return {"input_tokens": count}

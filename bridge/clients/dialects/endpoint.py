@@ -39,7 +39,6 @@ from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.clients.dialects.responses import Responses
 from evert.bridge.conversations.matching import count_tokens
 from evert.bridge.episode.episode import Episode
-from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.routes import Routes, seat_model
 from evert.bridge.errors import (
     BlockingCallError,
@@ -91,10 +90,10 @@ class Call:
 
     def answered(self, reply: Reply) -> Answer:
         """Return the answer with a reply."""
-        written = (reply, self.request, self.number, self.body)
+        whole = self.dialect.write(reply, self.request, self.number, self.body)
         if self.stream:
-            return Answer(200, self.dialect.stream(*written), EVENTS)
-        return Answer(200, _json(self.dialect.write(*written)))
+            return Answer(200, self.dialect.framed(self.dialect.events(whole, self.body)), EVENTS)
+        return Answer(200, _json(whole))
 
     def refused(self, error: Exception) -> Answer:
         """Return the answer with an error."""
@@ -138,11 +137,9 @@ class Sent:
 class Endpoint:
     """The API of one rollout, or of one seat of it."""
 
-    def __init__(
-        self, episode: Episode, inbox: Inbox[Any], model: str, renderer: PromptRenderer
-    ) -> None:
+    def __init__(self, episode: Episode, model: str, renderer: PromptRenderer) -> None:
         self.episode = episode
-        self.inbox = inbox
+        self.notes = episode.routes.notes_of(model)
         self.model = model
         self.renderer = renderer
         self.trains = True
@@ -156,17 +153,15 @@ class Endpoint:
         self._gemini = Gemini(model)
 
     def seat(self, name: str) -> "Endpoint":
-        """Return the API of a seat, the same one each time. Notes of a frozen seat are dropped."""
+        """Return the API of a seat, the same one each time."""
         if name not in self._seats:
-            routes, seats = self.episode.routes, self.episode.routes.seats
-            if routes.is_frozen(seat_model(name)):
-                seats = {**seats, name: Inbox(self.episode.form.name, self.episode.loop)}
-            if name not in seats:
+            routes, model = self.episode.routes, seat_model(name)
+            if model not in routes.names:
                 raise InvalidAgentError(
                     f"There is no seat {name!r} in this episode. Its seats: "
-                    f"{', '.join(seats) or 'none; give the builder seats='}."
+                    f"{', '.join(routes.seats) or 'none; give the builder seats='}."
                 )
-            seat = Endpoint(self.episode, seats[name], seat_model(name), self.renderer)
+            seat = Endpoint(self.episode, model, self.renderer)
             seat._seats = self._seats
             self._seats[name] = seat
         return self._seats[name] if self.trains else self._seats[name].untrained
@@ -278,10 +273,10 @@ class Endpoint:
             return sent
         try:
             request = self.asked(sent.dialect.read(sent.body))
+            if sent.path.endswith(COUNTS):
+                return _counted(self.renderer, request, sent)
         except openai.BadRequestError as error:
             return _refusal(sent.dialect, error)
-        if sent.path.endswith(COUNTS):
-            return _counted(self.renderer, request, sent)
         return Call(request, sent.dialect, sent.body, self.new_id())
 
     def _serves(self, sent: Sent, model: object) -> bool:
@@ -321,10 +316,7 @@ def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
 def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
     if len(sent.content) > LONG_PROMPT:  # so this runs in a thread
         renderer = renderer.off_loop
-    try:
-        return Answer(200, _json(sent.dialect.counted(count_tokens(request, renderer))))
-    except openai.BadRequestError as error:
-        return _refusal(sent.dialect, error)
+    return Answer(200, _json(sent.dialect.counted(count_tokens(request, renderer))))
 
 
 def _models(routes: Routes, path: str) -> Answer:

@@ -33,14 +33,19 @@ def field_policy(api: str) -> FieldPolicy:
 
 
 def read_format(
-    kind: object, schema: object, must_call: tuple[str, ...], param: str
+    value: object, must_call: tuple[str, ...], param: str, within: str = ""
 ) -> ReplyFormat | None:
-    """Return the format that a request asks for; None: any reply will do."""
-    text: str | None = None
+    """Read the format from a field: an object with a type and a schema, or absent.
+
+    ``within`` is the key of the inner object that has the schema; "": the field itself has it.
+    None: any reply will do.
+    """
+    wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
+    kind, text = wanted.get("type", ""), None
     if kind == "json_object":
         text = ANY_OBJECT
     elif kind == "json_schema":
-        text = _schema_text(schema, param)
+        text = schema_text(get(wanted.get(within) if within else wanted, "schema"), param)
     elif kind is not None and kind != "text":
         raise bad_request(
             f"'{param}' has the type {kind!r:.200}; expected 'text', 'json_object' or "
@@ -50,19 +55,8 @@ def read_format(
     return ReplyFormat(text, must_call) if text is not None or must_call else None
 
 
-def read_format_field(
-    value: object, must_call: tuple[str, ...], param: str, within: str = ""
-) -> ReplyFormat | None:
-    """Read the format from a field: an object with a type and a schema, or absent.
-
-    ``within`` is the key of the inner object that has the schema; "": the field itself has it.
-    """
-    wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
-    holder = wanted.get(within) if within else wanted
-    return read_format(wanted.get("type", ""), get(holder, "schema"), must_call, param)
-
-
-def _schema_text(schema: object, param: str) -> str:
+def schema_text(schema: object, param: str) -> str:
+    """Return a JSON schema as text, or raise the 400 if it is none."""
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:

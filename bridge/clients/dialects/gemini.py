@@ -17,7 +17,7 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import bare_events, deltas
-from evert.bridge.clients.dialects.fields import field_policy, read_format
+from evert.bridge.clients.dialects.fields import field_policy, schema_text
 from evert.bridge.clients.dialects.gemini_contents import read_contents, read_system
 from evert.bridge.clients.dialects.gemini_tools import (
     CallIds,
@@ -180,7 +180,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
     if kind == "text/plain":
         raise bad_request(f"'{name}' needs responseMimeType='application/json'.", param=name)
     wanted = json_schema(config[name], name) if name == "responseSchema" else config[name]
-    return read_format("json_schema", wanted, must_call, name)
+    return ReplyFormat(schema_text(wanted, name), must_call)
 
 
 # -- writing -------------------------------------------------------------------------------------

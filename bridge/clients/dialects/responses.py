@@ -16,7 +16,7 @@ from evert.bridge.clients.dialects.events import deltas
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
-    read_format_field,
+    read_format,
 )
 from evert.bridge.clients.dialects.responses_tools import read_call, read_tools, write_call
 from evert.bridge.clients.dialects.shapes import (
@@ -56,7 +56,7 @@ class Responses(Dialect):
             tools,
             fields.read_cap(body, "max_output_tokens"),
             (),
-            read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
+            read_format(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
             logprobs=LOGPROBS in fields.read_list(body.get("include"), "include", "strings"),
             train=fields.read_train(body),
@@ -82,14 +82,14 @@ class Responses(Dialect):
     ) -> dict[str, Any]:
         """Return the JSON object of a response, and keep the response unless ``store`` is false."""
         output = [*_output(reply, number, body.get("tools"))]
+        is_cut = reply.finish_reason == "length"
         whole = {
-            **_envelope(request, number, body),
-            "status": "incomplete" if reply.finish_reason == "length" else "completed",
+            **_head(request, number, body),
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": output,
             "usage": _usage(reply),
         }
-        if reply.finish_reason == "length":
-            whole["incomplete_details"] = {"reason": "max_output_tokens"}
         if body.get("store") is not False:
             said = request.messages[len(_read_instructions(body.get("instructions"))) :]
             latest = next(reversed(self._conversations.values()), [])
@@ -227,18 +227,15 @@ def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _envelope(request: ChatRequest, number: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _head(request: ChatRequest, number: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": f"resp_{number}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": "in_progress",
         "error": None,
-        "incomplete_details": None,
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
         "model": request.model,
-        "output": [],
         "parallel_tool_calls": True,
         "previous_response_id": body.get("previous_response_id"),
         "temperature": None,
@@ -247,7 +244,6 @@ def _envelope(request: ChatRequest, number: str, body: Mapping[str, Any]) -> dic
         "top_p": None,
         "max_output_tokens": body.get("max_output_tokens"),
         "text": body.get("text") or {"format": {"type": "text"}},
-        "usage": None,
     }
 
 

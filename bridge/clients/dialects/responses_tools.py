@@ -83,12 +83,12 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
 
 def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
     for tool in tools:
-        if not isinstance(tool, Mapping):
+        own = get(tool, "name")
+        if get(tool, "type") != "namespace":
+            if own == name:
+                return "", tool
             continue
-        if tool.get("type") != "namespace" and tool.get("name") == name:
-            return "", tool
-        space = tool.get("name")
-        for inner in tool.get("tools") or () if tool.get("type") == "namespace" else ():
-            if isinstance(inner, Mapping) and f"{space}.{inner.get('name')}" == name:
-                return str(space), inner
+        for inner in tool.get("tools") or ():
+            if f"{own}.{get(inner, 'name')}" == name:
+                return str(own), inner
     return "", {}

@@ -35,7 +35,6 @@ from evert.bridge.clients.http.connections import (
     send,
     whole,
 )
-from evert.bridge.episode.episode import check_running
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +224,7 @@ _lock = threading.RLock()
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
     """Return a rollout's one address on a host, until its episode is over. Safe from any thread."""
-    check_running(endpoint.episode)
+    endpoint.episode.check_running()
     with _lock:
         if host not in endpoint.addresses:
             endpoint.addresses[host] = _serve(endpoint, host)

@@ -208,7 +208,7 @@ REPLIES = st.builds(
 def endpoint() -> Iterator[Endpoint]:
     loop = asyncio.new_event_loop()
     episode = Episode(inspect_agent(lambda client: 0.0), loop, [["policy"]])
-    yield Endpoint(episode, episode.inboxes[0], "policy", prompt_renderer(None))
+    yield Endpoint(episode, "policy", prompt_renderer(None))
     loop.close()
 
 

@@ -24,7 +24,6 @@ from tests.bridge.faces.sdk_calls import LM15
 from tests.kit import asks, calling, play, play_without_a_call, reward
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.clients import takeover
 from evert.bridge.errors import MissingPackageError
 from evert.bridge.tokens.bases import base_tokenizer
 
@@ -199,19 +198,6 @@ async def test_an_agent_may_be_the_first_to_import_it_and_evert_itself_never_doe
 
     await play(asks)
     assert reward(await play(agent)) == 1.0
-
-
-async def test_remove_leaves_it_as_it_was() -> None:
-    takeover.remove()
-    transports: Any = importlib.import_module("lm15.transports")
-    classes = (transports.StdlibTransport, transports.StdlibAsyncTransport)
-    before = [*sys.meta_path, *(vars(one)["stream"] for one in classes)]
-
-    for _ in range(2):
-        takeover.install()
-        assert [vars(one)["stream"] for one in classes] != before[-2:]
-    takeover.remove()
-    assert [*sys.meta_path, *(vars(one)["stream"] for one in classes)] == before
 
 
 async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:

@@ -386,7 +386,7 @@ def read(dialect: str, body: Any) -> ChatRequest:
         messages = [_object(message) for message in body["messages"]]
         return chat_completions.read({**body, "messages": messages}, "policy", strict=True)
     episode = Episode(inspect_agent(lambda client: 0.0), _loop(), [["policy"]])
-    endpoint = Endpoint(episode, episode.inboxes[0], "policy", prompt_renderer("qwen3"))
+    endpoint = Endpoint(episode, "policy", prompt_renderer("qwen3"))
     call = endpoint.read(endpoint.sent("POST", dialect, json.dumps(body).encode()))
     if isinstance(call, Answer):
         raise bad_request(call.content.decode())
