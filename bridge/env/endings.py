@@ -64,6 +64,9 @@ CUT_REPLY = "The model's last reply was cut at max_tokens."
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called nor ended in time."""
 
+MAX_REFUSALS = 8
+"""Number of refused requests in a row at which the episode ends."""
+
 TRUNCATED = "truncated"
 """Stop reason of an episode that its agent says was cut short: ``Outcome(truncated=True)``."""
 
@@ -208,6 +211,20 @@ class Account:
         if self.settings.on_agent_error is None:
             raise AgentTimeoutError(text) from error
         return self._failed(AGENT_TIMEOUT, text, self.settings.on_agent_error)
+
+    def of_refusals(self, error: openai.BadRequestError) -> Ending:
+        """Make the ending of an episode with ``MAX_REFUSALS`` refused requests in a row.
+
+        Raises:
+            AgentError: Always, unless ``on_agent_error`` scores that.
+        """
+        text = self.explained(
+            f"The agent {self.agent} made {MAX_REFUSALS} requests in a row that were refused; the "
+            f"last refusal: {error}"
+        )
+        if self.settings.on_agent_error is None:
+            raise AgentError.of(type(error).__name__, text) from error
+        return self._failed(AGENT_ERROR, text, self.settings.on_agent_error)
 
     def _failed(self, reason: str, text: str, reward: float) -> Ending:
         ending = self.ending(reason, reward)

@@ -20,7 +20,7 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Metrics, Obs
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
+from evert.bridge.env.endings import MAX_REFUSALS, PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
@@ -29,16 +29,13 @@ from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudg
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.episode import Life as EpisodeLife
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
+from evert.bridge.errors import AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.tokens.actions import Problem, read_action
 from evert.bridge.tokens.logprobs import with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts, check_tokens
 from evert.bridge.tokens.renderer import PromptRenderer
 
 logger = logging.getLogger(__name__)
-
-MAX_REFUSALS = 8
-"""Number of refused requests in a row at which the episode ends."""
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
 """Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
@@ -250,10 +247,7 @@ class Turns:
             observe = partial(self.book.observe, call.request, call.caller)
             conversation = await self._long_texts.rendered(observe, call.request)
         except openai.BadRequestError as error:
-            if await self._refuse(call, error):
-                return None
-            await self._end()
-            return self.account.overflown()
+            return await self._refuse(call, error)
         self._refusals, self.account.overflow = 0, None
         return Outstanding(call, conversation, self.book.latest_drift)
 
@@ -263,26 +257,16 @@ class Turns:
             return StopReason.MAX_TURNS
         return self.account.stop_reason
 
-    async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> bool:
-        """Refuse a call; False: there were too many refusals, and this prompt is too long.
-
-        Raises:
-            AgentError: There were too many refusals, and this one has another reason.
-        """
+    async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> Ending | None:
+        """Refuse a call; after too many refusals, return the ending."""
         self._refusals += 1
         is_overflow = error.code == "context_length_exceeded"
         self.account.overflow = error if is_overflow else None
         if self._refusals < MAX_REFUSALS:
             call.refuse(error)
-            return True
-        if is_overflow:
-            return False
+            return None
         await self._end()
-        text = (
-            f"The agent {self._agent} made {self._refusals} requests in a row that were "
-            f"refused; the last refusal: {error}"
-        )
-        raise AgentError.of(type(error).__name__, self.account.explained(text)) from error
+        return self.account.overflown() if is_overflow else self.account.of_refusals(error)
 
     # -- the end ---------------------------------------------------------------------------------
 

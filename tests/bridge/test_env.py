@@ -275,6 +275,23 @@ async def test_what_an_agent_sends_is_its_own_400_and_what_it_raises_its_own_err
     assert first.reward == -1.0
 
 
+async def test_an_agent_whose_requests_are_refused_again_and_again_is_scored_as_one_that_raises() -> (
+    None
+):
+    async def agent(client: AgentClient) -> float:
+        await ask(client)
+        client.reward(0.25)
+        while True:
+            with contextlib.suppress(openai.BadRequestError):
+                await ask(client, {"role": "user", "content": [{"type": "audio"}]})
+
+    with pytest.raises(AgentError, match="made 8 requests in a row that were refused; the last"):
+        await play(agent)
+    trajectory = await play(agent, on_agent_error=-1.0)
+    assert rewards(trajectory) == [-0.75]
+    assert "stop/agent_error" in trajectory.transitions[0].metrics
+
+
 async def tool_user(client: AgentClient) -> float:
     """Runs every tool call; ends when there is none."""
     messages: list[Any] = [user("Add!")]

@@ -49,7 +49,7 @@ from evert import (
     EpisodeEndedError,
     InvalidActionError,
 )
-from evert.bridge.env.turns import MAX_REFUSALS
+from evert.bridge.env.endings import MAX_REFUSALS
 from evert.bridge.episode import refusals
 from evert.bridge.episode.episode import REFUSALS_BEFORE_ABORT
 from evert.bridge.tokens.renderer import prompt_renderer
