@@ -275,9 +275,7 @@ async def test_what_an_agent_sends_is_its_own_400_and_what_it_raises_its_own_err
     assert first.reward == -1.0
 
 
-async def test_an_agent_whose_requests_are_refused_again_and_again_is_scored_as_one_that_raises() -> (
-    None
-):
+async def test_an_agent_that_repeats_refused_requests_is_scored_as_one_that_raises() -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
         client.reward(0.25)
