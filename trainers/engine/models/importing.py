@@ -125,11 +125,11 @@ def check(folder: Path) -> Imported:
 def _put_there(out: Path) -> Iterator[Path]:
     """A temporary folder, renamed to ``out`` after the block, or deleted if the block fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as made:
-        yield Path(made)
-        Path(made).chmod(0o755)
-        Path(made).rename(out)
-        Path(made).mkdir()  # for TemporaryDirectory to remove
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        made = Path(folder) / out.name
+        made.mkdir()
+        yield made
+        made.rename(out)
 
 
 def _of_package(name: str, folder: Path) -> Path:
@@ -175,6 +175,8 @@ def _convert(file: Path, out: Path) -> None:
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
     model.save_pretrained(out)
+    for weights in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
+        shutil.copymode(out / "config.json", weights)
     tokenizer.save_pretrained(out)
 
 

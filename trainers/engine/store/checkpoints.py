@@ -238,6 +238,9 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
     for name in files:
         settle(folder / name)
     _write_json(folder / MANIFEST, {**asdict(info), "files": files})
+    for name in files:
+        # safetensors makes files that only their owner can read, whatever the umask.
+        shutil.copymode(folder / MANIFEST, folder / name)
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -1,11 +1,13 @@
 """Checkpoints: whole or not there, replaced atomically, and every damage is named with its file."""
 
 import json
+import os
 import time
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from safetensors.torch import save_file
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 from evert.trainers.engine.common.errors import CheckpointError
@@ -80,6 +82,18 @@ def test_a_failed_write_leaves_the_earlier_alone(store: CheckpointStore, run_id:
 
     with pytest.raises(KeyError):  # which is not called a full disk
         store.save(run_id, "weights", "x", INFO, broken)
+
+
+def test_its_files_follow_the_umask(store: CheckpointStore, run_id: str) -> None:
+    before = os.umask(0o027)
+    try:
+        path = store.save(
+            run_id, "weights", "x", INFO, lambda folder: save_file({}, folder / "x.safetensors")
+        )
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in store.folder(path).iterdir()}
+    assert modes == {"x.safetensors": 0o640, MANIFEST: 0o640}
 
 
 def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
