@@ -13,7 +13,7 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
-from evert.trainers.engine.clients.futures import Ready, async_forms, finished, submit
+from evert.trainers.engine.clients.futures import Ready, async_forms, finished
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.common.errors import LossInputError, TrainingError
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind
@@ -187,7 +187,7 @@ class TrainingClient(Ready):
 
     def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
         self._engine.check_open()
-        return submit(self._worker, self._in_turn, call)
+        return AwaitableConcurrentFuture(self._worker.submit(self._in_turn, call))
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
         self._engine.check_open()  # It may have closed since the call was made

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evert.trainers.engine.common.parallel import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
-from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
+from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 from evert.trainers.engine.sampling.row_cache import RowCache
@@ -32,11 +32,11 @@ _LANE_TOKENS = 256  # Fewest prompt tokens for each core
 class LeanBatch(Batch):
     """Rows of a ``LeanModel``; see ``Batch``."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: FrozenModel) -> None:
         model: LeanModel = weights.model
         self._decoder = model  # Steps all rows, whatever their adapters
         super().__init__(weights)
-        self._weights: list[Weights] = []  # For each row, the weights that compute it
+        self._weights: list[FrozenModel] = []  # For each row, the weights that compute it
         self._lengths: list[int] = []
         self._starts: list[int] = []  # For each row, the number of its tokens in the stem
         self._stem: Stem | None = None
@@ -239,7 +239,7 @@ class LeanBatch(Batch):
         self._decoder = _together(self._weights or [self.weights])
 
 
-def _together(weights: Sequence[Weights]) -> LeanModel:
+def _together(weights: Sequence[FrozenModel]) -> LeanModel:
     different = [*dict.fromkeys(weights)]
     if len(different) == 1:
         return different[0].model  # type: ignore[no-any-return]

@@ -11,8 +11,8 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.models.pictures import Picture
+from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.drawing import Stops, Temper, draw, uniforms
-from evert.trainers.engine.sampling.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,7 +68,7 @@ class RunningBatch:
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
         self.rows: list[Row] = []
-        self._device = model.device
+        self._device = self.batch.device
         self._logits = torch.zeros(0, 0)
         self._tokens = torch.zeros(0, dtype=torch.long)
         self._keys = np.zeros(0, dtype=np.uint64)
@@ -79,7 +79,7 @@ class RunningBatch:
     def admit(self, rows: Sequence[Row]) -> None:
         """Add rows: new ones, or ones that were put back."""
         for model in dict.fromkeys(row.request.model for row in rows):
-            self.batch.weights = model.weights
+            self.batch.weights = model
             waiting: dict[tuple[int, ...], list[Row]] = {}
             for row in rows:
                 if row.request.model is model:

@@ -7,7 +7,7 @@ Shapes: N tokens of a datum, K targets a token.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class Example:
     def to(self, device: torch.device) -> "Example":
         """The same example on a device."""
         inputs = {key: value.to(device) for key, value in self.inputs.items()}
-        return Example(self.tokens, self.targets.to(device), inputs, self.pictures)
+        return replace(self, targets=self.targets.to(device), inputs=inputs)
 
 
 @dataclass(frozen=True)
