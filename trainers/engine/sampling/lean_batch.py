@@ -33,26 +33,20 @@ class LeanBatch(Batch):
     """Rows of a ``LeanModel``; see ``Batch``."""
 
     def __init__(self, weights: FrozenModel) -> None:
-        model: LeanModel = weights.model
-        self._decoder = model  # Steps all rows, whatever their adapters
         super().__init__(weights)
+        model: LeanModel = weights.model
         self._weights: list[FrozenModel] = []  # For each row, the weights that compute it
         self._lengths: list[int] = []
         self._starts: list[int] = []  # For each row, the number of its tokens in the stem
         self._stem: Stem | None = None
         self._stem_weights = weights
-        self._without: Tensor | None = None  # [B] True for rows without it; None if all have it
-        self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
-        self._columns = self._positions
-        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
-        self._rows = self._columns  # [B] 0, 1, ...
         self._open, self._shut = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
         """Added to the attention score of a token that a row has, and of one that it has not."""
-        self._longest = self._widest = 0  # Maxima of both
         self._cache = RowCache(model)
+        self._sync()
 
     @property
     def size(self) -> int:
@@ -226,16 +220,18 @@ class LeanBatch(Batch):
 
     def _sync(self) -> None:
         """Update the tensors that each step needs; called when rows come or go."""
-        self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
+        self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         self._columns = self._positions - starts
+        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
         self._rows = torch.arange(self.size, device=self.device)
-        self._longest = max(self._lengths, default=0)
         own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
-        self._widest = max(own, default=0)
+        self._longest, self._widest = max(self._lengths, default=0), max(own, default=0)
         if not any(self._starts):
             self._stem = None
+        # [B] True for rows without the stem; None if all have it
         self._without = None if all(self._starts) else starts == 0
+        # Steps all rows, whatever their adapters
         self._decoder = _together(self._weights or [self.weights])
 
 

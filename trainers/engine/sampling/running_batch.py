@@ -71,10 +71,7 @@ class RunningBatch:
         self._device = self.batch.device
         self._logits = torch.zeros(0, 0)
         self._tokens = torch.zeros(0, dtype=torch.long)
-        self._keys = np.zeros(0, dtype=np.uint64)
-        self._steps = np.zeros(0, dtype=np.uint64)
-        self._prompts = np.zeros(0, dtype=np.uint64)
-        self._temper = Temper(torch.zeros(0), None, None, plain=True)
+        self._describe_rows()
 
     def admit(self, rows: Sequence[Row]) -> None:
         """Add rows: new ones, or ones that were put back."""
