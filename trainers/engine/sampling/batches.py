@@ -132,10 +132,10 @@ class Batch(ABC):
             yield chunk, logits
             deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
 
-    def park(self, row: int, tokens: Sequence[int]) -> None:
+    def park(self, row: int, tokens: Sequence[int], prefixes: PrefixCache) -> None:
         """Cache a row that ends, except for its last token, which was sampled but not run."""
         done = np.asarray(tokens[:-1], dtype=np.int64)
-        self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
+        prefixes.put(done, lambda start, end: self._read(row, start, end))
 
     def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
         scratch = type(self)(self.weights)
@@ -147,9 +147,6 @@ class Batch(ABC):
     def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
         for place, job in enumerate(jobs):
             self.weights.prefixes.put(job.tokens, partial(read, place))
-
-    def _prefixes_of(self, row: int) -> PrefixCache:
-        return self.weights.prefixes
 
     def _budget(self, jobs: Sequence[Job]) -> int:
         """Most tokens of a chunk, padding included."""

@@ -21,7 +21,7 @@ from evert.trainers.engine.common.parallel import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
 from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
-from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+from evert.trainers.engine.sampling.prefix_cache import Kept
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
@@ -184,9 +184,6 @@ class LeanBatch(Batch):
             return attention(queries, *(stem.before(layer, *both) if stem else both), mask=seen)
 
         return attend
-
-    def _prefixes_of(self, row: int) -> PrefixCache:
-        return self._weights[row].prefixes
 
     def _read(self, row: int, start: int, end: int) -> Kept:
         return self._copy(row, self._starts[row], start, end)

@@ -126,7 +126,8 @@ class RunningBatch:
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
         answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
         for i in ended:
-            self.batch.park(i, self.rows[i].begun)
+            row = self.rows[i]
+            self.batch.park(i, row.begun, row.request.model.prefixes)
         self._keep([i for i in range(len(self.rows)) if i not in ended])
         return answers
 

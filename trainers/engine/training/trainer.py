@@ -60,14 +60,11 @@ class Trainer:
         before each micro-batch and raises to end the pass.
         """
         self.model = model
-        self._limits = Limits(
-            model.get_input_embeddings().weight.shape[0],
-            context_length(model),
-            reader or PictureReader(model.config.name_or_path),
-        )
         self.tokenizer = tokenizer
         self.steps = 0
         self.passes = Passes(model)
+        reader = reader or PictureReader(model.config.name_or_path)
+        self._limits = Limits(self.passes.vocabulary, context_length(model), reader)
         self._checkpointing = checkpointing
         self._check_open = check_open
         self._optimizer: torch.optim.AdamW | None = None
