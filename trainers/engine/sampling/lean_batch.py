@@ -48,6 +48,24 @@ class LeanBatch(Batch):
         self._cache = RowCache(model)
         self._sync()
 
+    def _sync(self) -> None:
+        """Update the tensors that each step needs; called when rows come or go."""
+        starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
+        lengths = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
+        self._positions = lengths
+        self._columns = lengths - starts
+        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
+        self._rows = torch.arange(self.size, device=self.device)
+        own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
+        self._longest = max(self._lengths, default=0)
+        self._widest = max(own, default=0)
+        if not any(self._starts):
+            self._stem = None
+        # [B] True for rows without the stem; None if all have it
+        self._without = None if all(self._starts) else starts == 0
+        # Steps all rows, whatever their adapters
+        self._decoder = _together(self._weights or [self.weights])
+
     @property
     def size(self) -> int:
         """Number of active rows."""
@@ -214,22 +232,6 @@ class LeanBatch(Batch):
     def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         lengths = (self._lengths[row] - self._starts[row] for row in sources)
         self._cache.move(sources, targets, max(lengths, default=0))
-
-    def _sync(self) -> None:
-        """Update the tensors that each step needs; called when rows come or go."""
-        starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
-        self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
-        self._columns = self._positions - starts
-        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
-        self._rows = torch.arange(self.size, device=self.device)
-        own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
-        self._longest, self._widest = max(self._lengths, default=0), max(own, default=0)
-        if not any(self._starts):
-            self._stem = None
-        # [B] True for rows without the stem; None if all have it
-        self._without = None if all(self._starts) else starts == 0
-        # Steps all rows, whatever their adapters
-        self._decoder = _together(self._weights or [self.weights])
 
 
 def _together(weights: Sequence[FrozenModel]) -> LeanModel:

@@ -73,6 +73,21 @@ class RunningBatch:
         self._tokens = torch.zeros(0, dtype=torch.long)
         self._describe_rows()
 
+    def _describe_rows(self) -> None:
+        """Update the arrays that each step needs; called when rows come or go."""
+        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
+        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
+        self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
+        params = [row.request.params for row in self.rows]
+        top_k = any(p.top_k > 0 for p in params)
+        top_p = any(p.top_p < 1 for p in params)
+        self._temper = Temper(
+            self._column([p.temperature for p in params], torch.float32),
+            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
+            self._column([p.top_p for p in params], torch.float32) if top_p else None,
+            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
+        )
+
     def admit(self, rows: Sequence[Row]) -> None:
         """Add rows: new ones, or ones that were put back."""
         for model in dict.fromkeys(row.request.model for row in rows):
@@ -136,21 +151,6 @@ class RunningBatch:
         self.rows = [self.rows[i] for i in origin]
         self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
         self._describe_rows()
-
-    def _describe_rows(self) -> None:
-        """Update the arrays that each step needs; called when rows come or go."""
-        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
-        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
-        self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
-        params = [row.request.params for row in self.rows]
-        top_k = any(p.top_k > 0 for p in params)
-        top_p = any(p.top_p < 1 for p in params)
-        self._temper = Temper(
-            self._column([p.temperature for p in params], torch.float32),
-            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
-            self._column([p.top_p for p in params], torch.float32) if top_p else None,
-            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
-        )
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
