@@ -263,7 +263,7 @@ def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
     """Return a sampler of a model's present weights."""
     return Sampler(
         FrozenLean(model), None, seed=0, context_length=4096, end_tokens=frozenset(),  # type: ignore[arg-type]
-        vocabulary=2**31, scheduler=scheduler or Scheduler(),
+        scheduler=scheduler or Scheduler(),
     )  # fmt: skip
 
 

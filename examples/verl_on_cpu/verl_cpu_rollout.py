@@ -39,8 +39,7 @@ class Server:
         if found.unexpected_keys:
             raise ValueError(f"The model has no {found.unexpected_keys}.")
         self._step = step or 0
-        old, self._client = self._client, self._new_client()
-        old.sampler.close()
+        self._client = self._new_client()  # earlier requests still get their answers
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any

@@ -312,7 +312,7 @@ def test_weights_are_served_and_evaluated_in_the_type_that_is_asked_for(monkeypa
 
     monkeypatch.setattr(Engine, "__init__", watched)
     with serving(ServeSettings(model="evert-tiny", device="cpu", dtype="bfloat16")):
-        assert engines[0].base_sampler("evert-tiny")._model.weights.model.dtype == torch.bfloat16
+        assert engines[0].base_sampler("evert-tiny")._model.model.dtype == torch.bfloat16
     unsaid = EvaluateSettings(env="identity", models=("evert-tiny",))
     said = EvaluateSettings(env="identity", models=("evert-tiny",), dtype="bfloat16")
     assert "dtype" not in unsaid.asked  # but the run's

@@ -3,7 +3,7 @@
 From the outside in:
 
     embedded.py    ``embedded_engine``: replaces the SDK's clients with the engine's
-    clients/       Tinker's clients, and the checks of their requests
+    clients/       Tinker's clients
     store/         checkpoints: saving, listing, repair
     training/      forward, backward, optimizer step; the losses
     sampling/      many requests decoded in one running batch

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import tinker
@@ -163,17 +164,29 @@ def _check(policies: Sequence[object]) -> None:
             )
 
 
+def _check_vocabularies(policies: Sequence[Policy]) -> None:
+    """Raise if models have different tokens: the prompts of all seats are written in the same."""
+    tokenizers = [each.renderer.tokenizer for each in policies if isinstance(each, InTraining)]
+    clients = [each for each in dict.fromkeys(policies) if isinstance(each, tinker.SamplingClient)]
+    bases = {each.get_base_model(): each for each in clients}
+    if len(bases) + len(tokenizers) > 1:
+        tokenizers += [each.get_tokenizer() for each in bases.values()]
+    named = {getattr(each, "name_or_path", each): each for each in tokenizers}
+    if len(named) > 1 and any(
+        one.get_vocab() != other.get_vocab() for one, other in pairwise(named.values())
+    ):
+        raise InvalidDatasetError(
+            f"The seats have models on different bases ({', '.join(map(str, named))}); expected "
+            "one base, whose tokens all seats read and write. Use models of one base, such as "
+            "those of one call of evert.models."
+        )
+
+
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
     """The options; missing ones are set to fit the first policy that is no ``TokenCompleter``."""
     sampled = [each for each in policies if not isinstance(each, TokenCompleter)]
     policy = sampled[0] if sampled else None
-    training = [each for each in sampled if isinstance(each, InTraining)]
-    tokenizers = [each.renderer.tokenizer for each in training]
-    if len({getattr(each, "name_or_path", each) for each in tokenizers}) > 1:
-        raise InvalidDatasetError(
-            "The seats have models on different bases; expected one base, whose tokens all seats "
-            "read and write. Use the models of one call of evert.models."
-        )
+    _check_vocabularies(sampled)
     renderer, context = options.get("renderer"), options.get("context_length")
     if isinstance(policy, InTraining):
         renderer, context = renderer or policy.renderer, context or policy.context_length

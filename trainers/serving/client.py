@@ -112,7 +112,7 @@ class ServedSamplingClient:
 
     async def models(self) -> list[dict[str, Any]]:
         """The server's descriptions of its models: ``id``, ``owned_by``, ..."""
-        content = await ask(f"{self.base_url}/models", self._key, timeout=self._timeout)
+        content = await ask(f"{self.base_url}/models", self._key, None, self._timeout)
         try:
             return [dict(model) for model in orjson.loads(content)["data"]]
         except (ValueError, KeyError, TypeError) as error:

@@ -34,11 +34,11 @@ _open: dict[_Place, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSe
 async def ask(
     url: str,
     key: str | None,
-    body: bytes | None = None,
-    timeout: float | None = None,  # noqa: ASYNC109
+    body: bytes | None,
+    timeout: float,  # noqa: ASYNC109
     kept: float = KEPT_ALIVE,
 ) -> bytes:
-    """Send JSON (None: a GET), and return the answer's body; ``timeout`` None: no limit."""
+    """Send JSON (None: a GET), and return the answer's body within ``timeout`` seconds."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -54,7 +54,7 @@ async def ask(
                 content = await answer.read()
     except TimeoutError as error:
         raise ServerGoneError(
-            f"{url} gave no answer within {timeout or CONNECT_TIME:g} s. Check that the server "
+            f"{url} gave no answer within {timeout:g} s. Check that the server "
             "is alive and not overloaded; give it more time with timeout=."
         ) from error
     except (aiohttp.ClientError, OSError) as error:

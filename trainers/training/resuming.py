@@ -137,7 +137,7 @@ def _repair(path: Path) -> None:
     for log in (path, path / WARM_UP):
         states = [r["state_path"] for r in read_jsonl(log / CHECKPOINTS) if r.get("state_path")]
         if states and not store.is_intact(states[-1]):
-            repair_checkpoint_log(log, store, all_here=True)
+            repair_checkpoint_log(log, store)
 
 
 def _correct_batches(log: Path, root: Path) -> None:

@@ -136,7 +136,9 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
         monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         threads.clear()
         # The second adds to the first.
-        output, _ = [trainer.forward_backward(data, "cross_entropy", None) for _ in range(2)]
+        output, _ = [
+            trainer.forward_backward(trainer.read(data, "cross_entropy")) for _ in range(2)
+        ]
         slopes = gradients(model)
         model.zero_grad()
         logprobs = [each["logprobs"].tolist() for each in output.loss_fn_outputs]

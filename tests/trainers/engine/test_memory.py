@@ -84,7 +84,7 @@ def trainer(tiny_model: str, model: Any) -> Trainer:
 
 
 def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch.Tensor]:
-    trainer.forward_backward(data, "cross_entropy", None)
+    trainer.forward_backward(trainer.read(data, "cross_entropy"))
     found = gradients(trainer.model)
     trainer.model.zero_grad()
     return found
@@ -116,6 +116,7 @@ def test_on_other_devices_logits_come_out_of_the_product_in_float32() -> None:
 
 def test_checkpointing_computes_layers_twice_to_the_same_gradient(trainer: Trainer) -> None:
     counts, found = [], []
+    gradient(trainer)  # the first pass also tests the output layer
     for trainer._checkpointing in (False, True, False):
         with Device() as layers:
             found.append(gradient(trainer))
@@ -191,21 +192,21 @@ def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(
     monkeypatch.setattr(Passes, "logprobs", counted)
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)
-    trainer.forward_backward(first, "cross_entropy", None)
+    trainer.forward_backward(trainer.read(first, "cross_entropy"))
     passes.clear()
     with Device(most_elements=62 * VOCABULARY) as device:
-        trainer.forward_backward(DATA, "cross_entropy", None)
+        trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
     assert len(passes) > device.refused > 0
     assert same(gradients(trainer.model), expected, 1e-4)
     with Device(most_elements=62 * VOCABULARY) as device:
-        trainer.forward(DATA, "cross_entropy", None)
+        trainer.forward(trainer.read(DATA, "cross_entropy"))
     assert device.refused > 0
     assert same(gradients(trainer.model), expected, 1e-4)
     trainer.model.zero_grad()
-    trainer.forward_backward(first, "cross_entropy", None)
+    trainer.forward_backward(trainer.read(first, "cross_entropy"))
     # Fails in the backward pass, when some layers have their gradient already.
     with Device(refuse_at=2) as layers:
-        trainer.forward_backward(DATA, "cross_entropy", None)
+        trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
     assert layers.differentiated > 2
     assert same(gradients(trainer.model), expected, 1e-4)
 
@@ -216,7 +217,7 @@ def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -
         Device(most_elements=10),
         pytest.raises(TrainingError, match=r"not enough memory on cpu for a pass over 60 tokens"),
     ):
-        trainer.forward_backward(DATA, "cross_entropy", None)
+        trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
     with pytest.raises(TrainingError, match="pass before it failed"):
         trainer.optim_step(ADAM)
     assert same(weights(trainer.model), before)

@@ -20,7 +20,7 @@ from evert import (
     InvalidDatasetError,
     ScriptedPolicy,
 )
-from evert.bridge.tokens.bases import base_tokenizer, model_renderer
+from evert.bridge.tokens.bases import base_path, base_tokenizer, model_renderer
 from evert.trainers.serving.service import PolicyService
 
 NAN = float("nan")
@@ -248,6 +248,18 @@ async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine
             [[trajectory]] = batch.seats["player"].trajectories
             assert trajectory is not None
             assert trajectory.transitions[0].ob.to_ints()[: len(expected)] == expected
+
+
+async def test_seats_of_different_bases_are_refused_in_words(engine: Any) -> None:
+    service = tinker.ServiceClient()
+    player, judge, alike = [
+        service.create_sampling_client(base_model=base)
+        for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
+    ]
+    with pytest.raises(InvalidDatasetError, match="on different bases .*; expected one base"):
+        await evert.rollout(duel, ["Go."], seats={"player": player, "judge": judge})
+    seats = {"player": player, "judge": alike}
+    assert await evert.rollout(duel, ["Go."], seats=seats, group_size=1, max_tokens=2)
 
 
 async def test_what_agents_draw_follows_from_the_seed() -> None:

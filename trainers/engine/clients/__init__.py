@@ -1,4 +1,4 @@
-"""Tinker's clients, and the checks of their requests.
+"""Tinker's clients.
 
 The clients, then the parts that they share:
 
@@ -6,7 +6,6 @@ The clients, then the parts that they share:
     training_client.py  trains a model
     sampling_client.py  samples from frozen weights
     rest_client.py      lists and deletes runs and checkpoints
-    checks.py           checks training requests before the worker gets them
     readings.py         log-probabilities that a request wants of its prompt
     futures.py          the futures that clients return
     engine.py           holds everything that is loaded

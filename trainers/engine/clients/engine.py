@@ -58,7 +58,6 @@ class Engine:
         self.asked_for: set[str] = set()
         """Base models that clients were made for."""
         self._occasions: Counter[int] = Counter()
-        self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
         self._schedulers = weakref.WeakValueDictionary()
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -161,8 +160,6 @@ class Engine:
         self._closed = True
         for thread in (self.loader, self.eyes, *self._workers):
             thread.shutdown(wait=True)  # Calls that still wait raise in ``check_open``
-        for sampler in [*self._samplers]:
-            sampler.close()
         for scheduler in [*self._schedulers.values()]:
             scheduler.close()
 
@@ -191,17 +188,14 @@ class Engine:
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
         """A sampler of a model's present weights, which are copied, except for a shared base."""
         frozen = freeze(model)
-        sampler = Sampler(
+        return Sampler(
             frozen,
             tokenizer,
             seed=stream_key(self.settings.seed, *number),
             context_length=context_length(model),
             end_tokens=end_tokens(model, tokenizer),
-            vocabulary=model.get_input_embeddings().weight.shape[0],
             scheduler=self._scheduler(frozen.base),
         )
-        self._samplers.add(sampler)
-        return sampler
 
     def _scheduler(self, base: Any) -> Scheduler:
         scheduler = self._schedulers.get(id(base)) if base is not None else None

@@ -1,15 +1,15 @@
 """Futures as the SDK's callers use them: awaited, by ``.result()``, or as the result itself.
 
-``submit`` queues a call on a worker and returns the SDK's ``AwaitableConcurrentFuture``;
-``settled`` runs the call at once. ``Ready`` makes a finished client usable as the future that the
-SDK's methods return for a client. ``async_forms`` and ``refusing`` add methods of the SDK's class:
-the ``_async`` forms, and those that only the hosted service can answer.
+``settled`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``. ``Ready`` makes
+a finished client usable as the future that the SDK's methods return for a client. ``async_forms``
+and ``refusing`` add methods of the SDK's class: the ``_async`` forms, and those that only the
+hosted service can answer.
 """
 
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -20,13 +20,6 @@ from evert.trainers.engine.common.errors import UnsupportedError
 T = TypeVar("T")
 S = TypeVar("S")
 C = TypeVar("C", bound=type)
-
-
-def submit(
-    worker: Executor, call: Callable[..., T], *args: Any, **kwargs: Any
-) -> AwaitableConcurrentFuture[T]:
-    """Run ``call`` on ``worker``, after the calls submitted before."""
-    return AwaitableConcurrentFuture(worker.submit(call, *args, **kwargs))
 
 
 def settled(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:

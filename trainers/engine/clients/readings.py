@@ -26,8 +26,8 @@ from evert.trainers.engine.clients.futures import chain, finished
 from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
-Score = Callable[[Sequence[int], int | None, Read], "Future[list[Any]]"]
-"""(tokens, number of last tokens to read or None for all, reader) -> a value or None per token."""
+Score = Callable[[int | None, Read], "Future[list[Any]]"]
+"""(number of last tokens to read or None for all, reader) -> a value or None per token."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,20 @@ def check_last_n(last_n: int | None, length: int) -> None:
         )
 
 
-def prompt_parts(score: Score, tokens: Sequence[int], wanted: Wanted) -> "dict[str, Future[Any]]":
+def prompt_parts(score: Score, wanted: Wanted) -> "dict[str, Future[Any]]":
     """Start reading what a request wants; returns fields of a ``SampleResponse`` as futures."""
     parts: dict[str, Future[Any]] = {}
     if wanted.logprobs:
-        found = score(tokens, wanted.last_n, log_probabilities)
+        found = score(wanted.last_n, log_probabilities)
         parts["prompt_logprobs_np"] = _then(found, lambda v: np.array(v, dtype=np.float32))
     if wanted.topk:
-        parts["topk_prompt_logprobs_np"] = _topk(score, tokens, wanted.last_n, wanted.topk)
+        parts["topk_prompt_logprobs_np"] = _topk(score, wanted.last_n, wanted.topk)
     if wanted.targets is not None:
-        parts["target_prompt_logprobs"] = _Targets(wanted.targets).ask(score, tokens)
+        parts["target_prompt_logprobs"] = _Targets(wanted.targets).ask(score)
     return parts
 
 
-def _topk(
-    score: Score, tokens: Sequence[int], last_n: int | None, k: int
-) -> "Future[TopkLogprobs]":
+def _topk(score: Score, last_n: int | None, k: int) -> "Future[TopkLogprobs]":
     """The k likeliest tokens at each of the last n positions, the likeliest first."""
 
     def joined(rows: list[Any]) -> TopkLogprobs:
@@ -100,7 +98,7 @@ def _topk(
                 ids[i, : len(row[0])], logprobs[i, : len(row[0])] = row
         return TopkLogprobs(ids, logprobs)
 
-    return _then(score(tokens, last_n, _likeliest(k)), joined)
+    return _then(score(last_n, _likeliest(k)), joined)
 
 
 @cache
@@ -132,12 +130,12 @@ class _Targets:
         found = torch.log_softmax(logits, dim=-1).gather(1, known)
         return list(found.masked_fill(ids < 0, 0.0).cpu().unbind())
 
-    def ask(self, score: Score, tokens: Sequence[int]) -> "Future[types.TensorData]":
+    def ask(self, score: Score) -> "Future[types.TensorData]":
         """Start reading; tokens before the first named one are not read."""
         named = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
         if not named:
             return finished(self.joined([])).future()
-        return _then(score(tokens, len(tokens) - 1 - named[0], self), self.joined)
+        return _then(score(len(self._ids) - named[0], self), self.joined)
 
     def joined(self, rows: list[Any]) -> types.TensorData:
         """The log-probabilities in the layout of the request."""

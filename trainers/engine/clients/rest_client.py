@@ -13,7 +13,7 @@ from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.tokens.bases import BASES
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import async_forms, refusing, settled
+from evert.trainers.engine.clients.futures import refusing, settled
 from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
@@ -67,7 +67,6 @@ def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
     return types.GetServerCapabilitiesResponse(supported_models=models)
 
 
-@async_forms(tinker.RestClient)
 @refusing(tinker.RestClient, REFUSED)
 class RestClient:
     """Runs and checkpoints of the engine's folder."""

@@ -10,11 +10,10 @@ import itertools
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import tinker
@@ -76,7 +75,7 @@ class _Pickled:
     process: int
     key: int
     """The client's number in the process that made it."""
-    copy: int
+    copy: int = field(compare=False)
     """The number of this copy, from 1; it seeds what the copy samples."""
     base_model: str
     path: str | None
@@ -137,7 +136,7 @@ class SamplingClient(Ready):
 
         def ask(row: Row) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))
-            return self._scored(row)(row.ids, prompt_logprobs_last_n, log_probabilities)
+            return self._scored(row)(prompt_logprobs_last_n, log_probabilities)
 
         return self._read(prompt, ask)
 
@@ -204,15 +203,15 @@ class SamplingClient(Ready):
             self._sampler,
             lambda sampler: sampler.sample(row.ids, num_samples, params, row.pictures),
         )
-        parts = prompt_parts(self._scored(row), row.ids, wanted)
+        parts = prompt_parts(self._scored(row), wanted)
         answer = chain(replies, lambda found: self._respond(found, parts))
         answer.add_done_callback(lambda _: replies.cancel())  # cancelling the answer stops sampling
         return answer
 
     def _scored(self, row: Row) -> Score:
-        def score(tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
+        def score(last_n: int | None, read: Read) -> "Future[list[Any]]":
             return chain(
-                self._sampler, lambda sampler: sampler.score(tokens, last_n, read, row.pictures)
+                self._sampler, lambda sampler: sampler.score(row.ids, last_n, read, row.pictures)
             )
 
         return score
@@ -232,25 +231,16 @@ class SamplingClient(Ready):
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
 """Clients made in this process, by key: unpickling one here finds the client itself."""
-_received: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
-"""The last clients from other processes, by process and key: a pool's worker unpickles the same
-client for every task and must not load it each time."""
-_MAX_RECEIVED = 4
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
     own = _clients.get(state.key) if state.process == os.getpid() else None
-    if own is not None:
-        return own
-    client = _received.get((state.process, state.key))
-    if client is None:
-        client = _received[state.process, state.key] = _receive(state)
-        while len(_received) > _MAX_RECEIVED:
-            _received.popitem(last=False)
-    return client
+    return _receive(state) if own is None else own
 
 
+@lru_cache(maxsize=4)
 def _receive(state: _Pickled) -> SamplingClient:
+    """Load a client from another process; a pool's worker unpickles the same for every task."""
     engine = _engine_of(state.settings)
     if state.path is None:
         found = engine.base_sampler(state.base_model)
@@ -280,7 +270,10 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """A client of the present weights of a model that another trainer has; close its sampler."""
+    """A client of the present weights of a model that another trainer has.
+
+    It works until ``client.sampler.scheduler`` is closed.
+    """
 
     def nowhere() -> str:
         raise SamplingRequestError(

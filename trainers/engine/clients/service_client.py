@@ -15,7 +15,7 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import finished, refusing, submit
+from evert.trainers.engine.clients.futures import finished, refusing
 from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.clients.training_client import TrainingClient
@@ -157,7 +157,9 @@ class ServiceClient:
         def start() -> Any:
             return TrainingClient(self.engine, make_run(*args))
 
-        return tinker.BackcompatTrainingClientFuture(submit(self.engine.loader, start))
+        return tinker.BackcompatTrainingClientFuture(
+            AwaitableConcurrentFuture(self.engine.loader.submit(start))
+        )
 
 
 def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:

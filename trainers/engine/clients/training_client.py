@@ -1,6 +1,7 @@
 """The training client: a model in training, whose calls run in order on one worker thread."""
 
 import functools
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -11,9 +12,8 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
-from evert.trainers.engine.clients.checks import check_custom_data, check_data, check_step
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
-from evert.trainers.engine.clients.futures import Ready, async_forms, finished, submit
+from evert.trainers.engine.clients.futures import Ready, async_forms, finished
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.common.errors import LossInputError, TrainingError
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind
@@ -44,8 +44,8 @@ class TrainingClient(Ready):
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """The loss and the targets' log-probabilities, without a gradient."""
-        check_data(data, loss_fn, loss_fn_config, self._run.trainer.limits)
-        return self._submit(lambda trainer: trainer.forward(data, loss_fn, loss_fn_config))
+        work = self._run.trainer.read(data, loss_fn, loss_fn_config)
+        return self._submit(lambda trainer: trainer.forward(work))
 
     def forward_backward(
         self,
@@ -54,8 +54,8 @@ class TrainingClient(Ready):
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """Add the gradient of the summed loss to the gradient accumulated since the last step."""
-        check_data(data, loss_fn, loss_fn_config, self._run.trainer.limits)
-        return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
+        work = self._run.trainer.read(data, loss_fn, loss_fn_config)
+        return self._submit(lambda trainer: trainer.forward_backward(work))
 
     def forward_backward_custom(
         self,
@@ -70,8 +70,8 @@ class TrainingClient(Ready):
                 f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
                 "Leave it out."
             )
-        check_custom_data(data, self._run.trainer.limits)
-        return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss_fn))
+        work = self._run.trainer.read_custom(data)
+        return self._submit(lambda trainer: trainer.forward_backward_custom(work, data, loss_fn))
 
     def optim_step(
         self,
@@ -87,7 +87,7 @@ class TrainingClient(Ready):
                 "AdamParams. Pass optim_step(AdamParams(learning_rate=...))."
             )
         params = given[0]
-        check_step(params)
+        _check_step(params)
         return self._submit(lambda trainer: trainer.optim_step(params))
 
     def save_state(
@@ -187,7 +187,7 @@ class TrainingClient(Ready):
 
     def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
         self._engine.check_open()
-        return submit(self._worker, self._in_turn, call)
+        return AwaitableConcurrentFuture(self._worker.submit(self._in_turn, call))
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
         self._engine.check_open()  # It may have closed since the call was made
@@ -240,3 +240,13 @@ class TrainingClient(Ready):
         save = functools.partial(store.save, run.run_id, "sampler_weights", name, info, write)
         source = Source(run.base_model, save)
         return SamplingClient(engine, finished(sampler).future(), source, records=records)
+
+
+def _check_step(params: types.AdamParams) -> None:
+    for name, value in params.model_dump(exclude={"grad_clip_norm"}).items():
+        most = 1.0 if name.startswith("beta") else math.inf
+        if not math.isfinite(value) or value < 0 or value >= most:
+            raise TrainingError(
+                f"optim_step got {name}={value}; expected a number from 0"
+                f"{' to below 1' if most == 1.0 else ' on'}. The weights are unchanged."
+            )

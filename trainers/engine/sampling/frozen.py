@@ -5,39 +5,20 @@ open batches, which decode rows and score given tokens.
 """
 
 import copy
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import LeanModel, can_be_lean
 from evert.trainers.engine.models.shared import original_of, with_own_modules
-from evert.trainers.engine.sampling.batches import Batch, Weights
+from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.generic_batch import GenericBatch, attends
 from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
 _PREFIX_SHARE = 8  # The prefix cache gets the cache's memory divided by this
-
-
-class FrozenModel:
-    """Weights that do not change; their batches share a prefix cache."""
-
-    kind: ClassVar[type[Batch]]  # Class of its batches
-
-    def __init__(self, model: Any, config: Any, vocabulary: int, *, remembers: bool) -> None:
-        self.device: torch.device = model.device
-        self.base: Any = None  # Models of one base share batches; None if the base is not shared
-        self.cache_tokens = cache_bytes(self.device) // cache_token_bytes(config, model.dtype)
-        """Most tokens in the key-value cache, over all rows."""
-        remembered = self.cache_tokens // _PREFIX_SHARE if remembers else 0
-        self.weights = Weights(model, vocabulary, PrefixCache(remembered))
-        """The weights of its rows, in its own batches and in those of other models of its base."""
-
-    def new_batch(self) -> Batch:
-        """Open an empty batch."""
-        return self.kind(self.weights)
 
 
 class FrozenLean(FrozenModel):
@@ -48,8 +29,10 @@ class FrozenLean(FrozenModel):
     def __init__(self, model: Any) -> None:
         base = original_of(model)
         lean = LeanModel(model, copied=base is None)
-        super().__init__(lean, base_of(model).config, lean.head.shape[0], remembers=True)
-        self.base = base  # stays loaded while it is sampled from
+        tokens = _cache_tokens(lean, base_of(model).config)
+        prefixes = PrefixCache(tokens // _PREFIX_SHARE)
+        # The base stays loaded while it is sampled from.
+        super().__init__(lean, lean.head.shape[0], tokens, prefixes, base)
 
 
 class FrozenGeneric(FrozenModel):
@@ -64,8 +47,14 @@ class FrozenGeneric(FrozenModel):
         frozen: Any = copied.eval().requires_grad_(False)
         if not shared and hasattr(frozen, "merge_and_unload"):
             frozen = frozen.merge_and_unload()
-        vocabulary = frozen.config.get_text_config(decoder=True).vocab_size
-        super().__init__(frozen, frozen.config, vocabulary, remembers=attends(frozen))
+        tokens = _cache_tokens(frozen, frozen.config)
+        prefixes = PrefixCache(tokens // _PREFIX_SHARE if attends(frozen) else 0)
+        vocabulary = frozen.get_input_embeddings().weight.shape[0]
+        super().__init__(frozen, vocabulary, tokens, prefixes)
+
+
+def _cache_tokens(model: Any, config: Any) -> int:
+    return cache_bytes(model.device) // cache_token_bytes(config, model.dtype)
 
 
 def freeze(model: Any) -> FrozenModel:

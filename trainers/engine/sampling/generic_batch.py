@@ -22,7 +22,7 @@ from torch import Tensor
 
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.pictures import sight_of, whole_from
-from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
+from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import Kept
 
@@ -32,7 +32,7 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 class GenericBatch(Batch):
     """Rows of any model; see ``Batch``."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: FrozenModel) -> None:
         model = weights.model
         self._attends = attends(model)
         super().__init__(weights)

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from evert.trainers.engine.common.parallel import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
-from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
+from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
 from evert.trainers.engine.sampling.graphs import Graphs, rounded
 from evert.trainers.engine.sampling.prefill import Job
-from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+from evert.trainers.engine.sampling.prefix_cache import Kept
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
@@ -33,27 +33,39 @@ _LANE_TOKENS = 256  # Fewest prompt tokens for each core
 class LeanBatch(Batch):
     """Rows of a ``LeanModel``; see ``Batch``."""
 
-    def __init__(self, weights: Weights) -> None:
-        model: LeanModel = weights.model
-        self._decoder = model  # Steps all rows, whatever their adapters
+    def __init__(self, weights: FrozenModel) -> None:
         super().__init__(weights)
-        self._weights: list[Weights] = []  # For each row, the weights that compute it
+        model: LeanModel = weights.model
+        self._weights: list[FrozenModel] = []  # For each row, the weights that compute it
         self._lengths: list[int] = []
         self._starts: list[int] = []  # For each row, the number of its tokens in the stem
         self._stem: Stem | None = None
         self._stem_weights = weights
-        self._without: Tensor | None = None  # [B] True for rows without it; None if all have it
-        self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
-        self._columns = self._positions
-        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
         self._open, self._shut = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
         """Added to the attention score of a token that a row has, and of one that it has not."""
-        self._longest = self._widest = 0  # Maxima of both
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
+        self._sync()
+
+    def _sync(self) -> None:
+        """Update the tensors that each step needs; called when rows come or go."""
+        starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
+        lengths = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
+        self._positions = lengths
+        self._columns = lengths - starts
+        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
+        own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
+        self._longest = max(self._lengths, default=0)
+        self._widest = max(own, default=0)
+        if not any(self._starts):
+            self._stem = None
+        # [B] True for rows without the stem; None if all have it
+        self._without = None if all(self._starts) else starts == 0
+        # Steps all rows, whatever their adapters
+        self._decoder = _together(self._weights or [self.weights])
 
     @property
     def size(self) -> int:
@@ -218,9 +230,6 @@ class LeanBatch(Batch):
 
         return attend
 
-    def _prefixes_of(self, row: int) -> PrefixCache:
-        return self._weights[row].prefixes
-
     def _read(self, row: int, start: int, end: int) -> Kept:
         return self._copy(row, self._starts[row], start, end)
 
@@ -251,21 +260,8 @@ class LeanBatch(Batch):
         lengths = (self._lengths[row] - self._starts[row] for row in sources)
         self._cache.move(sources, targets, max(lengths, default=0))
 
-    def _sync(self) -> None:
-        """Update the tensors that each step needs; called when rows come or go."""
-        self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
-        starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
-        self._columns = self._positions - starts
-        self._longest = max(self._lengths, default=0)
-        own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
-        self._widest = max(own, default=0)
-        if not any(self._starts):
-            self._stem = None
-        self._without = None if all(self._starts) else starts == 0
-        self._decoder = _together(self._weights or [self.weights])
 
-
-def _together(weights: Sequence[Weights]) -> LeanModel:
+def _together(weights: Sequence[FrozenModel]) -> LeanModel:
     different = [*dict.fromkeys(weights)]
     if len(different) == 1:
         return different[0].model  # type: ignore[no-any-return]

@@ -11,8 +11,8 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.models.pictures import Picture
+from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.drawing import Stops, Temper, draw, uniforms
-from evert.trainers.engine.sampling.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,18 +68,30 @@ class RunningBatch:
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
         self.rows: list[Row] = []
-        self._device = model.device
+        self._device = self.batch.device
         self._logits = torch.zeros(0, 0)
         self._tokens = torch.zeros(0, dtype=torch.long)
-        self._keys = np.zeros(0, dtype=np.uint64)
-        self._steps = np.zeros(0, dtype=np.uint64)
-        self._prompts = np.zeros(0, dtype=np.uint64)
-        self._temper = Temper(torch.zeros(0), None, None, plain=True)
+        self._describe_rows()
+
+    def _describe_rows(self) -> None:
+        """Update the arrays that each step needs; called when rows come or go."""
+        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
+        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
+        self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
+        params = [row.request.params for row in self.rows]
+        top_k = any(p.top_k > 0 for p in params)
+        top_p = any(p.top_p < 1 for p in params)
+        self._temper = Temper(
+            self._column([p.temperature for p in params], torch.float32),
+            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
+            self._column([p.top_p for p in params], torch.float32) if top_p else None,
+            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
+        )
 
     def admit(self, rows: Sequence[Row]) -> None:
         """Add rows: new ones, or ones that were put back."""
         for model in dict.fromkeys(row.request.model for row in rows):
-            self.batch.weights = model.weights
+            self.batch.weights = model
             waiting: dict[tuple[int, ...], list[Row]] = {}
             for row in rows:
                 if row.request.model is model:
@@ -129,7 +141,8 @@ class RunningBatch:
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
         answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
         for i in ended:
-            self.batch.park(i, self.rows[i].begun)
+            row = self.rows[i]
+            self.batch.park(i, row.begun, row.request.model.prefixes)
         self._keep([i for i in range(len(self.rows)) if i not in ended])
         return answers
 
@@ -138,21 +151,6 @@ class RunningBatch:
         self.rows = [self.rows[i] for i in origin]
         self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
         self._describe_rows()
-
-    def _describe_rows(self) -> None:
-        """Update the arrays that each step needs; called when rows come or go."""
-        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
-        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
-        self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
-        params = [row.request.params for row in self.rows]
-        top_k = any(p.top_k > 0 for p in params)
-        top_p = any(p.top_p < 1 for p in params)
-        self._temper = Temper(
-            self._column([p.temperature for p in params], torch.float32),
-            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
-            self._column([p.top_p for p in params], torch.float32) if top_p else None,
-            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
-        )
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)

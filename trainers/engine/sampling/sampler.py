@@ -21,12 +21,12 @@ import numpy as np
 from tinker import types
 
 from evert.bridge.models.sampling_ranges import out_of_range
-from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.models.pictures import Picture
+from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
-from evert.trainers.engine.sampling.frozen import FrozenModel
 from evert.trainers.engine.sampling.running_batch import Request, Row
-from evert.trainers.engine.sampling.scheduler import CLOSED, Asked, Scheduler, SchedulerStats
+from evert.trainers.engine.sampling.scheduler import Asked, Scheduler, SchedulerStats
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class Sampler:
         seed: int,
         context_length: int,
         end_tokens: frozenset[int],
-        vocabulary: int,
         scheduler: Scheduler,
     ) -> None:
         self.scheduler = scheduler
@@ -55,11 +54,9 @@ class Sampler:
         self._seed = seed
         self._context_length = context_length
         self._end_tokens = end_tokens
-        self._vocabulary = vocabulary
         self._asked: OrderedDict[int, int] = OrderedDict()  # Number of requests, by prompt's digest
         self._forgotten = 0  # Highest count of a prompt dropped from ``_asked``
         self._counting = Lock()
-        self._closed = False
 
     @property
     def stats(self) -> SchedulerStats:
@@ -75,7 +72,6 @@ class Sampler:
     ) -> "Future[list[types.SampledSequence]]":
         """Sample replies to a prompt; cancelling the future stops the work."""
         max_tokens = self._check(prompt, num_samples, params, pictures)
-        self._check_open()
         request = Request(
             self._model,
             self._tokenizer,
@@ -108,20 +104,11 @@ class Sampler:
             )
         self._check_ids(tokens, pictures)
         first = 1 if last_n is None else max(1, len(tokens) - last_n)
-        self._check_open()
         asked = Asked(
             np.asarray(tokens, dtype=np.int64), first, read, model=self._model, pictures=pictures
         )
         self.scheduler.score(asked)
         return asked.future
-
-    def close(self) -> None:
-        """Refuse further calls; earlier requests are still answered."""
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineClosedError(CLOSED)
 
     def _check(
         self,
@@ -154,10 +141,10 @@ class Sampler:
             raise SamplingRequestError(
                 "The prompt ends with an image; expected text at its end. Add text after it."
             )
-        if (min(tokens) < 0 and not pictures) or max(tokens) >= self._vocabulary:
+        if (min(tokens) < 0 and not pictures) or max(tokens) >= self._model.vocabulary:
             raise SamplingRequestError(
                 f"The prompt has token ids from {min(tokens)} to {max(tokens)}; the model knows 0 "
-                f"to {self._vocabulary - 1}. Write the prompt with the model's own tokenizer."
+                f"to {self._model.vocabulary - 1}. Write the prompt with the model's own tokenizer."
             )
 
     def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:

@@ -28,8 +28,7 @@ from tinker import types
 from evert.trainers.engine.common.errors import EngineClosedError
 from evert.trainers.engine.common.parallel import give_back_threads
 from evert.trainers.engine.models.pictures import Picture
-from evert.trainers.engine.sampling.batches import Batch
-from evert.trainers.engine.sampling.frozen import FrozenModel
+from evert.trainers.engine.sampling.batches import Batch, FrozenModel
 from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
 from evert.trainers.engine.sampling.scoring import Scoring, score

@@ -5,6 +5,7 @@ manifests only, no weights.
 """
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from tinker import types
@@ -34,32 +35,18 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
     )
 
 
-def training_runs(store: CheckpointStore) -> list[types.TrainingRun]:
-    """All runs, the latest first; those that cannot be read are left out."""
-    found = []
-    for file in store.root.glob("*/run.json"):
-        try:
-            found.append(training_run(store, f"tinker://{file.parent.name}/weights/any"))
-        except CheckpointError:
-            continue
-    return sorted(found, key=lambda run: run.last_request_time, reverse=True)
-
-
 def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpoint]:
     """The checkpoints of one run, or of all, the latest first; damaged ones are left out."""
     found = []
     for kind in KINDS:
         for file in store.root.glob(f"{run_id}/{kind}/[!.]*/{MANIFEST}"):
             path = f"tinker://{file.parents[2].name}/{kind}/{file.parent.name}"
-            try:
-                found.append(checkpoint(store, path))
-            except CheckpointError:
-                continue
+            with suppress(CheckpointError):
+                found.append(_checkpoint(store, path))
     return sorted(found, key=lambda one: one.time, reverse=True)
 
 
-def checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
-    """One checkpoint, as its manifest describes it."""
+def _checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
     info = store.info(path)
     parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
     return types.Checkpoint(
@@ -82,8 +69,12 @@ def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsRes
 
 
 def page_of_runs(store: CheckpointStore, offset: int, limit: int) -> types.TrainingRunsResponse:
-    """One page of the runs."""
-    found = training_runs(store)
+    """One page of the runs, the latest first; those that cannot be read are left out."""
+    found = []
+    for file in store.root.glob("*/run.json"):
+        with suppress(CheckpointError):
+            found.append(training_run(store, f"tinker://{file.parent.name}/weights/any"))
+    found.sort(key=lambda run: run.last_request_time, reverse=True)
     cursor = types.Cursor(offset=offset, limit=limit, total_count=len(found))
     return types.TrainingRunsResponse(training_runs=found[offset:][:limit], cursor=cursor)
 

@@ -48,8 +48,8 @@ _OLD = ".old-"
 _MOVING = threading.RLock()
 """Held while checkpoints are moved: a thread that reads must not undo another thread's move."""
 
-_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
-PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)")
+_PART = r"([A-Za-z0-9_][A-Za-z0-9_.+=-]*)"
+PATH = re.compile(rf"tinker://{_PART}/({'|'.join(KINDS)})/{_PART}")
 """Run, kind and name of a checkpoint."""
 
 
@@ -207,7 +207,7 @@ class CheckpointStore:
 def parse_path(path: str) -> tuple[str, Kind, str]:
     """The run, kind and name that a ``tinker://`` path names."""
     match = PATH.fullmatch(path)
-    if match is None or not all(_PART.fullmatch(part) for part in match.groups()):
+    if match is None:
         raise CheckpointError(
             f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> (or "
             "sampler_weights, or external_weights), with letters, digits and . _ + = - in each "
@@ -238,6 +238,9 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
     for name in files:
         settle(folder / name)
     _write_json(folder / MANIFEST, {**asdict(info), "files": files})
+    for name in files:
+        # safetensors makes files that only their owner can read, whatever the umask.
+        shutil.copymode(folder / MANIFEST, folder / name)
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -1,10 +1,13 @@
-"""Reads and checks training data as tensors, and cuts them into micro-batches.
+"""Reads and checks training requests as tensors, and cuts them into micro-batches.
+
+A request is read when it is made, before the worker gets it. So a refused request affects no other:
+nothing was computed, the accumulated gradient stays, and the calls before and after it are served.
 
 Shapes: N tokens of a datum, K targets a token.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,13 @@ from torch import Tensor
 from evert.trainers.engine.common.errors import LossInputError
 from evert.trainers.engine.models.pictures import Picture, PictureReader
 from evert.trainers.engine.training.families import cut
-from evert.trainers.engine.training.losses import check_inputs, get_loss
+from evert.trainers.engine.training.losses import (
+    Loss,
+    check_inputs,
+    get_loss,
+    resolve_settings,
+    warn_of_alpha,
+)
 from evert.trainers.engine.training.provenance import check_spans, sampled_mask
 
 
@@ -31,7 +40,7 @@ class Example:
     def to(self, device: torch.device) -> "Example":
         """The same example on a device."""
         inputs = {key: value.to(device) for key, value in self.inputs.items()}
-        return Example(self.tokens, self.targets.to(device), inputs, self.pictures)
+        return replace(self, targets=self.targets.to(device), inputs=inputs)
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,49 @@ class Limits:
     """Reads its images."""
 
 
-def read_examples(data: Sequence[types.Datum], loss_fn: str, limits: Limits) -> list[Example]:
-    """Check data from a client, and read them into tensors on the CPU."""
+@dataclass(frozen=True)
+class Work:
+    """A training request: its data, on the CPU, and their loss."""
+
+    examples: list[Example]
+    loss: Loss
+    settings: Mapping[str, float]
+
+
+def read_work(
+    data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None, limits: Limits
+) -> Work:
+    """Check a request, and read its data into tensors.
+
+    Raises:
+        LossInputError: A datum or the configuration does not fit the loss or the model.
+    """
+    loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
     if not data:
         raise LossInputError("Got no data; expected at least one datum.")
-    return [_read(datum, loss_fn, f"Datum {i}", limits) for i, datum in enumerate(data)]
+    examples = [_read(datum, loss_fn, f"Datum {i}", limits) for i, datum in enumerate(data)]
+    if loss.from_spans:
+        warn_of_alpha()
+    return Work(examples, loss, settings)
+
+
+def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
+    """Read data for a custom loss, which may read any inputs, as data for cross-entropy.
+
+    Their weights are 0. Raises as ``read_work``.
+    """
+    bare = []
+    for i, datum in enumerate(data):
+        targets = datum.loss_fn_inputs.get("target_tokens")
+        if targets is None:
+            raise LossInputError(
+                f"Datum {i} for a custom loss has loss_fn_inputs {sorted(datum.loss_fn_inputs)}; "
+                "expected target_tokens among them."
+            )
+        weights = types.TensorData.from_torch(torch.zeros(targets.to_torch().shape))
+        inputs = {"target_tokens": targets, "weights": weights}
+        bare.append(types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+    return read_work(bare, "cross_entropy", None, limits)
 
 
 def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Example:
@@ -85,6 +132,7 @@ def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Examp
         check_spans(datum, where, loss_fn)
         tensors["sampled"] = sampled_mask(datum)
     inputs = {key: value.float() for key, value in tensors.items()}
+    _check_finite(inputs, where)
     return Example(tokens, targets, inputs, row.pictures)
 
 
@@ -97,18 +145,14 @@ def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
         )
 
 
-def bare(datum: types.Datum, where: str, weights: Tensor | None = None) -> types.Datum:
-    """A custom loss's datum for cross-entropy, with only targets and ``weights`` (None: 0)."""
-    targets = datum.loss_fn_inputs.get("target_tokens")
-    if targets is None:
-        raise LossInputError(
-            f"{where} for a custom loss has loss_fn_inputs {sorted(datum.loss_fn_inputs)}; "
-            "expected target_tokens among them."
-        )
-    if weights is None:
-        weights = torch.zeros(targets.to_torch().shape)
-    inputs = {"target_tokens": targets, "weights": types.TensorData.from_torch(weights)}
-    return types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
+def _check_finite(inputs: Mapping[str, Tensor], where: str) -> None:
+    for key, values in inputs.items():
+        wrong = (~torch.isfinite(values)).nonzero().tolist()
+        if wrong:
+            raise LossInputError(
+                f"{where}: {key} is {values[(*wrong[0],)].item()} at position {wrong[0]}; "
+                "expected finite numbers. Check how it was computed."
+            )
 
 
 def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:

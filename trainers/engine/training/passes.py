@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import Attend, LeanModel, can_be_lean
-from evert.trainers.engine.models.logits import (
-    fits_whole,
-    float_logits,
-    logprobs_of,
-    target_logprobs,
-)
+from evert.trainers.engine.models.logits import float_logits, logprobs_of, target_logprobs
 from evert.trainers.engine.models.pictures import sight_of
 from evert.trainers.engine.sampling.batches import pad
 from evert.trainers.engine.sampling.lean_batch import attention
@@ -78,8 +73,7 @@ class Passes:
         real = _real(rows, self.device)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
         given = self._given(rows, tokens)
-        small = self.dtype == torch.float32 and fits_whole(tokens.numel(), self.vocabulary)
-        if small or self._plain_decoder is None:
+        if self._plain_decoder is None:
             logits = self.model(**given, use_cache=False).logits
             return logprobs_of(logits[real].float(), targets)
         hidden = self._plain_decoder(**given, use_cache=False).last_hidden_state

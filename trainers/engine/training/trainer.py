@@ -8,6 +8,7 @@ smaller ones. Every loss is a sum over tokens, so the gradient is that of the wh
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from evert.trainers.engine.store.checkpoints import OPTIMIZER
 from evert.trainers.engine.training.examples import (
     Example,
     Limits,
-    bare,
+    Work,
     micro_batches,
-    read_examples,
+    read_custom,
+    read_work,
 )
-from evert.trainers.engine.training.losses import Loss, get_loss, resolve_settings
 from evert.trainers.engine.training.passes import Passes
 
 if TYPE_CHECKING:
@@ -59,42 +60,64 @@ class Trainer:
         before each micro-batch and raises to end the pass.
         """
         self.model = model
-        self.limits = Limits(
-            model.get_input_embeddings().weight.shape[0],
-            context_length(model),
-            reader or PictureReader(model.config.name_or_path),
-        )
         self.tokenizer = tokenizer
         self.steps = 0
         self.passes = Passes(model)
+        reader = reader or PictureReader(model.config.name_or_path)
+        self._limits = Limits(self.passes.vocabulary, context_length(model), reader)
         self._checkpointing = checkpointing
         self._check_open = check_open
         self._optimizer: torch.optim.AdamW | None = None
         self._failure: str | None = None
 
-    def forward(
-        self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
-    ) -> types.ForwardBackwardOutput:
-        """Compute the loss and the targets' log-probabilities; no gradient."""
-        with torch.no_grad():
-            return self._run(data, loss_fn, config, backward=False)
+    def read(
+        self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None = None
+    ) -> Work:
+        """Read a request to train; see ``read_work``. Any thread may call it."""
+        return read_work(data, loss_fn, config, self._limits)
 
-    def forward_backward(
-        self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
-    ) -> types.ForwardBackwardOutput:
+    def read_custom(self, data: Sequence[types.Datum]) -> Work:
+        """Read a request with a custom loss; see ``examples.py``. Any thread may call it."""
+        return read_custom(data, self._limits)
+
+    def forward(self, work: Work) -> types.ForwardBackwardOutput:
+        """Compute the loss and the targets' log-probabilities; no gradient."""
+        return self._run(work, backward=False)
+
+    def forward_backward(self, work: Work) -> types.ForwardBackwardOutput:
         """Like ``forward``, and add the gradient of the summed loss to the accumulated one.
 
         An error drops the accumulated gradient, and the next optimizer step is refused.
         """
-        with self._all_or_nothing(), torch.enable_grad():
-            return self._run(data, loss_fn, config, backward=True)
+        with self._all_or_nothing():
+            return self._run(work, backward=True)
 
     def forward_backward_custom(
-        self, data: Sequence[types.Datum], loss_fn: CustomLoss
+        self, work: Work, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with the caller's own loss of the log-probabilities."""
+        """Like ``forward_backward``, with the caller's own loss of the log-probabilities.
+
+        ``work`` is what ``read_custom`` made of ``data``.
+        """
         with self._all_or_nothing():
-            return self._run_custom(list(data), loss_fn)
+            first = self._run(work, backward=False)
+            logprobs = [
+                output["logprobs"].to_torch().clone().requires_grad_(True)
+                for output in first.loss_fn_outputs
+            ]
+            loss, metrics = loss_fn(list(data), logprobs)
+            _check_custom(loss)
+            loss.backward()
+            # Cross-entropy is -sum(w log p), so w = -dC/dlogp carries C's gradient.
+            carriers = [
+                replace(example, inputs={"weights": _gradient_of(values, i)})
+                for i, (example, values) in enumerate(zip(work.examples, logprobs, strict=True))
+            ]
+            second = self._run(replace(work, examples=carriers), backward=True)
+        second.metrics["surrogate_loss:sum"] = second.metrics["loss:sum"]
+        second.metrics.update(metrics)
+        second.metrics["loss:sum"] = float(loss.detach().sum())
+        return second
 
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
         """Take one AdamW step with the accumulated gradient, then drop the gradient.
@@ -206,42 +229,9 @@ class Trainer:
             self._failure = str(error)
             raise
 
-    def _run_custom(
-        self, data: list[types.Datum], loss_fn: CustomLoss
-    ) -> types.ForwardBackwardOutput:
-        bared = [bare(datum, f"Datum {i}") for i, datum in enumerate(data)]
-        with torch.no_grad():
-            first = self._run(bared, "cross_entropy", None, backward=False)
-        logprobs = [
-            output["logprobs"].to_torch().clone().requires_grad_(True)
-            for output in first.loss_fn_outputs
-        ]
-        with torch.enable_grad():
-            loss, metrics = loss_fn(data, logprobs)
-            _check_custom(loss)
-            loss.backward()
-            # Cross-entropy is -sum(w log p), so w = -dC/dlogp carries C's gradient.
-            carriers = [
-                bare(datum, f"Datum {i}", _gradient_of(values, i))
-                for i, (datum, values) in enumerate(zip(data, logprobs, strict=True))
-            ]
-            second = self._run(carriers, "cross_entropy", None, backward=True)
-        second.metrics["surrogate_loss:sum"] = second.metrics["loss:sum"]
-        second.metrics.update(metrics)
-        second.metrics["loss:sum"] = float(loss.detach().sum())
-        return second
-
-    def _run(
-        self,
-        data: Sequence[types.Datum],
-        loss_fn: str,
-        config: Mapping[str, Any] | None,
-        *,
-        backward: bool,
-    ) -> types.ForwardBackwardOutput:
-        loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
+    def _run(self, work: Work, *, backward: bool) -> types.ForwardBackwardOutput:
         device = self.passes.device
-        examples = [each.to(device) for each in read_examples(data, loss_fn, self.limits)]
+        examples = [each.to(device) for each in work.examples]
         lengths = [len(example.tokens) for example in examples]
         budget: PassBudget | None = pass_budget(
             lengths,
@@ -254,7 +244,7 @@ class Trainer:
         before = self._gradient() if backward else {}
         while budget is not None:
             try:
-                return self._sum_over(examples, loss, settings, budget, backward=backward)
+                return self._sum_over(examples, work, budget, backward=backward)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -279,8 +269,7 @@ class Trainer:
     def _sum_over(
         self,
         examples: Sequence[Example],
-        loss: Loss,
-        settings: Mapping[str, float],
+        work: Work,
         budget: PassBudget,
         *,
         backward: bool,
@@ -295,7 +284,7 @@ class Trainer:
             targets = torch.cat([example.targets for example in chosen])
             with torch.set_grad_enabled(backward):  # it is set by thread
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
-                value = loss.total(logprobs, inputs, settings)
+                value = work.loss.total(logprobs, inputs, work.settings)
             slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
             return logprobs.detach().cpu(), float(value.detach()), slopes
 

@@ -66,7 +66,7 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
             # the engine returns log-probabilities at temperature 1
             yield Sampling(TinkerTokenCompleter(client, **how), room, trainer.temperature == 1)
         finally:
-            client.sampler.close()
+            client.sampler.scheduler.close()
     else:
         client = ServedSamplingClient(*_server(trainer), timeout=SERVER_SECONDS)
         yield Sampling(TinkerTokenCompleter(client, **how), room, True)

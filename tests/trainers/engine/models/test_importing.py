@@ -49,6 +49,7 @@ def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, impor
             for folder in (imported, original)
         )
     assert torch.allclose(made, known, atol=1e-4)
+    assert len({file.stat().st_mode for file in imported.iterdir()}) == 1  # all follow the umask
 
 
 def test_an_imported_model_is_checked(

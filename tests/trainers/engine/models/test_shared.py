@@ -123,7 +123,7 @@ def test_an_adapter_beside_a_shared_base_computes_what_peft_does() -> None:
         assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
         ours, theirs = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
         losses = [
-            trainer.forward_backward(data, "cross_entropy", None).metrics["loss:sum"]
+            trainer.forward_backward(trainer.read(data, "cross_entropy")).metrics["loss:sum"]
             for trainer in (ours, theirs)
         ]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5), name

@@ -24,7 +24,7 @@ def make(model: Any, tiny_model: str) -> Iterator[Callable[..., Sampler]]:
 
     def build(kind: Any = FrozenLean, own: Any = None, **options: Any) -> Sampler:
         settings: dict[str, Any] = {
-            "seed": 0, "context_length": 512, "end_tokens": frozenset({256}), "vocabulary": 2**31,
+            "seed": 0, "context_length": 512, "end_tokens": frozenset({256}),
             "scheduler": Scheduler(), **options,
         }  # fmt: skip
         made.append(Sampler(kind(own or model), load_tokenizer(tiny_model), **settings))

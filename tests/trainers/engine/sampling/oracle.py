@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,10 +137,8 @@ class World:
                 patch.setattr(stem, "_LEAST_LENGTH", 1)
             for model in self.models:
                 frozen = self.kind(model)
-                frozen.weights = replace(frozen.weights, prefixes=PrefixCache(room))
-                options: dict[str, Any] = {
-                    "end_tokens": ENDS, "context_length": 512, "seed": SEED, "vocabulary": 2**31,
-                }  # fmt: skip
+                frozen.prefixes = PrefixCache(room)
+                options: dict[str, Any] = {"end_tokens": ENDS, "context_length": 512, "seed": SEED}
                 made.append(Sampler(frozen, self.tokenizer, scheduler=scheduler, **options))
             yield made
             scheduler.close()

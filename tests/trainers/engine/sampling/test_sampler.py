@@ -194,15 +194,6 @@ def test_a_model_of_its_own_has_a_batch_of_its_own(tiny_model: str, sampler_of: 
     assert sampler_of(model).scheduler is not sampler_of(model).scheduler
 
 
-def test_closing_a_sampler_ends_no_other(models: list[Any], sampler_of: Make) -> None:
-    first, second = (sampler_of(model) for model in models[:2])
-    waiting = second.sample(prompts(9)[0], 1, params(max_tokens=200))
-    first.close()
-    with pytest.raises(EngineClosedError, match="no longer in use"):
-        first.sample([1, 2], 1, params())
-    assert len(waiting.result(timeout=60)[0].tokens) == 200
-
-
 def test_closing_the_engine_answers_whoever_waits(tiny_model: str) -> None:
     engine = Engine(EngineSettings(device="cpu", full_parameter=False))
     sampler = engine.base_sampler(tiny_model)

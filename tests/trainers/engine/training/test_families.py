@@ -112,6 +112,7 @@ def test_a_groups_pass_computes_its_distinct_tokens(kind: str, tiny_model: str) 
     rows = [row for number in range(2) for row in group(40, [8, 7, 8, 8, 6, 8, 7, 8], number)]
     data = data_of([row.tolist() for row in rows], "cross_entropy", model)
     with Embedded() as embedded:
-        Trainer(model, load_tokenizer(tiny_model)).forward_backward(data, "cross_entropy", None)
+        trainer = Trainer(model, load_tokenizer(tiny_model))
+        trainer.forward_backward(trainer.read(data, "cross_entropy"))
     assert distinct_tokens(rows) <= embedded.tokens <= 1.1 * distinct_tokens(rows)
     assert embedded.tokens < sum(map(len, rows)) / 3

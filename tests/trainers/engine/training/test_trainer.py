@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evert.trainers.engine.common import parallel
-from evert.trainers.engine.common.errors import LossInputError, TrainingError
+from evert.trainers.engine.common.errors import TrainingError
 from evert.trainers.engine.models import logits
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.sampling import prefill
@@ -244,9 +244,9 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
         patch.setattr(logits, "STRETCH_BYTES", way["stretch"])
         patch.setattr(parallel, "cores", lambda: way["cores"] * torch.get_num_threads())
         kind._checkpointing = way["checkpointing"]
-        silent = kind.forward(data, loss, config)
+        silent = kind.forward(kind.read(data, loss, config))
         assert gradients(model) == []
-        trained = kind.forward_backward(data, loss, config)
+        trained = kind.forward_backward(kind.read(data, loss, config))
 
     scale = max(float(each.abs().max()) for each in expected)
     for slope, theirs in zip(gradients(model), expected, strict=True):
@@ -270,13 +270,13 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        trainer.forward_backward([one], "cross_entropy", None)
+        trainer.forward_backward(trainer.read([one], "cross_entropy"))
         trainer.optim_step(ADAM)
     assert same(weights(model), weights(twin), 1e-5)
 
 
 def test_clipping_reports_the_norm_before(trainer: Trainer, model: Any, monkeypatch: Any) -> None:
-    trainer.forward_backward([datum(20)], "cross_entropy", None)
+    trainer.forward_backward(trainer.read([datum(20)], "cross_entropy"))
     norm = math.sqrt(sum(float((g**2).sum()) for g in gradients(model)))
     clipped: list[float] = []
     step = torch.optim.AdamW.step
@@ -302,7 +302,8 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
     loss.backward()
     expected = gradients(model)
     model.zero_grad()
-    output = trainer.forward_backward_custom(data, loss_fn)
+    work = trainer.read_custom(data)
+    output = trainer.forward_backward_custom(work, data, loss_fn)
     assert same(gradients(model), expected, 1e-5)
     assert output.metrics["loss:sum"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert output.metrics["mine"] == 3.0
@@ -314,7 +315,7 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
     ]
     for ours, text in wrong:
         with pytest.raises(TrainingError, match=text):
-            trainer.forward_backward_custom(data, ours)
+            trainer.forward_backward_custom(work, data, ours)
 
 
 def test_an_adapter_alone_is_trained_and_saved(tiny_model: str, tmp_path: Path) -> None:
@@ -323,7 +324,7 @@ def test_an_adapter_alone_is_trained_and_saved(tiny_model: str, tmp_path: Path) 
     trainer = Trainer(attach_lora(make.from_config(config), 4, seed=0), load_tokenizer(tiny_model))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for _ in range(2):
-        trainer.forward_backward([datum(9)], "cross_entropy", None)
+        trainer.forward_backward(trainer.read([datum(9)], "cross_entropy"))
         trainer.optim_step(ADAM)
     after = trainer.model.named_parameters()
     changed = {name for name, p in after if not torch.equal(p, before[name])}
@@ -334,30 +335,19 @@ def test_an_adapter_alone_is_trained_and_saved(tiny_model: str, tmp_path: Path) 
     assert all("lora_" in name for name in [*changed, *saved])
 
 
-INPUT, INF = types.ModelInput.from_ints([1]), torch.tensor([1.0, math.inf, 1.0])
-FAILURES: list[tuple[Callable[[Trainer], Any], str]] = [
-    (lambda t: t.forward_backward([datum(3)], "ppo", None), "Datum 0.*missing"),
-    (
-        lambda t: t.forward_backward_custom([types.Datum(INPUT)], lambda d, p: (p, {})),
-        "target_tokens",
-    ),
-]
-"""What is refused in a pass; ``clients/test_checks.py`` has all that is refused before one."""
-
-
 def test_no_step_is_taken_after_a_failed_pass(trainer: Trainer, model: Any) -> None:
-    before = weights(model)
-    for attempt, text in FAILURES:
-        trainer.forward_backward([datum(4)], "cross_entropy", None)
-        with pytest.raises(LossInputError, match=text):
-            attempt(trainer)
-        with pytest.raises(TrainingError, match="pass before it failed"):
-            trainer.optim_step(ADAM)
-        assert gradients(model) == [], text
-    trainer.forward_backward([datum(3, weights=INF)], "cross_entropy", None)
+    before, data = weights(model), [datum(4)]
+    trainer.forward_backward(trainer.read(data, "cross_entropy"))
+    with pytest.raises(TrainingError, match="is a float"):
+        trainer.forward_backward_custom(trainer.read_custom(data), data, lambda *_: (1.0, {}))
+    with pytest.raises(TrainingError, match="pass before it failed.*is a float"):
+        trainer.optim_step(ADAM)
+    assert gradients(model) == []
+    huge = torch.tensor([1.0, 3e38, 1.0])
+    trainer.forward_backward(trainer.read([datum(3, weights=huge)], "cross_entropy"))
     with pytest.raises(TrainingError, match="gradient's norm is (nan|inf)"):
         trainer.optim_step(ADAM)
     assert same(weights(model), before)
-    trainer.forward_backward([datum(4)], "cross_entropy", None)
+    trainer.forward_backward(trainer.read([datum(4)], "cross_entropy"))
     trainer.optim_step(ADAM)
     assert not same(weights(model), before)
