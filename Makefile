@@ -24,9 +24,9 @@
 #   make gpu     measure the engine on a GPU, into gpu.json and gpu.md (without a GPU: a stand-in)
 #   make vision  train a tiny vision model to name colours, three seeds (a few minutes)
 #   make credit  compare credit by turn with credit by episode, three seeds, a plot (about 5 minutes)
-#   make compression   train two models together, three seeds (about 5 minutes): figures and a plot
+#   make compression   train two models together, three seeds (about 5 minutes)
 #   make games   tic-tac-toe by self-play, and Blackjack, three seeds each (about 40 minutes)
-#   make soak    100,000 mixed episodes: memory, leftovers, the longest stall; a plot in soak.png
+#   make soak    100,000 mixed episodes: memory, leftovers, the longest stall
 #   make machine   10,000 calls of an Env in random order, another order each time
 
 # uv does not compile what it installs, so without this each process would compile its imports.
@@ -217,7 +217,7 @@ compression: .venv/developing
 	$(BIN)/python benchmarks/several_models.py $(SETTINGS)
 
 soak: .venv/developing
-	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)
+	$(BIN)/python benchmarks/soak.py $(SETTINGS)
 
 gpu: .venv/installed
 	$(BIN)/python benchmarks/gpu.py $(SETTINGS)

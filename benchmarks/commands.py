@@ -40,7 +40,7 @@ def echo(prompt: str) -> str:
     return f"echo of task-{prompt.partition('task-')[2].partition('<')[0]}"
 
 
-async def play(numbers: "range", failures: list[str]) -> None:
+async def play(numbers: range, failures: list[str]) -> None:
     """Play commands one after the other."""
     agent = ProcessAgent([sys.executable, "-S", "-c", COMMAND, "{task}"])
     for number in numbers:
@@ -67,45 +67,38 @@ def left() -> dict[str, int]:
     }
 
 
-async def main() -> int:
-    """Play and count in a separate folder for temporary files."""
-    with tempfile.TemporaryDirectory() as own:
-        tempfile.tempdir = own  # other processes make folders in the usual one
-        return await count()
-
-
-async def count() -> int:
+async def count(episodes: int, at_once: int) -> int:
     """Play, print what is left, and return 1 if anything is, or a command failed."""
+    failures: list[str] = []
+    before, start = left(), time.perf_counter()
+    shares = [range(first, episodes, at_once) for first in range(at_once)]
+    await asyncio.gather(*(play(share, failures) for share in shares))
+    seconds = time.perf_counter() - start
+    await asyncio.sleep(0.1)
+    rest = {name: number - before[name] for name, number in left().items()}
+    rest["tasks"] = len(asyncio.all_tasks()) - 1
+    console = Console()
+    console.print(
+        f"{episodes} commands, {at_once} at a time: {len(failures)} failed, "
+        f"{1000 * seconds / episodes:.0f} ms each; left: "
+        + ", ".join(f"{number} {name}" for name, number in rest.items())
+    )
+    for failure in failures[:3]:
+        console.print(failure[-500:])
+    return int(bool(failures) or any(number > 0 for number in rest.values()))
+
+
+def main() -> int:
+    """Play and count in a separate folder for temporary files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20 commands")
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--at-once", type=int, default=2)
     options = parser.parse_args()
-    episodes = 20 if options.quick else options.episodes
-    failures: list[str] = []
-    before, start = left(), time.perf_counter()
-    await asyncio.gather(
-        *(
-            play(range(first, episodes, options.at_once), failures)
-            for first in range(options.at_once)
-        )
-    )
-    seconds = time.perf_counter() - start
-    await asyncio.sleep(0.1)
-    after = left()
-    rest = {name: after[name] - before[name] for name in after} | {
-        "tasks": len(asyncio.all_tasks()) - 1
-    }
-    console = Console()
-    console.print(
-        f"{episodes} commands, {options.at_once} at a time: {len(failures)} failed, "
-        f"{1000 * seconds / episodes:.0f} ms each; left: "
-        + ", ".join(f"{count} {name}" for name, count in rest.items())
-    )
-    for failure in failures[:3]:
-        console.print(failure[-500:])
-    return int(bool(failures) or any(count > 0 for count in rest.values()))
+    with tempfile.TemporaryDirectory() as own:
+        tempfile.tempdir = own  # other processes make folders in the usual one
+        return asyncio.run(count(20 if options.quick else options.episodes, options.at_once))
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())

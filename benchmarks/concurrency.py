@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -43,10 +42,10 @@ LEFTOVER_BYTES_PER_AGENT = 64
 """Bytes of Python memory per agent that may be left after the close, in caches."""
 
 
-async def agent(client: AgentClient) -> float:
-    """Make two turns of one conversation."""
+async def agent(client: AgentClient, turns: int = 2) -> float:
+    """Make some turns of one conversation."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
-    for _ in range(2):
+    for _ in range(turns):
         completion = await client.chat.completions.create(messages=messages)
         text = completion.choices[0].message.content
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": QUESTION}]
@@ -60,18 +59,9 @@ async def bare_agent() -> None:
     messages.clear()
 
 
-@dataclass
-class Leftovers:
-    """Numbers of tasks, threads and open files."""
-
-    tasks: int
-    threads: int
-    files: int
-
-    @classmethod
-    def now(cls) -> "Leftovers":
-        """Return the present numbers."""
-        return cls(len(asyncio.all_tasks()), threading.active_count(), psutil.Process().num_fds())
+def present() -> tuple[int, int, int]:
+    """Return the numbers of tasks, threads and open files."""
+    return len(asyncio.all_tasks()), threading.active_count(), psutil.Process().num_fds()
 
 
 async def start(count: int) -> list[ChatAgentEnv]:
@@ -81,10 +71,10 @@ async def start(count: int) -> list[ChatAgentEnv]:
     return envs
 
 
-async def time_phases(count: int) -> tuple[float, float, float, Leftovers, Leftovers]:
-    """Return the seconds to start, to step once and to close; leftovers before and after."""
+async def time_phases(count: int) -> tuple[list[float], list[int]]:
+    """Return the seconds to start, to step once and to close, and what is left (``present``)."""
     action = prompt_renderer(None).encode("997<|im_end|>")
-    before = Leftovers.now()
+    before = present()
     times = [time.perf_counter()]
     envs = await start(count)
     times.append(time.perf_counter())
@@ -92,10 +82,10 @@ async def time_phases(count: int) -> tuple[float, float, float, Leftovers, Lefto
     times.append(time.perf_counter())
     await asyncio.gather(*(env.close() for env in envs))
     times.append(time.perf_counter())
-    started, stepped, closed = (b - a for a, b in itertools.pairwise(times))
     del envs
     await asyncio.sleep(0)
-    return started, stepped, closed, before, Leftovers.now()
+    left = [now - then for then, now in zip(before, present(), strict=True)]
+    return [after - before for before, after in itertools.pairwise(times)], left
 
 
 async def count_memory(count: int) -> tuple[float, float]:
@@ -157,16 +147,6 @@ async def gathers(client: AgentClient, count: int) -> float:
     return 1.0
 
 
-async def one_by_one(client: AgentClient, turns: int) -> float:
-    """Make ``turns`` turns of one conversation."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
-    for _ in range(turns):
-        completion = await client.chat.completions.create(messages=messages)
-        text = completion.choices[0].message.content
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again?"}]
-    return 1.0
-
-
 async def play(strategy: RolloutStrategy, calls: int, episodes: int) -> tuple[float, int]:
     """Return a group's seconds with a policy of 50 ms, and the most calls it had at once."""
     policy = Slow(0.05)
@@ -203,7 +183,7 @@ async def one_after_the_other(repeats: int) -> tuple[list[float], list[float]]:
     policy, times = Slow(0), ([0.0] * 0, [0.0] * 0)
     for _ in range(4 * repeats):
         for strategy, taken in zip((FailFast(), ParallelRollouts()), times, strict=True):
-            builder = ChatAgentGroupBuilder(one_by_one, 10, 16)
+            builder = ChatAgentGroupBuilder(agent, 10, 16)
             start = time.process_time()
             await do_group_rollout(builder, policy, strategy)
             taken.append((time.process_time() - start) / 160 * 1e6)
@@ -225,18 +205,15 @@ def main() -> None:
         table.add_column(column, justify="right")
     failed = False
     for count in [1_000] if options.quick else options.agents:
-        started, stepped, closed, before, after = asyncio.run(time_phases(count))
+        seconds, things = asyncio.run(time_phases(count))
         held, left = asyncio.run(count_memory(count))
-        failed = failed or before != after or left > LEFTOVER_BYTES_PER_AGENT
+        failed = failed or any(things) or left > LEFTOVER_BYTES_PER_AGENT
         table.add_row(
             f"{count:,}",
-            f"{started / count * 1e6:,.0f} µs",
-            f"{stepped / count * 1e6:,.0f} µs",
-            f"{closed / count * 1e6:,.0f} µs",
+            *(f"{each / count * 1e6:,.0f} µs" for each in seconds),
             f"{held / KILOBYTE:,.1f} KB",
             f"{left:,.0f} B",
-            f"{after.tasks - before.tasks}/{after.threads - before.threads}"
-            f"/{after.files - before.files}",
+            "/".join(map(str, things)),
         )
     Console().print(table)
     calls, complete = asyncio.run(at_the_same_time(options.repeats))

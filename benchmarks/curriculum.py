@@ -41,7 +41,7 @@ TASKS = [(KINDS[place % 4], number) for place, number in enumerate(TRAIN_TASKS)]
 async def mixed_agent(client: Any, task: tuple[str, int]) -> float:
     """Play the game; in a hopeless task no guess is right, in a solved task every guess is."""
     kind, number = task
-    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+    messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for _ in range(MAX_TURNS):
         completion = await client.chat.completions.create(messages=messages)
         answer = completion.choices[0].message.content or ""
@@ -49,10 +49,7 @@ async def mixed_agent(client: Any, task: tuple[str, int]) -> float:
         if reward == 1.0 or (kind == "solved" and reward == 0.0):
             return 1.0
         client.reward(reward)
-        messages += [
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": feedback},
-        ]
+        messages += [completion.choices[0].message, {"role": "user", "content": feedback}]
     return 0.0
 
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from tinker import types
 
-from evert.bridge.tokens.bases import BASE_MODEL, base_path
+from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.engine.common.parallel import give_back_threads
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models import products
@@ -95,10 +95,8 @@ def seconds(call: Callable[[], int], expected: int) -> float:
 
 def generate_one_by_one(model: Any, work: Work) -> int:
     """Call ``transformers.generate`` once per prompt."""
-    made = 0
-    for prompt, length in zip(work.prompts, work.replies, strict=True):
-        made += generate(model, [prompt], length)
-    return made
+    pairs = zip(work.prompts, work.replies, strict=True)
+    return sum(generate(model, [prompt], length) for prompt, length in pairs)
 
 
 def generate(model: Any, prompts: list[list[int]], length: int) -> int:
@@ -252,7 +250,7 @@ def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table
 
 
 def add_row(
-    table: Table, size: int, label: str | None, rounds: Sequence[tuple[float, ...]], *more: str
+    table: Table, size: int, label: str, rounds: Sequence[tuple[float, ...]], *more: str
 ) -> None:
     """Add a row: the median rate of each way, the engine's ratio to each other, and more."""
     rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
@@ -261,27 +259,7 @@ def add_row(
         values = [round_[-1] / round_[other] for round_ in rounds]
         spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
         ratios.append(f"{statistics.median(values):.1f}{spread}")
-    table.add_row(str(size), *([label] if label else []), *rates, *ratios, *more)
-
-
-def random_model(folder: str) -> str:
-    """Write a random Qwen3 of 0.6 M parameters, for a checkout without the shipped base."""
-    from tokenizers import Tokenizer, models  # type: ignore[import-untyped]
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    make_config: Any = Qwen3Config
-    make_model: Any = Qwen3ForCausalLM
-    make_tokenizer: Any = PreTrainedTokenizerFast
-    torch.manual_seed(0)
-    config = make_config(
-        vocab_size=327, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    make_model(config).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(327)}, unk_token="0"))
-    make_tokenizer(tokenizer_object=words, eos_token="1").save_pretrained(folder)
-    return folder
+    table.add_row(str(size), label, *rates, *ratios, *more)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -290,7 +268,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few sizes, one round: under a minute")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
-    parser.add_argument("--model", help="folder or cached Hub name; default: the shipped base")
+    parser.add_argument(
+        "--model", default=BASE_MODEL, help="folder or cached Hub name; default: the shipped base"
+    )
     parser.add_argument("--dtype", default="float32", help="dtype of the weights (default float32)")
     parser.add_argument("--sizes", type=int, nargs="+", help="prompts at a time")
     parser.add_argument("--rounds", type=int, help="default 5, or 1 with --quick")
@@ -306,22 +286,19 @@ def main() -> int:
     args = parse_arguments()
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as folder:
-        name = args.model
-        if name is None:
-            shipped = (base_path() / "model.safetensors").is_file()
-            name = BASE_MODEL if shipped else random_model(folder)
         options = {"device": args.device, "threads": args.threads, "dtype": args.dtype}
         with embedded_engine(folder, **options) as engine:
-            model = load_model(name, engine.device, getattr(torch, args.dtype))
+            model = load_model(args.model, engine.device, getattr(torch, args.dtype))
             args.vocabulary = model.config.vocab_size
-            training = tinker.ServiceClient().create_lora_training_client(name, rank=RANK).result()
+            service = tinker.ServiceClient()
+            training = service.create_lora_training_client(args.model, rank=RANK).result()
 
             def new_client() -> Any:
                 # A new client per round, without anything cached from the round before.
                 return training.save_weights_and_get_sampling_client().result()
 
             console.print(
-                f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters, context "
+                f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, context "
                 f"{context_length(model)}; {args.dtype} on {engine.device}, {args.threads} of "
                 f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}; "
                 f"{args.rounds} rounds"

@@ -8,7 +8,7 @@ piece, and bodies that are compressed, cut or of the wrong length. Some do not r
 some reset the connection. Meanwhile rollouts of ten turns play through the same server; their
 replies have the number of the turn. The benchmark fails if an attacker gets a 5xx or a reply of
 these rollouts, if one of their calls fails or gets a wrong reply, or if a socket is left at the
-end. The longest stall of the event loop is measured in processor time.
+end.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -176,38 +175,27 @@ def attack(port: int, key: str, requests: int, idle: int, seed: int) -> None:
 # -- together --------------------------------------------------------------------------------------
 
 
-async def stalls(longest: list[float]) -> None:
-    """Measure the processor seconds of the longest iteration of the event loop."""
-    while True:
-        start = time.thread_time()
-        await asyncio.sleep(0)
-        longest[0] = max(longest[0], time.thread_time() - start)
-
-
-async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]], int, float]:
-    """Attack; return the attackers' counts, the number of rollouts meanwhile, and the stall."""
+async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]], int]:
+    """Attack; return the attackers' counts, and the number of rollouts meanwhile."""
     keys: list[str] = []
     over = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    longest, played = [0.0], 0
+    played = 0
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
         attacked = tasks.create_task(victim(keys, address, over))
         port = int((await address).rpartition(":")[2].partition("/")[0])
-        await play(session, 0, keys)  # imports on first use would count as a stall
         arguments = [port, keys[0], options.requests, options.idle, options.seed]
         attacker = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--attack", *map(str, arguments), stdout=subprocess.PIPE
         )
-        watch = tasks.create_task(stalls(longest))
         said = tasks.create_task(attacker.communicate())
         while not said.done():
             group = [play(session, played + one, keys) for one in range(PLAYED_AT_ONCE)]
             await asyncio.gather(*group)
             played += PLAYED_AT_ONCE
-        watch.cancel()
         over.set()
         await attacked
-    return json.loads(said.result()[0]), played, longest[0]
+    return json.loads(said.result()[0]), played
 
 
 def main() -> int:
@@ -225,14 +213,14 @@ def main() -> int:
         return 0
     options.requests = 1000 if options.quick else options.requests
     before = len(psutil.Process().net_connections())
-    told, played, longest = asyncio.run(battle(options))
+    told, played = asyncio.run(battle(options))
     left = len(psutil.Process().net_connections()) - before
     broken = sum(count for status, count in told["answers"].items() if status.startswith("5"))
     Console().print(
         f"{options.requests} hostile requests, {options.idle} idle connections: {broken} answers "
         f"5xx, {told['leaked']} with a rollout's reply; {played} rollouts of {TURNS} turns played "
-        f"meanwhile, all with the right replies; longest stall {1000 * longest:.0f} ms; {left} "
-        f"sockets left.\nAnswers by status: {dict(sorted(told['answers'].items()))}"
+        f"meanwhile, all with the right replies; {left} sockets "
+        f"left.\nAnswers by status: {dict(sorted(told['answers'].items()))}"
     )
     return int(bool(broken or told["leaked"] or left) or played == 0)
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from evert.trainers.rundir.folder import WARM_UP, RunFolder
 from evert.trainers.system.files import (
@@ -124,16 +123,12 @@ def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
 # -- runs ----------------------------------------------------------------------------------------
 
 
-def command(folder: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
-    """Return the command line of a run."""
-    return [sys.executable, "-m", "evert.trainers.cli", "train", *settings, f"log_path={folder}"]
-
-
 def start(folder: Path, settings: Sequence[str] = SETTINGS) -> "subprocess.Popen[str]":
     """Start a run in a new session."""
+    command = [sys.executable, "-m", "evert.trainers.cli", "train", *settings, f"log_path={folder}"]
     environment = {key: value for key, value in os.environ.items() if key != "TINKER_API_KEY"}
     return subprocess.Popen(
-        command(folder, settings), text=True, env=environment, start_new_session=True,
+        command, text=True, env=environment, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -252,7 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = "; ".join(runs[-1].problems) or "equal"
         console.print(f"{index + 1}: {', '.join(runs[-1].moments)}: {said}", soft_wrap=True)
     failed = [run for run in runs if run.problems]
-    console.print(table(runs, options.signal))
+    stops = sum(len(run.moments) for run in runs)
+    equal = f"{len(runs) - len(failed)} of {len(runs)} runs resumed to the same end"
+    console.print(f"{stops} stops by SIG{options.signal}: {equal}")
     if failed:
         print(f"FAILED: see {out}", file=sys.stderr)
         return 1
@@ -272,15 +269,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.runs = 3 if options.quick else options.runs
     return options
-
-
-def table(runs: Sequence[Stopped], name: str) -> Table:
-    """Return the table of results."""
-    shown = Table("signal", "runs", "stops", "resumed to the same end")
-    stops = sum(len(run.moments) for run in runs)
-    equal = sum(not run.problems for run in runs)
-    shown.add_row(f"SIG{name}", str(len(runs)), str(stops), f"{equal} of {len(runs)}")
-    return shown
 
 
 if __name__ == "__main__":

@@ -23,10 +23,6 @@ from rich.table import Table
 
 from evert.envs.games import games
 from evert.trainers.commands.train import train
-from evert.trainers.reporting.figures.curves import draw_games
-from evert.trainers.reporting.figures.metrics import Curve, curves
-from evert.trainers.reporting.figures.style import save as save_figure
-from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
@@ -59,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
     save(out, results, failures)
     console.print(table(results))
-    console.print(f"saved: {out / 'learning.json'}, {out / 'learning.png'}", soft_wrap=True)
+    console.print(f"saved: {out / 'learning.json'}", soft_wrap=True)
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -75,11 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--games", nargs="+", choices=list(games()), default=alone
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs per game (default: 3)")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{QUICK_STEPS} steps per run, no bar",
-    )
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no bar")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     parser.add_argument("--out", default=f"runs/benchmark-learning-{stamp}", help="results' folder")
     return parser.parse_args(argv)
@@ -125,24 +117,10 @@ def table(results: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str]) -> None:
-    """Write ``learning.json`` and ``learning.png``."""
-    record = {
-        "command": sys.argv,
-        **origin(),
-        "failures": failures,
-        "runs": results,
-    }
+    """Write ``learning.json``."""
+    record = {"command": sys.argv, **origin(), "failures": failures, "runs": results}
     out.mkdir(parents=True, exist_ok=True)
     (out / "learning.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    drawn = {game: [curves_of(result) for result in runs] for game, runs in results.items() if runs}
-    if drawn:
-        save_figure(draw_games("tiny bases; one thin line per seed", drawn), out / "learning.png")
-
-
-def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:
-    """Return a run's curves, read from its folder."""
-    folder = RunFolder(Path(result["folder"]))
-    return curves(folder.steps(), result["held_out"]["after"]["temperature_1"]["reward"])
 
 
 if __name__ == "__main__":

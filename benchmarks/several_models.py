@@ -5,13 +5,12 @@
 One model, the compressor, writes a code for a text. Its reward is the information that the code
 gives the other model, in nats, minus a cost per token. The other model, the reconstructor, learns
 to decode. The compressor's reward and the reconstructor's gain are printed for the first and last
-steps, saved, and plotted (``compression.png``). If either does not rise in a run, the benchmark
-fails.
+steps. If either does not rise in a run, the benchmark fails. A run's ``metrics.jsonl`` has all
+steps.
 """
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -25,8 +24,6 @@ from typing import Any
 from tinker_cookbook.utils.ml_log import JsonLogger
 
 import evert
-from evert.trainers.reporting.figures import style
-from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.system.files import read_jsonl
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "compression.py"
@@ -58,17 +55,6 @@ def ends(rows: Sequence[dict[str, Any]], measure: str) -> tuple[float, float]:
     return statistics.fmean(values[:FIRST]), statistics.fmean(values[-LAST:])
 
 
-def draw(runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
-    """Plot a panel per measure, with a line per seed."""
-    figure, panels = style.new_figure(9, 3.6, len(MEASURES))
-    for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
-        style.head(axes, title, "nats by step; one line per seed")
-        for colour, rows in zip(COLOURS, runs.values(), strict=False):
-            axes.plot([row["step"] for row in rows], [row[measure] for row in rows], color=colour)
-        axes.axhline(MOST_TOLD, color=style.SOFT, linewidth=1, linestyle=":")
-    style.save(figure, path)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a measure did not rise in a run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -80,20 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.quick:
         options.seeds, options.steps = options.seeds[:1], 8
-    runs: dict[int, list[dict[str, Any]]] = {}
     failures: list[str] = []
     for seed in options.seeds:
         began = time.monotonic()
-        rows = runs[seed] = play(seed, options.steps, options.out / f"seed{seed}")
+        rows = play(seed, options.steps, options.out / f"seed{seed}")
         for measure, title in MEASURES.items():
             before, after = ends(rows, measure)
             seconds = time.monotonic() - began
             print(f"seed {seed}   {title:20}   {before:6.2f} to {after:5.2f}   {seconds:3.0f} s")
             if after <= before:
                 failures.append(f"seed {seed}: the {title} did not rise")
-    draw(runs, options.out / "compression.png")
-    (options.out / "compression.json").write_text(json.dumps(runs), encoding="utf-8")
-    print(f"the most a code can tell: {MOST_TOLD} nats; plot: {options.out / 'compression.png'}")
+    print(f"the most a code can tell: {MOST_TOLD} nats")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -1,6 +1,6 @@
 """Many mixed episodes in one process: memory, leftovers, and the longest stall of the event loop.
 
-    python benchmarks/soak.py [--quick] [--episodes 100000] [--workers 8] [--plot soak.png]
+    python benchmarks/soak.py [--quick] [--episodes 100000] [--workers 8]
 
 One event loop plays async agents, threads, SDKs, loopback HTTP, tools, branches, seats, groups,
 frozen models, errors, cancellations, timeouts, commands, and texts of 2 MB in every kind of part.
@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -128,21 +128,23 @@ async def talks_by_http(client: Any) -> float:
     return float(b"200" in status)
 
 
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
-}
+def tool(**further: Any) -> dict[str, Any]:
+    """Return a tool with further fields."""
+    parameters = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": "add", "parameters": parameters, **further}}
+
+
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
 
 
 async def uses_tools(client: Any) -> float:
     """Get a tool call, send its result, get an answer."""
     messages: list[Any] = [user("Add!")]
-    completion = await client.chat.completions.create(messages=messages, tools=[TOOL])
+    completion = await client.chat.completions.create(messages=messages, tools=[tool()])
     messages.append(completion.choices[0].message)
     for call in completion.choices[0].message.tool_calls or ():
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "1"})
-    await client.chat.completions.create(messages=messages, tools=[TOOL])
+    await client.chat.completions.create(messages=messages, tools=[tool()])
     return 1.0
 
 
@@ -210,11 +212,6 @@ def long_requests(length: int) -> dict[str, dict[str, Any]]:
         "format": {"messages": told, "response_format": formatted},
         "messages": {"messages": [user(f"line {n}") for n in range(many)]},
     }
-
-
-def tool(**function: Any) -> dict[str, Any]:
-    """Return the tool with further fields."""
-    return {"type": "function", "function": {**TOOL["function"], **function}}
 
 
 def called(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -350,19 +347,10 @@ async def long(
 # -- watching --------------------------------------------------------------------------------------
 
 
-@cache
-def _trimmer() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # another libc
-        return None
-
-
 def trim() -> None:
-    """Make the allocator return the memory that it keeps for later."""
-    trimmer = _trimmer()
-    if trimmer is not None:
-        trimmer(0)
+    """Make the allocator return the memory that it keeps for later; only glibc's can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @dataclass
@@ -417,28 +405,17 @@ POOLS = ("asyncio_", "evert off loop")
 """Prefixes of the names of shared threads, which do not belong to an episode."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """Numbers of things that an episode might leave."""
-
-    tasks: int
-    threads: int
-    descriptors: int
-    children: int
-    folders: int
-
-    @classmethod
-    def now(cls) -> "Held":
-        """Return the present numbers, without threads of pools."""
-        process = psutil.Process()
-        own = [one for one in threading.enumerate() if not one.name.startswith(POOLS)]
-        return cls(
-            len(asyncio.all_tasks()),
-            len(own),
-            process.num_fds(),
-            len(process.children(recursive=True)),
-            len([*Path(tempfile.gettempdir()).glob("evert-*")]),
-        )
+def held() -> dict[str, int]:
+    """Count what an episode might leave, without threads of pools."""
+    process = psutil.Process()
+    own = [one for one in threading.enumerate() if not one.name.startswith(POOLS)]
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "threads": len(own),
+        "descriptors": process.num_fds(),
+        "children": len(process.children(recursive=True)),
+        "folders": len([*Path(tempfile.gettempdir()).glob("evert-*")]),
+    }
 
 
 async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: random.Random) -> int:
@@ -481,50 +458,38 @@ class Seen:
     alone: Watch
     mixed: Watch
     played: int
-    before: Held
-    after: Held
+    before: dict[str, int]
+    after: dict[str, int]
 
 
-async def soak(episodes: int, workers: int, seed: int, only: str, length: int) -> Seen:
+async def soak(options: argparse.Namespace) -> Seen:
     """Play all episodes; return the results."""
-    rng = random.Random(seed)
-    table = {name: kind for name, kind in kinds(length).items() if only in name}
+    rng = random.Random(options.seed)
+    every = kinds(options.length)
+    table = {name: kind for name, kind in every.items() if options.only in name}
     for name, kind in table.items():  # load everything once
         if not name.startswith("long"):
             with contextlib.suppress(Exception):
                 await kind.play(rng)
     todo = [*table]  # each at least once
-    todo += rng.choices([*table], [kind.share for kind in table.values()], k=episodes - len(todo))
+    shares = [kind.share for kind in table.values()]
+    todo += rng.choices([*table], shares, k=options.episodes - len(todo))
     rng.shuffle(todo)
     await asyncio.sleep(1)
     gc.collect()
     gc.freeze()  # as evert train does
     by_one = await alone(table, rng)
     gc.collect()
-    before, watch = Held.now(), Watch()
+    before, watch = held(), Watch()
     beating = asyncio.create_task(watch.beat())
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work(todo, table, watch, rng)) for _ in range(workers)]
+        tasks = [group.create_task(work(todo, table, watch, rng)) for _ in range(options.workers)]
     beating.cancel()
     await asyncio.wait({beating})
     await asyncio.sleep(1)
     gc.collect()
     played = sum(task.result() for task in tasks)
-    return Seen(by_one, watch, played, before, Held.now())
-
-
-def plot(watch: Watch, path: Path) -> None:
-    """Plot memory over time."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    axes.plot([when for when, _ in watch.memory], [size for _, size in watch.memory])
-    axes.set(xlabel="seconds", ylabel="resident memory (MB)", title="benchmarks/soak.py")
-    axes.set_ylim(bottom=0)
-    figure.savefig(path, dpi=120)
+    return Seen(by_one, watch, played, before, held())
 
 
 def report(seen: Seen, warm_up: float) -> bool:
@@ -545,14 +510,10 @@ def report(seen: Seen, warm_up: float) -> bool:
             stall < STALL,
         ),
         "the same with all kinds mixed": (f"{mixed * 1e3:,.0f} ms", "none", True),
-        **{
-            name: (f"{before} to {after}", "flat", after <= before)
-            for name, before, after in (
-                (name, getattr(seen.before, name), getattr(seen.after, name))
-                for name in ("tasks", "threads", "descriptors", "children", "folders")
-            )
-        },
     }
+    for name, before in seen.before.items():
+        after = seen.after[name]
+        bars[name] = f"{before} to {after}", "flat", after <= before
     table = Table(
         title=f"{seen.played:,} episodes in {seconds:,.0f} s, {seen.played / seconds:,.0f} a second"
     )
@@ -571,23 +532,19 @@ def report(seen: Seen, warm_up: float) -> bool:
 
 
 def main() -> None:
-    """Play, print, plot; exit with 1 if a bar is missed."""
+    """Play and print; exit with 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=8, help="episodes at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
-    parser.add_argument("--plot", type=Path, help="path of a plot of memory over time")
     parser.add_argument("--length", type=int, default=LONG, help="characters of a long text")
     parser.add_argument("--only", default="", help="kinds of episodes with this in their name")
     parser.add_argument("--quick", action="store_true", help="3000 episodes, shorter texts")
     options = parser.parse_args()
     if options.quick:
         options.episodes, options.warm_up, options.length = 3_000, 5.0, 100_000
-    o = options
-    seen = asyncio.run(soak(o.episodes, o.workers, o.seed, o.only, o.length))
-    if options.plot is not None:
-        plot(seen.mixed, options.plot)
+    seen = asyncio.run(soak(options))
     if not report(seen, options.warm_up):
         sys.exit("A bar is missed (see the table).")
 

@@ -32,15 +32,8 @@ def square(task: int) -> tuple[str, str]:
     rng = random.Random(task)
     colour, side = rng.choice(list(COLOURS)), rng.randint(16, 24)
     image = empty(rng)
-    image.paste(
-        COLOURS[colour],
-        (
-            left := rng.randrange(32 - side),
-            top := rng.randrange(32 - side),
-            left + side,
-            top + side,
-        ),
-    )
+    left, top = rng.randrange(32 - side), rng.randrange(32 - side)
+    image.paste(COLOURS[colour], (left, top, left + side, top + side))
     return colour, url(image)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ScriptedPolicy
 
@@ -77,11 +78,14 @@ def guess_with_tool(prompt: str) -> str:
     return "Found it." if number is None else tool_call("check_guess", number=number)
 
 
-def play(agent: Callable[..., Any], model: Callable[[str], str] = guess_with_tool) -> None:
-    """Play an episode and print it."""
+def play(
+    agent: Callable[..., Any], model: Callable[[str], str] = guess_with_tool, task: Any = TASK
+) -> Trajectory:
+    """Play an episode, print it and return it."""
     policy = ScriptedPolicy(model)
-    trajectory = asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, TASK)))
+    trajectory = asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, task)))
     print(policy.prompts[-1] + model(policy.prompts[-1]))
     print("\nmodel calls:", len(trajectory.transitions))
     print("reward:", sum(transition.reward for transition in trajectory.transitions))
     print("training data:", len(trajectory_to_data(trajectory, 1.0)))
+    return trajectory

@@ -1,12 +1,6 @@
 """OpenAI Agents SDK with its default API, Responses: the model takes ``client.openai``."""
 
-from agents import (
-    Agent,
-    OpenAIResponsesModel,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
+from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from game import TURNS, Game, play
 
 set_tracing_disabled(True)  # else it sends traces to OpenAI if there is an OPENAI_API_KEY

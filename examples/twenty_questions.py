@@ -2,20 +2,17 @@
 
 The game, its tasks, its search tool and its knowledge base come with evert
 (``evert.envs.twenty_questions``). This module has ``Said``, the format of a chat model's answer,
-and ``play``, which runs an episode with the Cookbook's ``do_single_rollout`` and prints it. There a
-player that knows every fact replaces the model.
+and ``play``, which runs an episode and prints it (``game.py``). There a player that knows every
+fact replaces the model.
 """
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import Any, Literal
 
+from game import play as play_game
 from pydantic import BaseModel
-from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_single_rollout
 
-from evert import ChatAgentEnv, ScriptedPolicy
 from evert.envs.twenty_questions.baselines import OraclePlayer
 from evert.envs.twenty_questions.game import Answer, Game, question_of
 from evert.envs.twenty_questions.nouns import Noun
@@ -60,11 +57,6 @@ def ask(prompt: str) -> str:
 
 
 def play(agent: Callable[..., Any]) -> None:
-    """Play an episode and print it."""
-    policy = ScriptedPolicy(ask)
-    trajectory = asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, TASK)))
-    print(policy.prompts[-1] + ask(policy.prompts[-1]))
+    """Play an episode and print it, with the game's transcript."""
+    trajectory = play_game(agent, ask, TASK)
     print(f"\n{trajectory.transitions[-1].logs['transcript']}")
-    print("\nmodel calls:", len(trajectory.transitions))
-    print("reward:", sum(transition.reward for transition in trajectory.transitions))
-    print("training data:", len(trajectory_to_data(trajectory, 1.0)))

@@ -1,6 +1,6 @@
 """An agent for any trainer: its client is evert's handle or OpenAI's ``AsyncOpenAI``."""
 
-from game import TURNS, Game, next_guess, play
+from game import TURNS, Game
 
 
 async def agent(client, task):
@@ -18,12 +18,3 @@ async def agent(client, task):
             {"role": "user", "content": feedback},
         ]
     return game.reward
-
-
-def model(prompt):
-    """Act as a model that answers with only the number."""
-    return str(next_guess(prompt))
-
-
-if __name__ == "__main__":
-    play(agent, model)

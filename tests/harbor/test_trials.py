@@ -25,6 +25,7 @@ from tests.harbor.conftest import SCRIPTS, TASKS, idler, instruction, solution, 
 from tests.kit import free_port, play, reward, rewards
 from tests.more_trainers.conftest import served_chat
 from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -214,6 +215,15 @@ async def test_a_prompt_that_is_too_long_ends_the_episode_as_everywhere() -> Non
 
     assert played.transitions[-1].metrics["stop/context_overflow"] == 1.0
     assert reward(played) == -0.1
+
+
+async def test_a_reply_that_is_cut_is_asked_for_again_until_a_limit_ends_the_episode() -> None:
+    limits = RolloutLimits(max_turns=3, max_turn_tokens=8)
+    task = str(TASKS / "sum-csv")
+    played = await play(TERMINUS, lambda _: "Let me think. " * 9, task=task, limits=limits)
+
+    assert [len(step.ac.tokens) for step in played.transitions] == [8, 8, 8]
+    assert played.transitions[-1].metrics["stop/max_turns"] == 1.0
 
 
 def left(temporary: Path) -> tuple[set[str], set[int], set[str]]:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import tinker
 from game import TASK, TASKS
+from openai_sdk import model
 from tests.more_trainers.conftest import EXAMPLES, served
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -49,7 +50,7 @@ def test_verifiers_plays_the_agent_and_keeps_its_turns_and_reward(
 def bisections(task: dict[str, int]) -> int:
     """Replies that the scripted model needs."""
     env = ChatAgentEnv(chat_agent.agent, task)
-    return len(asyncio.run(do_single_rollout(ScriptedPolicy(chat_agent.model), env)).transitions)
+    return len(asyncio.run(do_single_rollout(ScriptedPolicy(model), env)).transitions)
 
 
 async def test_areals_class_plays_at_its_endpoint_and_returns_the_reward(endpoint: str) -> None:
@@ -84,7 +85,7 @@ def router(body: dict[str, Any]) -> dict[str, Any]:
     """What SGLang answers, with a script for the model."""
     prompt = tinker.ModelInput.from_ints(body["input_ids"])
     stop = body["sampling_params"]["stop_token_ids"]
-    reply = asyncio.run(ScriptedPolicy(chat_agent.model)(prompt, stop))
+    reply = asyncio.run(ScriptedPolicy(model)(prompt, stop))
     pairs = [[-0.5, token, None] for token in reply.tokens]
     return {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": "stop"}}}
 
@@ -101,7 +102,7 @@ async def generated(answer: Any, task: Any) -> Sample:
 
 
 async def test_slimes_sample_has_the_sampled_tokens_masks_and_reward() -> None:
-    policy = ScriptedPolicy(chat_agent.model)
+    policy = ScriptedPolicy(model)
     trajectory = await do_single_rollout(policy, ChatAgentEnv(chat_agent.agent, TASK))
     [expected] = sequences(trajectory)
     sample = await generated(router, TASK)
@@ -127,7 +128,7 @@ def test_skyrl_gym_plays_the_agent_one_reply_at_a_time() -> None:
     conversation, _ = env.init([])
     rewards, done = [], False
     while not done:
-        said = chat_agent.model(" ".join(message["content"] for message in conversation))
+        said = model(" ".join(message["content"] for message in conversation))
         step = env.step(said)
         conversation += [{"role": "assistant", "content": said}, *step["observations"]]
         rewards.append(step["reward"])

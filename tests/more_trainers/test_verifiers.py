@@ -9,6 +9,7 @@ import pytest
 import verifiers.v1 as vf
 from game import TASKS
 from openai import OpenAI
+from openai_sdk import model
 from tests.more_trainers.conftest import served_chat
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
@@ -101,7 +102,7 @@ HERE = "tests.more_trainers.test_verifiers"
 
 
 async def test_its_outcome_is_the_traces() -> None:
-    [trace] = (await by_verifiers(as_environment(f"{HERE}:noting"), 0, chat_agent.model)).traces
+    [trace] = (await by_verifiers(as_environment(f"{HERE}:noting"), 0, model)).traces
 
     assert (trace.ok, trace.reward) == (True, 1.25)
     assert trace.metrics == {"asked": 2.0, "right": 1.0}
@@ -110,13 +111,13 @@ async def test_its_outcome_is_the_traces() -> None:
 
 async def test_an_agent_that_blocks_and_builds_its_own_client_plays_too() -> None:
     config = as_environment(f"{HERE}:own_client", policy_names="gpt-4o")
-    [trace] = (await by_verifiers(config, 0, chat_agent.model)).traces
+    [trace] = (await by_verifiers(config, 0, model)).traces
 
     assert (trace.reward, trace.num_turns) == (1.0, 1)
 
 
 async def test_an_agent_that_fails_fails_the_rollout_with_its_error() -> None:
-    episode = await by_verifiers(as_environment(f"{HERE}:failing"), 0, chat_agent.model)
+    episode = await by_verifiers(as_environment(f"{HERE}:failing"), 0, model)
 
     assert not episode.ok
     assert "as told" in episode.traces[0].last_error.message
@@ -127,8 +128,8 @@ async def test_an_agent_there_and_back_is_the_agent() -> None:
     once, twice = [
         [(turn.ob.to_ints(), turn.reward) for turn in played.transitions]
         for played in (
-            await by_evert(chat_agent.agent, TASKS[20], chat_agent.model),
-            await by_evert(back, 20, chat_agent.model),
+            await by_evert(chat_agent.agent, TASKS[20], model),
+            await by_evert(back, 20, model),
         )
     ]
 

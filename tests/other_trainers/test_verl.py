@@ -451,10 +451,11 @@ async def test_an_episode_without_a_call_counts_and_teaches_nothing(servers: Mad
         ({}, 1),
         ({"limits": {"max_turns": 2}}, 2),
         ({"limits": {"max_turns": 9}}, 3),
-        ({"limits": {"max_turns": 9}, "context_length": 200}, 9),
+        ({"limits": {"max_turns": 9}, "context_length": 200}, 3),
+        ({"limits": {"max_turns": 9}, "context_length": 40}, 2),
     ],
 )
-async def test_an_agents_own_limits_hold_unless_the_yaml_has_others(
+async def test_an_agents_own_limits_hold_unless_the_yaml_has_others_and_the_lower_context_counts(
     servers: Made, settings: dict[str, Any], turns: int
 ) -> None:
     [output] = await outputs_of(servers("brief", **settings), 1)

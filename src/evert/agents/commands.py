@@ -10,6 +10,7 @@ regular files up to a size, and follows no link.
 import asyncio
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,8 +19,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -32,6 +33,8 @@ from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
 from evert.bridge.redaction import LONGEST_KEY, redacted_end
 
+logger = logging.getLogger(__name__)
+
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 
 PATIENCE = 30
@@ -39,6 +42,9 @@ PATIENCE = 30
 
 SHOWN_OUTPUT = 2000
 """Bytes of the end of each output that a message shows."""
+
+LOGGED_OUTPUT = 4000
+"""Characters of the end of an output that go to the transition's logs."""
 
 MARK = "EVERT_EPISODE"
 """The environment variable that marks the processes of an episode."""
@@ -262,6 +268,18 @@ def read_left(folder: Path, name: str, most: int = 2**20) -> bytes:
     if len(content) > most:
         raise ValueError(f"it is longer than {most} bytes")
     return content
+
+
+@asynccontextmanager
+async def new_folder() -> AsyncIterator[Path]:
+    """A new folder, removed at the end. If it cannot be removed, the episode still counts."""
+    real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
+    folder = tempfile.mkdtemp(prefix="evert-", dir=real)
+    try:
+        yield Path(folder)
+    finally:
+        if why := await asyncio.to_thread(supervisor.remove, folder):
+            logger.warning("An episode's folder %s is left behind: %s.", folder, why)
 
 
 # -- processes -------------------------------------------------------------------------------------

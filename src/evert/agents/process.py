@@ -10,7 +10,6 @@ then. ``evert.agents`` has ready agents for well-known programs.
 import asyncio
 import inspect
 import json
-import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -21,17 +20,18 @@ from typing import Any, Literal, TypeAlias
 from evert.agents.commands import (
     IN_HOME,
     IN_JUDGE,
+    LOGGED_OUTPUT,
     LONGEST_VARIABLE,
     MARK,
     Place,
     ProcessResult,
+    new_folder,
     read_left,
     room_of,
     task_text,
 )
 from evert.agents.sandbox import Sandbox
 from evert.agents.sandboxed import IN_SANDBOX, SandboxChoice, checked, is_sandboxed, sandbox_of
-from evert.agents.supervisor import remove
 from evert.agents.variables import addresses, harmless
 from evert.bridge.clients.client import AgentClient
 from evert.bridge.clients.http.server import Address
@@ -39,11 +39,6 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.redaction import keep_secret, redacted_end
-
-logger = logging.getLogger(__name__)
-
-LOGGED_OUTPUT = 4000
-"""Characters of the end of each output that go to the transition's logs."""
 
 LONGEST_REWARD = 2**16
 """Bytes of the reward file that a command writes, metrics included."""
@@ -158,7 +153,7 @@ class ProcessAgent:
             openai.BadRequestError: Its last prompt was too long.
             RewardError: It left no reward, or one that cannot be read.
         """
-        async with _scratch() as scratch, self._served(client) as address:
+        async with new_folder() as scratch, self._served(client) as address:
             place = self._place(client, address, task, scratch)
             with _reporting(client, place):
                 await asyncio.to_thread(place.lay, self.files)
@@ -272,7 +267,7 @@ class ProcessAgent:
             return await asyncio.to_thread(self._written_reward, result, place.own[0])
         if callable(self.reward):
             return await _called(self.reward, result, _none_without(place.task))
-        async with _scratch() as scratch:
+        async with new_folder() as scratch:
             judge = self._place(client, address, place.task, scratch, place)
             with _reporting(client, judge):
                 await asyncio.to_thread(judge.lay, self.files)
@@ -348,18 +343,6 @@ def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path])
             "folder, made after the agent has ended. Expected '{folder}' among its arguments: "
             "reward=['python3', 'check.py', '{folder}'] with files={'{judge}/check.py': ...}."
         )
-
-
-@asynccontextmanager
-async def _scratch() -> AsyncIterator[Path]:
-    """A new folder, removed at the end. If it cannot be removed, the episode still counts."""
-    real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
-    folder = tempfile.mkdtemp(prefix="evert-", dir=real)
-    try:
-        yield Path(folder)
-    finally:
-        if why := await asyncio.to_thread(remove, folder):
-            logger.warning("An episode's folder %s is left behind: %s.", folder, why)
 
 
 @contextmanager

@@ -51,6 +51,8 @@ OWN = {
 RELAYS = "/run/evert"
 """The folder inside that has the relay and its sockets."""
 
+PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
+
 INSTALL = "`apt install bubblewrap`, or your system's package of that name, 0.8 or newer"
 
 
@@ -163,8 +165,7 @@ class Sandbox:
         if not self.ports:
             return [*argv]
         pairs = [f"{port}={RELAYS}/{port}" for port in self.ports]
-        python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
-        return [python, "-I", "-S", f"{RELAYS}/relay.py", *pairs, "--", *argv]
+        return [PYTHON, "-I", "-S", f"{RELAYS}/relay.py", *pairs, "--", *argv]
 
 
 def _emptied(path: str) -> list[str]:

@@ -12,7 +12,6 @@ from evert.trainers.episodes.scores import Score
 from evert.trainers.reporting.figures.bars import draw_categories, draw_splits, draw_time
 from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.curves import (
-    draw_games,
     draw_panel,
     draw_run,
     mean,
@@ -116,14 +115,10 @@ def test_a_score_has_its_interval_where_it_is_known() -> None:
     assert low < -0.25 < 1.25 < high
 
 
-def test_a_run_is_drawn_by_step_and_by_time_and_games_say_of_how_many_seeds_they_are() -> None:
+def test_a_run_is_drawn_by_step_and_by_time() -> None:
     shown = texts(draw_run("a run", RISING, RISING))
     assert {"a run", "training step", "seconds of training"} <= set(shown)
     assert (shown.count("held out"), shown.count("in training")) == (1, 1)
-    games = {"identity": [(RISING, RISING)] * 3, "riddles": [(RISING, RISING)]}
-    assert {"all games", "identity, 3 seeds", "riddles, 1 seed"} <= {
-        *texts(draw_games("all games", games))
-    }
 
 
 def test_a_share_stands_with_its_interval_and_its_number_at_its_model_and_split() -> None:

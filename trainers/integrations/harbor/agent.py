@@ -13,7 +13,6 @@ the trainer samples the replies. The verifier's reward is the episode's.
 import asyncio
 import logging
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,8 +26,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbor.models.model_api_format import ModelApiFormat
 from harbor.models.trial.error_policy import FailureCause
 
-from evert.agents.commands import read_left
-from evert.agents.supervisor import remove
+from evert.agents.commands import LOGGED_OUTPUT, new_folder, read_left
 from evert.agents.variables import addresses
 from evert.bridge.clients.client import AgentClient
 from evert.bridge.clients.http.server import Address
@@ -60,9 +58,6 @@ WITHOUT_MODEL = {"oracle", "nop"}
 
 REWARD = "reward"
 """Harbor's name for the reward of a verifier that gives no name."""
-
-LOGGED_OUTPUT = 4000
-"""Characters of the end of the verifier's output that go to the transition's logs."""
 
 
 class TrialError(EvertError, RuntimeError):
@@ -137,8 +132,7 @@ class HarborAgent:
         own = self._trial.config(task, "trials")
         agent_class, trial_class = await asyncio.to_thread(_classes, own, self._url or self._host)
         is_inside = self._trial.is_sandbox and issubclass(agent_class, BaseInstalledAgent)
-        folder = tempfile.mkdtemp(prefix="evert-trial-")
-        try:
+        async with new_folder() as folder:
             address = client.serve(f"{folder}/model" if is_inside else self._host)
             if self._url and not is_inside:
                 address = replace(address, root_url=self._url, base_url=f"{self._url}/v1")
@@ -151,8 +145,6 @@ class HarborAgent:
                 trial.agent.install = self._installer(trial.agent.install)
             result = await trial.run()
             said = _output(trial.paths.test_stdout_path)
-        finally:
-            await asyncio.to_thread(remove, folder)
         _check_end(result, client)
         return self._outcome(result, said)
 

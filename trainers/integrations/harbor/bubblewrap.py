@@ -18,7 +18,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -30,7 +29,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.environments.tar_transfer import extract_dir, pack_dir
 
 from evert.agents.commands import end_of
-from evert.agents.sandbox import Sandbox, sandbox_problem, system_folders
+from evert.agents.sandbox import PYTHON, Sandbox, sandbox_problem, system_folders
 from evert.agents.supervisor import remove
 from evert.bridge.clients.http.server import RELAYED_PORT
 from evert.trainers.integrations.harbor import inside
@@ -38,7 +37,6 @@ from evert.trainers.integrations.harbor.options import SYSTEM_PATH
 from evert.trainers.integrations.harbor.plan import Plan
 
 INSIDE = "/run/evert/inside.py"
-PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
 
 VARIABLES = {
     "PATH": SYSTEM_PATH,

@@ -66,8 +66,8 @@ class TrialOptions:
         if not is_elsewhere and not self._agent.get("import_path"):
             _check_names([name], AgentFactory.registered_names(), "agent")
         self._profile = _profile(name, lean)
-        self.completes_arguments = bool(self._profile.pop("completes_arguments", False))
-        self.files: Mapping[str, str] = self._profile.pop("files", {})
+        self.completes_arguments = bool(self._profile.get("completes_arguments"))
+        self.files: Mapping[str, str] = self._profile.get("files", {})
         self.programs = [installed] if isinstance(installed, str) else [*installed]
         self._show_programs()
         self.config("task", "trials")

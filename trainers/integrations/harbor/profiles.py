@@ -114,9 +114,9 @@ LEAN: dict[str, Profile] = {
 
 
 def profile(name: str, lean: bool) -> Profile:
-    """Return an agent's profile as a new dict; empty if evert sets nothing for it."""
+    """Return an agent's profile; empty if evert sets nothing for it."""
     own: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
-    return {**own}
+    return own
 
 
 def _merged(one: Any, other: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory
+from tinker_cookbook.rl.types import STOP_METRIC_PREFIX
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.records.sequences import TokenSequence, sequences
@@ -48,17 +48,11 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
         return Episode(None, None, counts, failure)
     finally:
         await env.close()
-    return told(trajectory, env.turns)
-
-
-def told(trajectory: Trajectory, turns: int) -> Episode:
-    """Return the episode of a trajectory with ``turns`` model calls."""
     found = sorted(sequences(trajectory), key=lambda each: any(each.response_mask))
     metrics = summed(trajectory.transitions)
-    metrics |= {"turns": turns, DROPPED: max(0, len(found) - 1), FAILED: 0}
+    metrics |= {"turns": env.turns, DROPPED: max(0, len(found) - 1), FAILED: 0}
     reward = sum(transition.reward for transition in trajectory.transitions)
-    failure = failure_in(trajectory)
-    return Episode(found[-1] if found else None, reward, metrics, failure)
+    return Episode(found[-1] if found else None, reward, metrics, failure_in(trajectory))
 
 
 def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:

@@ -18,13 +18,11 @@ from typing import Any
 
 import verifiers.v1 as vf
 
+from evert.agents.cookbook import ENV_STOP
 from evert.bridge.clients.client import AgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import InvalidDatasetError, RewardError
 from evert.bridge.ownership import left_alone
-
-ENV_STOP = "env_stop/"
-"""Prefix of the metric that has verifiers' own stop condition."""
 
 
 class VerifiersAgent:

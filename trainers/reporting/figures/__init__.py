@@ -4,7 +4,7 @@ In reading order:
 
     colours.py     the colours of runs
     style.py       what all figures share: colours, sizes, names at lines, files
-    curves.py      a metric by step or by time; a run's rewards; several games' over seeds
+    curves.py      a metric by step or by time; a run's rewards
     bars.py        scores with their intervals; where the time went
     sweep.py       a sweep's runs as parallel coordinates
     formatting.py  numbers and long texts as shown

@@ -1,10 +1,10 @@
-"""Line charts: a metric by step or by time, of runs, of one run, of several games.
+"""Line charts: a metric by step or by time, of several runs or of one.
 
 Many points are drawn raw as a faint line, and smoothed as a bold one; few points have markers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from matplotlib.figure import Figure
@@ -62,21 +62,6 @@ def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
     _settle(by_clock, REWARD)
     style.name_ends(by_clock, ends)
     head(by_step, title, REWARD)
-    return figure
-
-
-def draw_games(title: str, games: Mapping[str, Sequence[tuple[Curve, Curve]]]) -> Figure:
-    """Draw several runs of several games: a panel per game, a thin line per seed, a bold mean."""
-    figure, panels = new_figure(4.8 * len(games), 3.6, len(games))
-    for axes, (game, runs) in zip(panels, games.items(), strict=True):
-        for _, curve, colour, _ in (line for run in runs for line in _rewards(*run)):
-            axes.plot(curve.steps, curve.scores, color=colour, lw=0.8, alpha=0.45)
-        means = _rewards(*(mean(kind) for kind in zip(*runs, strict=True)))
-        ends = _draw(axes, means)
-        _settle(axes, REWARD)
-        style.name_ends(axes, ends)
-        head(axes, f"{game}, {len(runs)} seed{'s' * (len(runs) != 1)}", REWARD)
-    figure.suptitle(style.plain(title, 110), x=0.01, ha="left", fontsize=style.TITLE, c=style.INK)
     return figure
 
 
