@@ -100,19 +100,29 @@ class ReplayPolicy(TokenCompleter):
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
 
 
+GIVING_UP = 5.0
+"""Seconds for the agent to give up a concurrent call that its record lacks. A record lacks calls
+that were given up before their reply; the agent gives them up again, or it differs."""
+
+
 class _InOrder(ReplayPolicy):
     """Answers concurrent calls in the recorded order."""
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)
         self._overlap = env._turns.overlap
-        self._patience = env._settings.agent_timeout
+        self._patience = patience = env._settings.agent_timeout
+        self._giving_up = GIVING_UP if patience is None else min(GIVING_UP, patience / 2)
         self._answered, self._moved = 0, asyncio.Condition()
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        turn = self.find(model_input)
+        try:
+            turn = self.find(model_input)
+        except ReplayError:
+            await asyncio.sleep(self._giving_up)
+            raise
         self.left.remove(turn)
         self._overlap.is_met |= _has_met(self.record, turn)
         try:
