@@ -59,9 +59,11 @@ async def test_anthropics_tool_runner_goes_on_without_its_thread() -> None:
         """Add one."""
         return str(x + 1)
 
+    messages: Any = [user("1 + 1?")]
+
     async def agent(client: AgentClient) -> float:
         runner = client.anthropic.beta.messages.tool_runner(
-            model=client.model, max_tokens=100, tools=[add], messages=[user("1 + 1?")]
+            model=client.model, max_tokens=100, tools=[add], messages=messages
         )
         message = await runner.until_done()
         return float(message.content[0].type == "text" and message.content[0].text == "It is 2.")
