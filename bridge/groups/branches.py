@@ -74,7 +74,7 @@ class BranchEnv(ChatAgentEnv):
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
         overlap, policy = self._turns.overlap, InOrder(self._record, self)
-        ahead, overlap.ahead = overlap.ahead, (replayed := Ahead(policy, self._record.turns))
+        ahead, overlap.ahead = overlap.ahead, (replayed := Ahead(policy, policy.max_calls))
         overlap.is_met = True  # so that every call waits for its turn in the record
         begun = await super().initial_observation()
         for turn in range(self._turn):

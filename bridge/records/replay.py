@@ -17,7 +17,7 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.conversations.differences import in_field, in_messages, shortened, words
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
-from evert.bridge.env.parallel import do_parallel_rollout
+from evert.bridge.env.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError, ReplayError
 from evert.bridge.records.record import RolloutRecord
@@ -105,13 +105,24 @@ class ReplayPolicy(TokenCompleter):
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
 
 
+GIVING_UP = 5.0
+"""Seconds for the agent to give up a concurrent call that its record lacks. A record lacks calls
+that were given up before their reply; the agent gives them up again, or it differs."""
+
+
 class InOrder(ReplayPolicy):
-    """Answers concurrent calls in the recorded order, for an Env that is played by an ``Ahead``."""
+    """Answers concurrent calls in the recorded order, for an Env that is played by an ``Ahead``.
+
+    Attributes:
+        max_calls: Most calls that the ``Ahead`` is to sample at the same time.
+    """
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)
+        self.max_calls = max(MAX_CALLS, record.turns)
         self._overlap = env._turns.overlap
-        self._patience = env._settings.agent_timeout
+        self._patience = patience = env._settings.agent_timeout
+        self._giving_up = GIVING_UP if patience is None else min(GIVING_UP, patience / 2)
         self._answered, self._moved = 0, asyncio.Condition()
         self._overlap.is_met |= _has_met(record, 0)
 
@@ -119,10 +130,15 @@ class InOrder(ReplayPolicy):
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         """See ``ReplayPolicy``; also a ReplayError if an earlier call is not made in time."""
-        turn = self.find(model_input)
+        try:
+            turn = self.find(model_input)
+        except ReplayError:
+            if _has_met(self.record, *range(self.record.turns)):
+                await asyncio.sleep(self._giving_up)
+            raise
         self.left.remove(turn)
         # The next call, too, may only be handed out in its turn.
-        self._overlap.is_met |= _has_met(self.record, turn) or _has_met(self.record, turn + 1)
+        self._overlap.is_met |= _has_met(self.record, turn, turn + 1)
         try:
             async with asyncio.timeout(self._patience), self._moved:
                 await self._moved.wait_for(lambda: self._answered == turn)
@@ -137,10 +153,10 @@ class InOrder(ReplayPolicy):
         return self.record.action(turn)
 
 
-def _has_met(record: RolloutRecord, turn: int) -> bool:
-    """Whether calls had overlapped, and were sampled concurrently, when a turn was played."""
-    steps = record.row["steps"][turn : turn + 1]
-    return any(step.get("call", {}).get("met") for step in steps)
+def _has_met(record: RolloutRecord, *turns: int) -> bool:
+    """Whether calls had overlapped, and were sampled concurrently, at one of these turns."""
+    steps = record.row["steps"]
+    return any(steps[turn].get("call", {}).get("met") for turn in turns if turn < record.turns)
 
 
 def check_seatless(record: RolloutRecord) -> None:
@@ -179,13 +195,14 @@ async def replay(
     check_seatless(record)
     task = record.task if task is NO_TASK else task
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
-    met = any(_has_met(record, turn) for turn in range(record.turns))
-    policy = InOrder(record, env) if met else ReplayPolicy(record, env)
-    most = record.turns
+    policy: ReplayPolicy
     try:
-        trajectory = await (
-            do_parallel_rollout(policy, env, most) if met else do_single_rollout(policy, env)
-        )
+        if _has_met(record, *range(record.turns)):
+            policy = in_order = InOrder(record, env)
+            trajectory = await do_parallel_rollout(policy, env, in_order.max_calls)
+        else:
+            policy = ReplayPolicy(record, env)
+            trajectory = await do_single_rollout(policy, env)
     finally:
         await env.close()
     policy.check_over()

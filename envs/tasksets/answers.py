@@ -2,7 +2,7 @@
 
 Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
 built-in functions. These scorers get only harmless answers: no calls except of mathematical
-functions, no power that could take long. Other answers score 0.
+functions, no power that could take long. Other answers score 0. The other scorers read any answer.
 """
 
 import re
@@ -12,7 +12,7 @@ LONGEST = {
     "intermediate_integration": 100,  # the scorer simplifies: 300 characters may take 20 s
     "simple_integration": 100,
 }
-"""Most characters of an answer; 2,000 for any other generator."""
+"""Most characters of an answer; 2,000 for the others of the nine."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 """Answers are texts and lists. Without "(", "*" and "for" they call nothing and take no time."""
@@ -41,13 +41,15 @@ sympy takes minutes for a power or a root of a number with thousands of digits.
 
 def may_be_read(generator: str, answer: str) -> bool:
     """Whether the scorer of a generator may read an answer."""
+    if generator not in LITERALS | SUMS | TERMS:
+        return True
     if len(answer) > LONGEST.get(generator, 2_000):
         return False
     if generator in LITERALS:
         return _LITERAL.fullmatch(answer) is not None and "for" not in answer  # also in "1for"
     if generator in SUMS:
         return _SUM.fullmatch(answer) is not None
-    return generator not in TERMS or _is_term(answer)
+    return _is_term(answer)
 
 
 def _is_term(answer: str) -> bool:

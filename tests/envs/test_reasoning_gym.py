@@ -65,6 +65,7 @@ def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
         sums = "+".join("1" * (length // 2))
         assert may_be_read(generator, sums), generator
         assert not may_be_read(generator, f"{sums}+{sums}"), generator
+    assert may_be_read("tower_of_hanoi", "Move disk 1 from Peg 1 to Peg 2\n" * 127)
 
 
 def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() -> None:

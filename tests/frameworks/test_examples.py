@@ -27,8 +27,11 @@ ROOT = Path(__file__).parent.parent.parent
 GUESSES = 5
 """Until a bisection of 1..100 finds the number of ``game.TASK``."""
 
-WITHOUT_A_FRAMEWORK = {"calculator", "colours", "compression", "game", "twenty_questions"}
-"""What the examples share, and three that tests/trainers plays: they need the engine alone."""
+WITHOUT_A_FRAMEWORK = {
+    *("calculator", "colours", "compression", "game", "gepa_prompt", "harbor_trial"),
+    "twenty_questions",
+}
+"""What the examples share, and those that tests/trainers, test_docs.py and tests/harbor play."""
 
 DSPY = ["agent", "in_a_thread", "own_engine_in_a_thread", "streamed", "over_loopback"]
 STEPS = {f"dspy_{way}": GUESSES + 2 for way in DSPY}

@@ -19,6 +19,9 @@ from evert.bridge.clients.dialects.fields import field_policy, forced_tools, rea
 FIELDS = field_policy("anthropic_messages")
 """The treatment of every request field (``fields.toml``)."""
 
+UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": []}
+"""Details of the refusal of ``thread``: the SDK's tool runner then sends the whole history."""
+
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -107,7 +110,10 @@ class AnthropicMessages(Dialect):
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
         """Return the JSON object of a refusal in Anthropic's form."""
         kind = error.get("type") or "invalid_request_error"
-        return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+        told = {"type": kind, "message": error["message"]}
+        if error.get("param") == "thread":
+            told["details"] = UNTHREADED
+        return {"type": "error", "error": told}
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import anthropic
 import lm15
 import openai
 import pytest
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 from tests.bridge.faces.conftest import LONG, assert_one_lineage
 from tests.bridge.faces.genai_calls import assert_genai_typed, genai_events, genai_whole
 from tests.bridge.faces.sdk_calls import LM15
-from tests.kit import asks, calling, play, play_without_a_call, reward
+from tests.kit import asks, calling, play, play_without_a_call, reward, user
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.errors import MissingPackageError
@@ -49,6 +50,26 @@ async def test_log_probabilities_are_those_that_were_sampled() -> None:
         return 1.0
 
     await play(agent, LONG, LONG)
+
+
+async def test_anthropics_tool_runner_goes_on_without_its_thread() -> None:
+    @anthropic.beta_async_tool
+    async def add(x: int) -> str:
+        """Add one."""
+        return str(x + 1)
+
+    messages: Any = [user("1 + 1?")]
+
+    async def agent(client: AgentClient) -> float:
+        runner = client.anthropic.beta.messages.tool_runner(
+            model=client.model, max_tokens=100, tools=[add], messages=messages
+        )
+        message = await runner.until_done()
+        return float(message.content[0].type == "text" and message.content[0].text == "It is 2.")
+
+    trajectory = await play(agent, calling("add", x=1), "It is 2.")
+    assert [turn.reward for turn in trajectory.transitions] == [0.0, 1.0]
+    assert_one_lineage(trajectory)
 
 
 class Sum(BaseModel):

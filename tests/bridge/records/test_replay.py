@@ -192,6 +192,25 @@ async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
         assert env.earned + sum(rewards(branch)) == 12.5
 
 
+async def test_a_call_that_was_given_up_is_given_up_again(tmp_path: Path) -> None:
+    async def guarded(client: Any) -> float:
+        slow, guard = (asyncio.create_task(ask(client, f"I am {name}")) for name in "AC")
+        said = await guard
+        for _ in range(20):  # a framework takes this long to react to its guard
+            await asyncio.sleep(0)
+        slow.cancel()
+        return float(said == "you are C")
+
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    env = recorder.watch(ChatAgentEnv(guarded))
+    played = await do_parallel_rollout(Slow(), env)
+    recorder.add([played], [env])
+    [record] = read_records(tmp_path)
+
+    assert record.turns == 1
+    assert facts(await replay(record, guarded)) == facts(played)
+
+
 def asks(*texts: str, tools: Any = None) -> Callable[[Any], Awaitable[float]]:
     async def agent(client: Any) -> float:
         await ask(client, *texts, tools=tools)
