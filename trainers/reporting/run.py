@@ -99,11 +99,21 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder, finished or not."""
-    facts = read_json(path / files.RUN) or {}
+    """Read a run folder, finished or not.
+
+    Raises:
+        ReportError: The path is no run, or its ``run.json`` is broken.
+    """
+    facts = read_json(path / files.RUN)
     config = read_json(path / CONFIG) or {}
+    if facts is None and (path / files.RUN).exists():
+        raise ReportError(
+            f"{path / files.RUN} is broken: expected the file that `evert train` wrote. Put it "
+            "back. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
+        )
     if not facts and not (config and (path / METRICS).is_file()):
         raise ReportError(_no_run(path))
+    facts = facts or {}
     from evert.trainers.episodes.failures import read_batches
 
     before = read_json(path / files.BEFORE) or {}

@@ -243,6 +243,28 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
             read_run(tmp_path / name)
 
 
+def test_what_is_no_run_among_several_paths_is_named_and_left_out(
+    made: MadeUp, tmp_path: Path, capsys: Shown
+) -> None:
+    run, broken = made.write(), MadeUp(tmp_path / "broken").write()
+    (broken / "run.json").write_text('{"name": "ga')
+    (broken / "config.json").write_text('{"max_steps": 5}')
+    (tmp_path / "empty").mkdir()
+    others = [str(tmp_path / name) for name in ("empty", "broken")]
+    assert report.main([*others, str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert f"left out: {others[0]} is not a run's folder: it has no readable run.json" in shown
+    assert f"left out: {others[1]}/run.json is broken: expected the file that" in shown
+    assert f"report: {run / 'report' / 'index.html'}" in shown
+    for paths, said in (
+        ([str(run), str(tmp_path / "rum")], "Did you mean"),
+        (others[1:], "run.json is broken"),
+        (others, "None of these 2 paths is a run. Name a run: runs/NAME."),
+    ):
+        assert report.main(paths) == 1
+        assert said in capsys.readouterr().err
+
+
 def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
     """Made-up runs with settings."""
     return [
