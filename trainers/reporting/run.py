@@ -118,14 +118,14 @@ def read_run(path: Path) -> Run:
 
     before = read_json(path / files.BEFORE) or {}
     result = read_json(path / files.RESULT) or {}
-    held_out = _mapping(result.get("held_out"))
+    held_out = result.get("held_out") or {}
     rows, after = read_rows(path), _scores(held_out.get("after"))
     trained = after.get("temperature_1")
     failures, skipped = read_batches(path)
     return Run(
         path=path,
         facts=facts,
-        settings=_mapping(facts.get("settings")) or config,
+        settings=facts.get("settings") or config,
         rows=rows,
         before=_scores(held_out.get("before") or before.get("scores")),
         after=after,

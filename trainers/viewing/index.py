@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, TypeAlias
@@ -114,15 +114,6 @@ class Index:
         self._is_damaged = False
         self.version += 1
 
-    @contextmanager
-    def _damage_noted(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without SQLite's details
-            self._is_damaged |= kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-            raise
-
     def ask(self, question: str, *values: Any) -> list[Row]:
         """Return the rows of an SQL query.
 
@@ -130,18 +121,21 @@ class Index:
             sqlite3.Error: The question is wrong, or the database is damaged: the next ``look``
                 makes it anew.
         """
-        with self._lock, self._damage_noted():
-            return [dict(row) for row in self._read.execute(question, values)]
+        with self._lock:
+            try:
+                return [dict(row) for row in self._read.execute(question, values)]
+            except sqlite3.DatabaseError as error:
+                self._is_damaged |= _tells_of_damage(error)
+                raise
 
     def look(self, stopped: threading.Event) -> None:
         """Read all new lines; end early if ``stopped`` is set."""
-        if not self._is_damaged:
-            try:
-                with self._damage_noted():
-                    return self._look(stopped)
-            except sqlite3.DatabaseError:
-                if not self._is_damaged:
-                    raise
+        try:
+            if not self._is_damaged:
+                return self._look(stopped)
+        except sqlite3.DatabaseError as error:
+            if not _tells_of_damage(error):
+                raise
         self._make_anew()
         self._look(stopped)
 
@@ -256,6 +250,11 @@ class Index:
                     "INSERT INTO texts (rowid, text) VALUES (?, ?)", [made.lastrowid, text]
                 )
         return bool(found)
+
+
+def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without SQLite's details
+    return kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _mark(file: Path, start: int, end: int) -> int | None:

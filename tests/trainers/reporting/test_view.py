@@ -186,7 +186,8 @@ async def test_what_is_damaged_or_gone_is_said_and_the_rest_is_shown(tmp_path: P
     )
     async with opened(tmp_path, database=tmp_path / "index") as page:
         [listed] = (await page.get("runs"))["runs"]
-        assert (listed["episodes"], listed["broken"], listed["scores"]) == (2, 1, {})
+        assert (listed["episodes"], listed["broken"]) == (2, 1)
+        assert listed["scores"] == {"before": None, "after": None}
         await page.get("run", run=1)
         ids = [each["id"] for each in asking.episodes(page.viewer.index, 1, "train", "", 0)]
         file.write_text("x")
