@@ -7,7 +7,7 @@ import chz
 
 from evert.trainers.config.arguments import read_paths_and_settings, settings_help
 from evert.trainers.config.fields import setting, size
-from evert.trainers.reporting.run import ReportError, Run, read_run
+from evert.trainers.reporting.run import ReportError, Run, no_run, read_run
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 
@@ -97,12 +97,15 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
 def _read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the runs; of several paths, what is there and is no run is left out and named."""
+    for path in paths:  # before any is read, which takes seconds
+        if not path.exists():
+            raise ReportError(no_run(path))
     runs = list[Run]()
     for path in paths:
         try:
             runs.append(read_run(path))
         except ReportError as error:
-            if len(paths) == 1 or not path.exists():
+            if len(paths) == 1:
                 raise
             print(f"left out: {error}")
     if not runs:

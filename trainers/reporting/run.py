@@ -112,7 +112,7 @@ def read_run(path: Path) -> Run:
             "back. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
         )
     if not facts and not (config and (path / METRICS).is_file()):
-        raise ReportError(_no_run(path))
+        raise ReportError(no_run(path))
     facts = facts or {}
     from evert.trainers.episodes.failures import read_batches
 
@@ -196,7 +196,8 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"task": sample.get("target"), "before": sample} for sample in samples]
 
 
-def _no_run(path: Path) -> str:
+def no_run(path: Path) -> str:
+    """Say why a path is no run, and what to name instead."""
     wanted = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
         inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]
