@@ -469,10 +469,10 @@ async def test_an_index_with_a_damaged_page_is_made_anew_when_that_is_noticed(
 ) -> None:
     database = tmp_path / "index"
     with indexed(finished.path, database=database) as index:
-        [page] = index.ask("SELECT rootpage FROM sqlite_master WHERE name = ?", table)
+        [root] = index.ask("SELECT rootpage FROM sqlite_master WHERE name = ?", table)
         [size] = index.ask("PRAGMA page_size")
     with database.open("r+b") as file:
-        file.seek((page["rootpage"] - 1) * size["page_size"])
+        file.seek((root["rootpage"] - 1) * size["page_size"])
         file.write(b"\xff" * size["page_size"])
     async with opened(finished.path, database=database) as page:
         while (await page.client.get("/api/runs")).status != 200:  # noqa: ASYNC110
