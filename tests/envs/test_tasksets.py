@@ -94,8 +94,9 @@ while :; do sleep 0.05 & wait $!; done
 """
 
 
-def test_ctrl_c_reaches_an_evaluation_once_and_one_that_does_not_end_is_killed(
-    tmp_path: Path,
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_hang_up_reach_an_evaluation_once_and_one_that_does_not_end_is_killed(
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     program, said = tmp_path / "stubborn", tmp_path / "said"
     program.write_text(STUBBORN)
@@ -106,11 +107,11 @@ def test_ctrl_c_reaches_an_evaluation_once_and_one_that_does_not_end_is_killed(
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as evaluating:
         while not said.exists() or not said.read_text():
             time.sleep(0.01)
-        os.killpg(evaluating.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(evaluating.pid, number)  # as a terminal does
         assert b"KeyboardInterrupt" in evaluating.communicate(timeout=60)[1]
-    number, *told = said.read_text().split()
+    stubborn, *told = said.read_text().split()
     assert told == ["told"]
-    assert not psutil.pid_exists(int(number))
+    assert not psutil.pid_exists(int(stubborn))
 
 
 def test_what_is_typed_wrong_is_answered_before_anything_is_played(

@@ -122,7 +122,7 @@ class Program:
 
 WELL = f"""
 import os, signal, struct, sys, time
-head = struct.Struct({process._HEAD.format!r})
+head = struct.Struct({process.HEAD.format!r})
 def say(number, data=b"", size=None):
     os.write(1, head.pack(number, len(data) if size is None else size) + data)
 def group():

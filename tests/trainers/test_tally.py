@@ -218,7 +218,7 @@ def test_those_that_are_alike_are_counted_together() -> None:
     ):
         assert Failures.of(2, others).summary() == said
     nothing = Failures.of(4, [])
-    assert (nothing.share, nothing.commonest, nothing.advice()) == (0.0, None, "")
+    assert (nothing.share, nothing.commonest) == (0.0, None)
     assert nothing.said() == "0 of 4 episodes failed"
     assert Failures.of(0, []).share == 0.0
 
@@ -237,7 +237,7 @@ def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() ->
         one, two = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
         assert f"(1 {word})" in one.summary()
         assert f"(2 {word})" not in two.summary()  # but a plural
-        assert two.advice().endswith("."), kind
+        assert two.said().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
 

@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,10 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     command = [python, "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
-        # In a new session, the process does not get Ctrl-C from the terminal: we pass it on, once.
+        # In a new session, the process gets neither the terminal's Ctrl-C nor its hang-up: we pass
+        # them on, once.
         subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
+        _hang_up_interrupts(),
     ):
         try:
             status = process.wait()
@@ -153,6 +155,18 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     lines = output.read_text(errors="replace").splitlines()
     error = next((line for line in lines if line.startswith("error: ")), f"exit status {status}")
     return f"failed: {error.removeprefix('error: ')} ({output})"
+
+
+@contextmanager
+def _hang_up_interrupts() -> Iterator[None]:
+    """Inside the block the terminal's hang-up acts like Ctrl-C, unless it is ignored (nohup)."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _scores(folder: Path) -> list[dict[str, str]]:

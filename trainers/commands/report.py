@@ -7,6 +7,7 @@ import chz
 
 from evert.trainers.config.arguments import read_paths_and_settings, settings_help
 from evert.trainers.config.fields import setting, size
+from evert.trainers.reporting.run import ReportError, Run, no_run, read_run
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 
@@ -36,8 +37,6 @@ class ReportSettings:
 
     @chz.validate
     def _check(self) -> None:
-        from evert.trainers.reporting.run import ReportError
-
         if not 0 <= self.smooth < 1:
             raise ReportError(f"smooth must be at least 0 and below 1, got {self.smooth:g}.")
 
@@ -61,8 +60,6 @@ def _run(arguments: Sequence[str]) -> None:
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     """Read the command line: the runs, each once, and the settings."""
-    from evert.trainers.reporting.run import ReportError
-
     paths, settings = read_paths_and_settings(ReportSettings, arguments)
     if not paths:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
@@ -71,9 +68,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
 
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
     """Write the page, and its figures beside it."""
-    from evert.trainers.reporting.run import ReportError, read_run
-
-    runs = [read_run(path) for path in paths]
+    runs = _read_runs(paths)
 
     from evert.trainers.reporting.figures.style import MOST_LINES
     from evert.trainers.reporting.page import render
@@ -85,7 +80,7 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
             f"Got {len(runs)} runs; a figure can show {MOST_LINES} at most. Name fewer, or make "
             "several reports."
         )
-    out = Path(settings.out).expanduser() if settings.out else paths[0] / "report"
+    out = Path(settings.out).expanduser() if settings.out else runs[0].path / "report"
     tokens = [count_tokens(run) for run in runs]
     report = Report(runs, labels(runs), tokens, settings.prices, settings.smooth, out)
     title = settings.title or " · ".join(dict.fromkeys(run.name for run in runs))
@@ -98,3 +93,21 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
         ) from error
     write_whole(out / PAGE, render(report, title))
     return out / PAGE
+
+
+def _read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the runs; of several paths, what is there and is no run is left out and named."""
+    for path in paths:  # before any is read, which takes seconds
+        if not path.exists():
+            raise ReportError(no_run(path))
+    runs = list[Run]()
+    for path in paths:
+        try:
+            runs.append(read_run(path))
+        except ReportError as error:
+            if len(paths) == 1:
+                raise
+            print(f"left out: {error}")
+    if not runs:
+        raise ReportError(f"None of these {len(paths)} paths is a run. Name a run: runs/NAME.")
+    return runs

@@ -57,11 +57,19 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    from evert.trainers.viewing.index import holds_episodes
+
     paths, settings = parse(arguments)
     for path in paths:
         if not path.exists():
             hint = near_path(path) or "Name a folder of runs."
             raise ViewError(f"There is no folder or file {path}. {hint}")
+        if path.is_file() and not holds_episodes(path):
+            raise ViewError(
+                f"{path} is a file without rollouts: none of its first lines is an episode. Name a "
+                "folder of a run or an evaluation, a folder with such folders in it, or a file of "
+                "rollouts (rollouts/*.jsonl, rollouts.jsonl)."
+            )
     with _database(paths) as database:
         try:
             run_async(_serve(paths, database, settings.port))

@@ -206,11 +206,7 @@ class Failures:
         often = f"the commonest, {times} times" if times > 1 else "one of them"
         lines = [self.summary(), f"{often}: {shortened(failure.error)}"]
         lines += [f"  {line}" for line in failure.traceback.splitlines()]
-        return "\n".join([*lines, self.advice()])
-
-    def advice(self) -> str:
-        """What to do about the commonest failure; "" if nothing failed."""
-        return self.found[0][0].remedy if self.found else ""
+        return "\n".join([*lines, failure.remedy])
 
 
 def together(several: Iterable[Failures]) -> Failures:

@@ -13,12 +13,10 @@ Methodology 24 (1998); A. Agresti, B. A. Coull, "Approximate is better than exac
 estimation of binomial proportions", The American Statistician 52 (1998).
 """
 
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from math import fsum
 from statistics import fmean, stdev
@@ -28,6 +26,7 @@ from rich.table import Column, Table
 
 from evert.envs.games import Game, metrics_of
 from evert.trainers.episodes.playing import Episode
+from evert.trainers.system import files
 
 TAIL = 0.025
 """Probability on each side of a 95 % interval."""
@@ -172,15 +171,13 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
 
 def as_csv(rows: Iterable[Score]) -> str:
     """Scores as CSV; shares are from 0 to 1, and missing values empty."""
-    listed, written = list(rows), io.StringIO()
-    play = dict.fromkeys(name for row in listed for name in row.play)
-    names = [n for each in fields(Score) for n in (play if each.name == "play" else [each.name])]
-    writer = csv.DictWriter(written, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in listed:
-        values: dict[str, Any] = {**row.play, **vars(row)}
-        writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()})
-    return written.getvalue()
+    return files.as_csv([_as_row(row) for row in rows])
+
+
+def _as_row(score: Score) -> dict[str, Any]:
+    values = {**vars(score), **score.play}
+    del values["play"]
+    return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
 
 
 def counted(episodes: Iterable[Episode]) -> str:

@@ -1,4 +1,4 @@
-"""The page of ``evert report`` (``report.py``), and every figure of the project.
+"""The page of ``evert report``, and every figure of the project.
 
 In reading order:
 

@@ -19,26 +19,11 @@ from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.metrics import TRAIN
 from evert.trainers.reporting.panels import own_metrics
 from evert.trainers.reporting.run import SUCCESS_NAMES
-from evert.trainers.reporting.sections import (
-    Report,
-    facts,
-    recorded,
-    sections,
-    settings,
-)
+from evert.trainers.reporting.sections import Report, facts, recorded, sections, settings
 from evert.trainers.reporting.tokens import cost
-from evert.trainers.reporting.transcripts import (
-    EPISODES,
-    STEPS,
-    held_out_episodes,
-    training_episodes,
-)
+from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 
 TEMPLATE = "report.html.j2"
-MOST_CHARACTERS = 6_000
-"""Of an episode's transcript."""
-ALL_CHARACTERS = 150_000
-"""Of all transcripts together; HTML may spell a character with five."""
 STACKED_FROM = 5
 """With this many runs, tables are stacked, as on a phone."""
 
@@ -47,8 +32,6 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 def render(report: Report, title: str) -> bytes:
     """Make the page, and its figures in the report's folder."""
-    boxes = len(report.runs) * EPISODES * (STEPS + 2)
-    most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)
     noted = recorded(report.runs, "")
     costs = [tokens and cost(tokens, report.prices) for tokens in report.tokens]
     html = _environment(report).get_template(TEMPLATE).render(
@@ -66,8 +49,8 @@ def render(report: Report, title: str) -> bytes:
         success=[name for name in recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
         causes=recorded(report.runs, f"{TRAIN}drift/"),
         notes=[metric.about for metric in own_metrics(noted).values() if metric.about],
-        held_out=[held_out_episodes(run, most) for run in report.runs],
-        training=[training_episodes(run, most) for run in report.runs],
+        held_out=[held_out_episodes(run) for run in report.runs],
+        training=[training_episodes(run) for run in report.runs],
     )  # fmt: skip
     return redacted(_UNPRINTABLE.sub("\ufffd", html)).encode("utf-8", "replace")
 

@@ -99,23 +99,33 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder, finished or not."""
-    facts = read_json(path / files.RUN) or {}
+    """Read a run folder, finished or not.
+
+    Raises:
+        ReportError: The path is no run, or its ``run.json`` is broken.
+    """
+    facts = read_json(path / files.RUN)
     config = read_json(path / CONFIG) or {}
+    if facts is None and (path / files.RUN).exists():
+        raise ReportError(
+            f"{path / files.RUN} is broken: expected the file that `evert train` wrote. Put it "
+            "back. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
+        )
     if not facts and not (config and (path / METRICS).is_file()):
-        raise ReportError(_no_run(path))
+        raise ReportError(no_run(path))
+    facts = facts or {}
     from evert.trainers.episodes.failures import read_batches
 
     before = read_json(path / files.BEFORE) or {}
     result = read_json(path / files.RESULT) or {}
-    held_out = _mapping(result.get("held_out"))
+    held_out = result.get("held_out") or {}
     rows, after = read_rows(path), _scores(held_out.get("after"))
     trained = after.get("temperature_1")
     failures, skipped = read_batches(path)
     return Run(
         path=path,
         facts=facts,
-        settings=_mapping(facts.get("settings")) or config,
+        settings=facts.get("settings") or config,
         rows=rows,
         before=_scores(held_out.get("before") or before.get("scores")),
         after=after,
@@ -186,7 +196,8 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"task": sample.get("target"), "before": sample} for sample in samples]
 
 
-def _no_run(path: Path) -> str:
+def no_run(path: Path) -> str:
+    """Say why a path is no run, and what to name instead."""
     wanted = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
         inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]

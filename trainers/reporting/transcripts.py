@@ -25,8 +25,10 @@ from evert.trainers.reporting.tokens import (
 EPISODES = 2
 """Episodes shown per step, and held-out tasks shown."""
 STEPS = 3
-TURN_COST = 150
-"""Approximate characters that a turn takes on the page besides its texts."""
+MOST_TURNS = 12
+"""Turns shown of an episode: the first ones and the last."""
+MOST_NOTES, MOST_CHARACTERS = 12, 2_000
+"""Notes and messages shown of a turn, and characters of each."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,10 @@ class Turn:
     texts: list[tuple[str, str]]
     """Notes and messages: name and text."""
 
-    @property
-    def size(self) -> int:
-        """Approximate characters on the page."""
-        return TURN_COST + sum(len(name) + len(text) for name, text in self.texts)
-
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode, or as much of it as fits."""
+    """An episode, or some of its turns."""
 
     reward: float | None
     """None: no reward."""
@@ -56,32 +53,32 @@ class Episode:
     """Turns left out before the last one."""
 
 
-def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
+def training_episodes(run: Run) -> dict[str, list[Episode]]:
     """Return episodes of the first, the middle and the last step with rollouts, by heading."""
     files = rollout_files(run.path)
-    return {f"Step {step + 1}": _firsts(files[step], most) for step in spread(files, STEPS)}
+    return {f"Step {step + 1}": _firsts(files[step]) for step in spread(files, STEPS)}
 
 
-def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
+def held_out_episodes(run: Run) -> dict[str, list[Episode]]:
     """Return the same held-out tasks before, during and after training, by heading."""
     columns = {}
     files = rollout_files(run.path, HELD_OUT_ROLLOUTS)
     between = [step for step in files if 0 < step < len(run.rows)]
     for when in ("before", "after"):
         if samples := [sample[when] for sample in run.samples[:EPISODES] if sample.get(when)]:
-            columns[f"{when.capitalize()} training"] = [_sample(each, most) for each in samples]
+            columns[f"{when.capitalize()} training"] = [_sample(each) for each in samples]
         if when == "before" and between:
             step = between[len(between) // 2]
-            columns[f"After {step} steps, temperature 1"] = _firsts(files[step], most)
+            columns[f"After {step} steps, temperature 1"] = _firsts(files[step])
     return columns
 
 
-def _firsts(file: Path, most: int) -> list[Episode]:
+def _firsts(file: Path) -> list[Episode]:
     firsts = [record for record in read_rollouts(file) if record.get("traj_idx") == 0]
-    return [_rollout(record, most) for record in firsts[:EPISODES]]
+    return [_rollout(record) for record in firsts[:EPISODES]]
 
 
-def _rollout(record: Mapping[str, Any], most: int) -> Episode:
+def _rollout(record: Mapping[str, Any]) -> Episode:
     steps = record.get("steps") or []
     logs: list[dict[str, Any]] = [step.get("logs") or {} for step in steps]
     hidden = {name for name in (CALLER, LINEAGE) if len({str(log.get(name)) for log in logs}) < 2}
@@ -90,46 +87,36 @@ def _rollout(record: Mapping[str, Any], most: int) -> Episode:
         heading = f"turn {number}: {step['ob_len']:,} tokens in, {step['ac_len']:,} out"
         if step["reward"] and len(steps) > 1:
             heading += f", reward {step['reward']:g}"
-        turns.append(Turn(heading, [(str(k), str(v)) for k, v in notes.items() if k not in hidden]))
+        turns.append(_turn(heading, {k: v for k, v in notes.items() if k not in hidden}))
     last = (steps[-1].get("metrics") or {}) if steps else {}
     stops = [name.removeprefix(STOP_METRIC_PREFIX) for name in last
              if name.startswith(STOP_METRIC_PREFIX)]  # fmt: skip
     drift = [f"drift {last[DRIFT]:.0f}"] if last.get(DRIFT) else []
     ending = ", ".join([_counted(turns), *stops, *drift])
-    return Episode(float(record["total_reward"]), ending, *_fitted(turns, most))
+    return _episode(float(record["total_reward"]), ending, turns)
 
 
-def _sample(sample: Mapping[str, Any], most: int) -> Episode:
+def _sample(sample: Mapping[str, Any]) -> Episode:
     turns = [
-        Turn(f"turn {number}", [(part, str(turn.get(part, ""))) for part in ("told", "said")])
+        _turn(f"turn {number}", {part: turn.get(part, "") for part in ("told", "said")})
         for number, turn in enumerate(sample.get("dialogue") or (), 1)
     ]
     ending = f"task {shorten(str(sample.get('target', '')), 60)}, {_counted(turns)}"
-    return Episode(sample.get("reward"), ending, *_fitted(turns, most))
+    return _episode(sample.get("reward"), ending, turns)
 
 
 def _counted(turns: Sequence[Turn]) -> str:
     return f"{len(turns)} turn{'s' * (len(turns) != 1)}"
 
 
-def _fitted(turns: Sequence[Turn], most: int) -> tuple[list[Turn], int]:
-    """The first turns that fit, and the last one; the number of turns left out."""
-    cut = [_cut(turn, most // 2) for turn in turns]
-    kept, room = cut[-1:], most - sum(turn.size for turn in cut[-1:])
-    for turn in cut[:-1]:
-        room -= turn.size
-        if room < 0:
-            break
-        kept.insert(-1, turn)
-    return kept, len(turns) - len(kept)
+def _episode(reward: float | None, ending: str, turns: Sequence[Turn]) -> Episode:
+    shown = [*turns[: MOST_TURNS - 1], *turns[-1:]] if len(turns) > MOST_TURNS else [*turns]
+    return Episode(reward, ending, shown, len(turns) - len(shown))
 
 
-def _cut(turn: Turn, most: int) -> Turn:
-    kept: list[tuple[str, str]] = []
-    for number, (name, text) in enumerate(turn.texts):
-        if most <= 0:
-            kept.append(("…", f"{len(turn.texts) - number} more notes are not shown"))
-            break
-        kept.append((shorten(name, 60), shorten(text, most)))
-        most -= sum(map(len, kept[-1]))
-    return Turn(turn.heading, kept)
+def _turn(heading: str, notes: Mapping[str, Any]) -> Turn:
+    texts = [(shorten(str(k), 60), shorten(str(v), MOST_CHARACTERS)) for k, v in notes.items()]
+    if len(texts) > MOST_NOTES:
+        more = len(texts) - MOST_NOTES
+        texts[MOST_NOTES:] = [("…", f"{more} more notes are not shown")]
+    return Turn(heading, texts)

@@ -1,18 +1,7 @@
-"""A run's folder: its files, and the rules for using it.
+"""A run's folder, and the rules for using it.
 
-    run.json               settings, command, engine, versions: what the run is
-    config.json            the Cookbook's own configuration
-    metrics.jsonl          a line per step, by the Cookbook
-    batches.jsonl          how the episodes of each batch ended
-    sampler.jsonl          what a sampler of tasks was told, if there is one
-    checkpoints.jsonl      the Cookbook's list of checkpoints, to resume from
-    checkpoints/           the checkpoints themselves (embedded engine)
-    iteration_*/           rollouts of each step, by the Cookbook
-    rollouts/              whole rollouts, a file per batch, with record=
-    before.json            held-out scores and samples of the untrained weights
-    result.json            the results of a finished run
-    learning_curve.png  samples.md  samples.jsonl  logs.log
-    tensorboard/  wandb/  wandb.json    if the run is tracked there, too
+``docs/runs.md`` describes the files that users look at. The others are ``sampler.jsonl`` (what a
+sampler of tasks was told) and the trackers' ``tensorboard/``, ``wandb/`` and ``wandb.json``.
 
 One process at a time works in the folder (``.lock``). ``run.json`` is written first. Until there is
 something to resume from, the run counts as not begun, and another may replace it.

@@ -100,14 +100,14 @@ def drop_broken_lines(path: Path) -> int:
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
     """Change a JSONL file's records, whole or not at all; ``change`` returns None to remove one."""
-    lines = [line for line, record in _records(path) if record is not None]
-    made = [(line, change(json.loads(line))) for line in lines]
+    whole = [(line, record) for line, record in _records(path) if record is not None]
+    made = [(line, record, change(record)) for line, record in whole]
     new = [
-        line if record == json.loads(line) else json.dumps(record)
-        for line, record in made
-        if record is not None
+        line if changed == record else json.dumps(changed)
+        for line, record, changed in made
+        if changed is not None
     ]
-    if new != lines:
+    if new != [line for line, _ in whole]:
         _write_lines(path, new)
 
 

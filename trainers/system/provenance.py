@@ -9,8 +9,13 @@ from evert.trainers.system.machine import cores
 
 
 def origin() -> dict[str, Any]:
-    """``versions``, ``git`` and ``machine``, for every record."""
-    return {"versions": _versions(), "git": _git_revision(), "machine": machine()}
+    """``versions``, ``git`` and ``machine``, for every record; the machine without its name."""
+    system, processor = platform.system(), platform.machine()
+    return {
+        "versions": _versions(),
+        "git": _git_revision(),
+        "machine": {"system": system, "processor": processor, "cpus": cores()},
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -21,15 +26,6 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "unknown"
     return found
-
-
-def machine() -> dict[str, Any]:
-    """The kind of computer, without its name."""
-    return {
-        "system": platform.system(),
-        "processor": platform.machine(),
-        "cpus": cores(),
-    }
 
 
 def _git_revision() -> str | None:

@@ -175,10 +175,9 @@ class Tally:
 
 def _end_message(failed: Sequence[Failures]) -> str:
     whole = together(failed)
-    commonest = whole.commonest
-    error = commonest.error if commonest is not None else ""
+    commonest, _ = whole.found[0]
     steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In one step"
     return (
-        f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: {error}\n"
-        f"{whole.advice()} failed_steps=0 never ends the run for this."
+        f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: "
+        f"{commonest.error}\n{commonest.remedy} failed_steps=0 never ends the run for this."
     )

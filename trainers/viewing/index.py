@@ -78,26 +78,68 @@ class Index:
         self.troubles: dict[Path, str] = {}
         """Why a file or a folder is not read, or only in part."""
         self._paths = paths
-        self._write = _opened(database)
-        self._read = sqlite3.connect(database, check_same_thread=False)
-        self._read.row_factory = sqlite3.Row
+        self._database = database
         self._lock = threading.Lock()
+        """Held while the database is read, or opened."""
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
         """The stamps of files when they were read to their ends."""
+        self._is_damaged = False
+        """Whether the database has to be made anew."""
+        try:
+            self._open()
+        except sqlite3.DatabaseError:
+            self._make_anew()
 
     def close(self) -> None:
         """Close the database."""
         with self._lock:
             self._read.close()
-        self._write.close()
+            self._write.close()
+
+    def _open(self) -> None:
+        self._database.touch(mode=0o600)  # the runs may be private
+        self._write = sqlite3.connect(self._database, check_same_thread=False)
+        self._read = sqlite3.connect(self._database, check_same_thread=False)
+        self._read.row_factory = sqlite3.Row
+        self._write.executescript(SCHEMA)
+
+    def _make_anew(self) -> None:
+        with self._lock:
+            self._read.close()
+            self._write.close()
+            for end in ("", "-wal", "-shm"):
+                self._database.with_name(self._database.name + end).unlink(missing_ok=True)
+            self._open()
+        self._stamps.clear()
+        self._is_damaged = False
+        self.version += 1
 
     def ask(self, question: str, *values: Any) -> list[Row]:
-        """Return the rows of an SQL query."""
+        """Return the rows of an SQL query.
+
+        Raises:
+            sqlite3.Error: The question is wrong, or the database is damaged: the next ``look``
+                makes it anew.
+        """
         with self._lock:
-            return [dict(row) for row in self._read.execute(question, values)]
+            try:
+                return [dict(row) for row in self._read.execute(question, values)]
+            except sqlite3.DatabaseError as error:
+                self._is_damaged |= _tells_of_damage(error)
+                raise
 
     def look(self, stopped: threading.Event) -> None:
         """Read all new lines; end early if ``stopped`` is set."""
+        try:
+            if not self._is_damaged:
+                return self._look(stopped)
+        except sqlite3.DatabaseError as error:
+            if not _tells_of_damage(error):
+                raise
+        self._make_anew()
+        self._look(stopped)
+
+    def _look(self, stopped: threading.Event) -> None:
         found = find_runs(self._paths)
         self.troubles.pop(Path(), None)
         if len(found) >= MOST_RUNS:
@@ -210,20 +252,9 @@ class Index:
         return bool(found)
 
 
-def _opened(database: Path) -> sqlite3.Connection:
-    for attempt in range(2):
-        database.touch(mode=0o600)  # the runs may be private
-        connection = sqlite3.connect(database, check_same_thread=False)
-        try:
-            connection.executescript(SCHEMA)
-            return connection
-        except sqlite3.DatabaseError:
-            connection.close()
-            if attempt:
-                raise
-            for file in database.parent.glob(f"{database.name}*"):
-                file.unlink()
-    raise AssertionError("unreachable")
+def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without SQLite's details
+    return kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _mark(file: Path, start: int, end: int) -> int | None:
@@ -277,6 +308,18 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         with suppress(OSError):
             search(path, 0)
     return found
+
+
+def holds_episodes(file: Path) -> bool:
+    """Whether one of a file's first lines is an episode; so may be those of an empty file."""
+    with file.open("rb") as lines:
+        return not file.stat().st_size or any(map(_is_episode, _lines(lines, 0)))
+
+
+def _is_episode(line: bytes) -> bool:
+    with suppress(ValueError):
+        return bool(entries(line))
+    return False
 
 
 def is_run(path: Path) -> bool:

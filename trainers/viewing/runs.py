@@ -6,9 +6,11 @@ It does without PyTorch, which takes memory and is not needed here.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from evert.trainers.reporting.figures.formatting import shorten
 from evert.trainers.reporting.figures.metrics import Curve, is_number, thinned, time_spent
 from evert.trainers.reporting.panels import BY_TIME, GAMES_OWN, PANELS, own_metrics, own_panels
 from evert.trainers.reporting.run import CONFIG, curve_of, read_rows
@@ -21,39 +23,46 @@ Rows = Sequence[Mapping[str, float]]
 
 MOST_POINTS = 400
 """Of a curve; more are averaged, as they would fall on the same pixels."""
+LONGEST = 160
+"""Most characters of a setting."""
 
 
-def overview(run: Path, rows: Rows) -> Row:
-    """Return a run's row in the list: what it is, its progress, its two rewards by step."""
+@lru_cache(1024)
+def overview(run: Path, stamps: object) -> Row:
+    """Return a run's row in the list: what it is, its progress, its two rewards by step.
+
+    The stamps change with the run's files, which are then read again; so for ``rows_of``.
+    """
+    rows = rows_of(run, stamps)
     facts, evaluation = read_json(run / files.RUN) or {}, read_json(run / files.EVALUATION)
     settings = facts.get("settings") or (evaluation or {}).get("settings")
     settings = settings or read_json(run / CONFIG) or {}
     result = read_json(run / files.RESULT) or {}
-    before = {"held_out": {"before": (read_json(run / files.BEFORE) or {}).get("scores")}}
+    before = (read_json(run / files.BEFORE) or {}).get("scores")
+    held_out = {"before": before, **(result.get("held_out") or {})}
     planned = settings.get("steps", settings.get("max_steps"))
-    scores = _scores(before, "before") | _scores(result, "before") | _scores(result, "after")
     return {
         "name": run.name,
         "path": str(run),
         "what": "evaluation" if evaluation is not None else "run" if facts or rows else "rollouts",
         "trains": _text(facts.get("name") or settings.get("env") or ""),
         "model": _text(settings.get("model_name") or settings.get("models") or ""),
-        "started": _text(facts.get("started") or ""),
         "settings": {_text(key): _text(value) for key, value in settings.items()},
         "steps": len(rows),
         "planned": planned if isinstance(planned, int) else None,
         "finished": bool(result),
         "written": _written(run),
-        "scores": scores,
+        "scores": {when: _score(held_out, when) for when in ("before", "after")},
         "reward": _points(curve_of(rows, TRAIN_REWARD, None)),
-        "held_out": _points(curve_of(rows, HELD_OUT_REWARD, _final(result))),
+        "held_out": _points(curve_of(rows, HELD_OUT_REWARD, _score(held_out, "after"))),
     }
 
 
 def figures(run: Path, rows: Rows) -> Row:
     """Return the figures that the run has metrics for, its time by part, and its failures."""
     keys = {key for row in rows for key in row}
-    final = _final(read_json(run / files.RESULT) or {})
+    result = read_json(run / files.RESULT) or {}
+    final = _score(result.get("held_out"), "after")
     panels = {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
     drawn = [
         {"section": section, "title": title, "unit": unit, "key": key}
@@ -71,7 +80,8 @@ def figures(run: Path, rows: Rows) -> Row:
     }
 
 
-def rows(run: Path) -> Rows:
+@lru_cache(2)
+def rows_of(run: Path, stamps: object) -> Rows:
     """Return a run's metrics by step; none if the files are too large to be read."""
     return read_rows(run) if _fits(run / files.METRICS) and _fits(run / files.BATCHES) else []
 
@@ -108,15 +118,11 @@ def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _scores(result: Mapping[str, Any], when: str) -> Row:
-    score: Any = result.get("held_out") or {}
+def _score(held_out: Any, when: str) -> float | None:
+    score = held_out
     for name in (when, "temperature_1", "reward"):
         score = score.get(name) if isinstance(score, dict) else None
-    return {when: score} if is_number(score) else {}
-
-
-def _final(result: Mapping[str, Any]) -> float | None:
-    return _scores(result, "after").get("after")
+    return score if is_number(score) else None
 
 
 def _points(curve: Curve) -> Row:
@@ -132,10 +138,9 @@ def _points(curve: Curve) -> Row:
 
 def _text(value: Any) -> str:
     try:
-        text = value if isinstance(value, str) else repr(value)
+        return shorten(value if isinstance(value, str) else repr(value), LONGEST)
     except RecursionError:
         return "…"
-    return text if len(text) <= 160 else f"{text[:160]}…"
 
 
 def _written(run: Path) -> float:

@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -66,11 +66,6 @@ class Viewer:
         self._thread = threading.Thread(target=self._keep_up, name="evert-view", daemon=True)
         self._trouble = ""
         self._reader = ThreadPoolExecutor(1, "evert-view-reader")
-        # the stamps change with the files, which are then read again
-        self._rows = lru_cache(2)(lambda run, stamps: runs.rows(self.index.runs[run]))
-        self._overviews = lru_cache(1024)(
-            lambda run, stamps: runs.overview(self.index.runs[run], self._rows(run, stamps))
-        )
 
     def start(self) -> None:
         """Start to look at the files."""
@@ -158,12 +153,16 @@ class Viewer:
 
     def _overview(self, run: int, counts: Mapping[int, Row]) -> Row:
         none = {"id": run, "episodes": 0, "recorded": 0, "broken": 0}
-        return none | counts.get(run, {}) | self._overviews(run, self.index.facts.get(run))
+        return none | counts.get(run, {}) | runs.overview(*self._folder(run))
+
+    def _folder(self, run: int) -> tuple[Path, object]:
+        """A run's folder, with the stamps of its files."""
+        return self.index.runs[run], self.index.facts.get(run)
 
     def one_run(self, asked: Mapping[str, str]) -> Row:
         """Return a run: its figures, its steps."""
         run = self._run(asked)
-        rows = self._rows(run, self.index.facts.get(run))
+        rows = runs.rows_of(*self._folder(run))
         of = self._overview(run, asking.counts(self.index))
         of |= runs.figures(self.index.runs[run], rows) | {"colours": COLOURS}
         return of | {"stages": asking.steps(self.index, run)}
@@ -171,7 +170,7 @@ class Viewer:
     def metric(self, asked: Mapping[str, str]) -> Row:
         """Return a metric of a run by step."""
         run = self._run(asked)
-        return runs.metric(self._rows(run, self.index.facts.get(run)), asked["key"])
+        return runs.metric(runs.rows_of(*self._folder(run)), asked["key"])
 
     def step(self, asked: Mapping[str, str]) -> Row:
         """Return the episodes of a step."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from tinker_cookbook.rl.rollouts import _run_rollout_sync
 from tinker_cookbook.rl.types import TrajectoryGroup
@@ -98,9 +98,6 @@ class WorkerExecutor(Executor):
             self._loop.call_soon_threadsafe(self._finish, cancel_futures)
         if wait:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.shutdown(cancel_futures=kind is not None)

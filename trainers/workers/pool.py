@@ -17,7 +17,7 @@ from typing import Any
 
 from evert.trainers.workers.crew import Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
-from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame, read_head
+from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame
 
 START_SECONDS = 300.0
 """How long a worker may take to be ready: it imports much, perhaps beside many others."""
@@ -155,7 +155,7 @@ class PoolWorker(SubprocessStreamProtocol):
         stdout: Any = self.stdout
         with suppress(OSError, EOFError):
             while True:
-                number, size = read_head(await stdout.readexactly(HEAD))
+                number, size = HEAD.unpack(await stdout.readexactly(HEAD.size))
                 data = await stdout.readexactly(size)
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(data)

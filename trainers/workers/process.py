@@ -24,21 +24,15 @@ BOOT = (
 READY = 0
 END_SECONDS = 10.0
 """How long cancelled groups have to clean up."""
-_HEAD = struct.Struct("<QQ")
-HEAD = _HEAD.size
+HEAD = struct.Struct("<QQ")
+"""The head of a frame: its number, and the size of its bytes."""
 
 Frame = tuple[int, bytes]
 
 
 def frame(number: int, data: bytes) -> bytes:
     """Encode a frame."""
-    return _HEAD.pack(number, len(data)) + data
-
-
-def read_head(head: bytes) -> tuple[int, int]:
-    """Decode a frame's head: its number, and the size of its bytes."""
-    number, size = _HEAD.unpack(head)
-    return number, size
+    return HEAD.pack(number, len(data)) + data
 
 
 def main() -> None:
@@ -95,8 +89,8 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 def _read(requests: BinaryIO, take: Callable[[Frame | None], None]) -> None:
     """Hand over each frame, and None at the end."""
     try:
-        while len(head := requests.read(HEAD)) == HEAD:
-            number, size = read_head(head)
+        while len(head := requests.read(HEAD.size)) == HEAD.size:
+            number, size = HEAD.unpack(head)
             take((number, requests.read(size)))
     finally:
         take(None)

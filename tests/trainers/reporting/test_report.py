@@ -160,7 +160,7 @@ def test_an_unfinished_run_is_said_to_be_one_and_may_have_no_figures(made: MadeU
     run = read_run(made.write(finished=False))
     assert (run.finished, bool(run.before), bool(run.after)) == (False, True, False)
     assert [record["before"]["dialogue"][0]["said"] for record in run.samples] == ["six"]
-    assert list(held_out_episodes(run, 5000)) == ["Before training"]
+    assert list(held_out_episodes(run)) == ["Before training"]
     text = Tags(page_of(made.path)).words
     assert "0.25 → …" in text
     assert "steps 1 of 3, not finished" in text
@@ -241,6 +241,28 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
     ):
         with pytest.raises(ReportError, match=message):
             read_run(tmp_path / name)
+
+
+def test_what_is_no_run_among_several_paths_is_named_and_left_out(
+    made: MadeUp, tmp_path: Path, capsys: Shown
+) -> None:
+    run, broken = made.write(), MadeUp(tmp_path / "broken").write()
+    (broken / "run.json").write_text('{"name": "ga')
+    (broken / "config.json").write_text('{"max_steps": 5}')
+    (tmp_path / "empty").mkdir()
+    others = [str(tmp_path / name) for name in ("empty", "broken")]
+    assert report.main([*others, str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert f"left out: {others[0]} is not a run's folder: it has no readable run.json" in shown
+    assert f"left out: {others[1]}/run.json is broken: expected the file that" in shown
+    assert f"report: {run / 'report' / 'index.html'}" in shown
+    for paths, said in (
+        ([str(run), str(tmp_path / "rum")], "Did you mean"),
+        (others[1:], "run.json is broken"),
+        (others, "None of these 2 paths is a run. Name a run: runs/NAME."),
+    ):
+        assert report.main(paths) == 1
+        assert said in capsys.readouterr().err
 
 
 def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
@@ -337,7 +359,7 @@ def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: M
         made.rollouts(step, *(episode(turn(9, 1, guess=f"{step}-{g}"), group=g) for g in range(3)))
     file = path / "iteration_000000" / ROLLOUTS  # with lines that are no episodes
     file.write_text('{"cut of\n{"schema_version": 99}\n' + file.read_text())
-    columns = training_episodes(read_run(path), 5000)
+    columns = training_episodes(read_run(path))
     assert list(columns) == ["Step 1", "Step 3", "Step 5"]
     for episodes, step in zip(columns.values(), (0, 2, 4), strict=True):
         shown = [each.turns[0].texts for each in episodes]
@@ -362,7 +384,7 @@ def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
     two = episode(turn(9, 1), {**turn(9, 1, lineage=1), "logs": {"caller": "tool", "lineage": 1}})
     two["steps"][-1]["metrics"]["drift"] = 2
     made.rollouts(0, two)
-    ((shown,),) = training_episodes(read_run(path), 5000).values()
+    ((shown,),) = training_episodes(read_run(path)).values()
     assert shown.turns[1].texts == [("caller", "tool"), ("lineage", "1")]
     assert shown.ending == "2 turns, completed, drift 2"
 
@@ -370,14 +392,13 @@ def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
 def test_long_episodes_and_long_texts_say_what_is_missing(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(0, episode(*(turn(9, 1, n=number, text="x" * 90) for number in range(500))))
-    ((shown,),) = training_episodes(read_run(path), 3000).values()
+    ((shown,),) = training_episodes(read_run(path)).values()
     numbers = [dict(each.texts)["n"] for each in shown.turns]
-    assert (numbers[0], numbers[-1]) == ("0", "499")
-    assert shown.left_out == 500 - len(shown.turns)
-    assert sum(each.size for each in shown.turns) <= 3000
-    notes: dict[str, Any] = {f"note {number}": "y" * 4000 for number in range(9)}
+    assert (numbers[:2], numbers[-2:]) == (["0", "1"], ["10", "499"])
+    assert shown.left_out == 500 - len(shown.turns) == 488
+    notes: dict[str, Any] = {f"note {number}": "y" * 5000 for number in range(20)}
     made.rollouts(0, episode(turn(9, 1, **notes)))
-    ((shown,),) = training_episodes(read_run(path), 2000).values()
+    ((shown,),) = training_episodes(read_run(path)).values()
     texts = shown.turns[0].texts
     assert texts[0][1].endswith("… (3,000 more characters)")
     assert texts[-1] == ("…", "8 more notes are not shown")
@@ -389,7 +410,7 @@ def test_held_out_episodes_are_shown_before_on_the_way_and_after(made: MadeUp) -
         games = [episode(turn(9, 1, question=f"{step}-{g}"), group=g) for g in range(3)]
         made.rollouts(step, episode(turn(9, 1, question="in training")))
         write_lines(path / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl", games)
-    shown = held_out_episodes(read_run(path), 5000)
+    shown = held_out_episodes(read_run(path))
     assert list(shown) == ["Before training", "After 2 steps, temperature 1", "After training"]
     (before,), during, (after,) = shown.values()
     assert before.turns[0].texts == [("told", "Say seven."), ("said", "six")]

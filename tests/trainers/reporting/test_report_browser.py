@@ -59,7 +59,7 @@ def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -
     of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
     assert (tokens.train, tokens.is_estimate) == (of_training, False)
     assert tokens.prefill > run.total("env/all/total_ob_tokens")
-    columns = training_episodes(run, 5000)
+    columns = training_episodes(run)
     assert list(columns) == ["Step 1", "Step 2", "Step 3"]
     for episodes in columns.values():
         assert len(episodes) == EPISODES

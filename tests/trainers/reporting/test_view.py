@@ -26,7 +26,7 @@ from evert.trainers.reporting.run import read_run
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import TRAIN_REWARD
 from evert.trainers.viewing import asking
-from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.index import Index, holds_episodes
 from evert.trainers.viewing.lines import entries
 from evert.trainers.viewing.pieces import load_tokenizer, tokenizer_file
 from evert.trainers.viewing.server import ANSWERS, HEADERS, Viewer
@@ -186,7 +186,8 @@ async def test_what_is_damaged_or_gone_is_said_and_the_rest_is_shown(tmp_path: P
     )
     async with opened(tmp_path, database=tmp_path / "index") as page:
         [listed] = (await page.get("runs"))["runs"]
-        assert (listed["episodes"], listed["broken"], listed["scores"]) == (2, 1, {})
+        assert (listed["episodes"], listed["broken"]) == (2, 1)
+        assert listed["scores"] == {"before": None, "after": None}
         await page.get("run", run=1)
         ids = [each["id"] for each in asking.episodes(page.viewer.index, 1, "train", "", 0)]
         file.write_text("x")
@@ -430,7 +431,10 @@ def test_the_command_serves_until_ctrl_c_and_a_second_one_beside_it(
 
 def test_a_mistyped_path_or_setting_is_answered_at_once(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "runs").mkdir()
+    (tmp_path / "README.md").write_text("# Runs\n\nThese are they.")
     for words, said in (
+        ([str(tmp_path / "README.md")], "README.md is a file without rollouts: none of its first"),
+        ([str(tmp_path / "README.md")], "Name a folder of a run or an evaluation, a folder with"),
         ([str(tmp_path / "run")], f"Did you mean {tmp_path / 'runs'}?"),
         ([str(tmp_path / "runs"), "prot=1"], "There is no setting 'prot'"),
         ([str(tmp_path / "runs"), "port=70000"], "port must be from 0 to 65535"),
@@ -446,10 +450,36 @@ def test_a_viewer_needs_no_pytorch_and_no_cookbook() -> None:
     assert out.stdout.strip() == "set()"
 
 
+def test_a_file_of_rollouts_may_be_empty_or_begin_with_a_broken_line(tmp_path: Path) -> None:
+    file, line = tmp_path / "rollouts.jsonl", json.dumps(row(1)) + "\n"
+    for content, holds in (("", True), ("{}\n" + line, True), (line[:40], False), ("[1]\n", False)):
+        file.write_text(content)
+        assert holds_episodes(file) is holds, content
+
+
 def test_a_damaged_index_is_made_anew(finished: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "index").write_bytes(b"no database" * 1000)
     with indexed(finished.path, database=tmp_path / "index") as index:
         assert asking.counts(index)[1]["recorded"] == 12
+
+
+@pytest.mark.parametrize("table", ["files", "by_step"])  # a look finds it, or a question
+async def test_an_index_with_a_damaged_page_is_made_anew_when_that_is_noticed(
+    finished: RunFolder, tmp_path: Path, table: str
+) -> None:
+    database = tmp_path / "index"
+    with indexed(finished.path, database=database) as index:
+        [root] = index.ask("SELECT rootpage FROM sqlite_master WHERE name = ?", table)
+        [size] = index.ask("PRAGMA page_size")
+    with database.open("r+b") as file:
+        file.seek((root["rootpage"] - 1) * size["page_size"])
+        file.write(b"\xff" * size["page_size"])
+    async with opened(finished.path, database=database) as page:
+        while (await page.client.get("/api/runs")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        while (await page.get("runs"))["runs"][0]["recorded"] != 12:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert (await page.get("state"))["trouble"] == ""
 
 
 async def test_a_page_finds_what_a_run_writes_while_it_is_looked_at(tmp_path: Path) -> None:
