@@ -313,6 +313,12 @@ def test_a_new_sweep_takes_nothing_from_a_folder_that_is_called_none(home: Path)
     assert (folder.path.parent.name, plan.fixed["steps"]) == ("sweeps", "2")
 
 
+def test_a_sweep_that_did_no_run_writes_no_table(home: Path) -> None:
+    sweep.Sweep(*open_sweep({"out": "s"}, ())).report()
+    assert json.loads((home / "s" / "results.json").read_text())["runs"] == []
+    assert not (home / "s" / "results.csv").exists()
+
+
 def test_without_optuna_a_sweep_says_what_to_install(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in [name for name in sys.modules if name.startswith("evert.trainers.sweeping")]:

@@ -214,8 +214,10 @@ class Sweep:
         best = {**asdict(ranked[0]), "command": command} if ranked else None
         about = {"search": plan.search, "objective": plan.settings.objective, "best": best}
         self._folder.write_json(JSON, {**about, "planned": plan.trials, "runs": rows})
+        if not rows:
+            return
         self._folder.write(CSV, as_csv(rows))
-        shown = [name for name in (rows[0] if rows else ["run"]) if name not in ("status", "error")]
+        shown = [name for name in rows[0] if name not in ("status", "error")]
         table = Table(*shown)
         for row in rows:
             table.add_row(*(show(row[name]) for name in shown))

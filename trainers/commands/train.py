@@ -311,12 +311,7 @@ async def _train(
 
     from evert.trainers.rundir.metrics import with_before
     from evert.trainers.training.batch_log import NothingToLearnError
-    from evert.trainers.training.progress import (
-        display,
-        follow,
-        quietly,
-        unsaved_shown,
-    )
+    from evert.trainers.training.progress import display, follow, quietly, unsaved_shown
 
     total = config.max_steps or 0
 

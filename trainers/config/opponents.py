@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.frozen_models import frozen_models, read_models
+from evert.trainers.config.frozen_models import make_model, read_model
 from evert.trainers.config.train import TrainSettings
 
 if TYPE_CHECKING:
@@ -26,8 +26,13 @@ def check_opponents(settings: TrainSettings) -> None:
             f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
             "(none): opponents need an agent with at least two seats (seats=x,o)."
         )
-    if settings.test_opponent and not own_opponent(settings.env, settings.test_opponent):
-        read_models({"opponent": settings.test_opponent})
+    check_opponent("test_opponent", settings.env, settings.test_opponent)
+
+
+def check_opponent(setting: str, env: str, name: str) -> None:
+    """Refuse the name of an unknown opponent; the setting has the name."""
+    if name and not own_opponent(env, name):
+        read_model(setting, name, {})
 
 
 def league(settings: TrainSettings, renderer_name: str) -> "League | None":
@@ -57,7 +62,7 @@ def opponent(
     path = own_opponent(env, name)
     if path is not None:
         return Against(resolve(path, "opponent", GameError))
-    [model] = frozen_models({"opponent": name}, base_url).values()
+    model = make_model(*read_model("opponent", name, {}), base_url)
     if isinstance(model, TinkerModel):
         return Against(partial(_seeded, replace(model, max_tokens=max_tokens)))
     return Against(partial(_itself, model))

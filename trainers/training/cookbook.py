@@ -95,9 +95,8 @@ class Draft:
             values["load_checkpoint_path"] = warm.state_path
         if warm and f"{KL}base_model" in values:
             values[f"{KL}load_checkpoint_path"] = warm.sampler_path
-        layers = {"evert": values}
         return arguments.read_settings(
-            Config, self.given, layers, lambda path: own.get(path, PREFIX + path)
+            Config, self.given, values, lambda path: own.get(path, PREFIX + path)
         )
 
 

@@ -1,4 +1,4 @@
-"""Keeps the secrets that this process knows out of a run's logs and trackers.
+"""Keeps the secrets that this process knows out of a run's logs, trackers and ``code.diff``.
 
 Log messages and the Cookbook's configuration are redacted when they are made, and our own files
 when they are written (``RunFolder.write``).
@@ -6,8 +6,10 @@ when they are written (``RunFolder.write``).
 
 import logging
 import traceback
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from evert.bridge.redaction import redacted, redacted_tree
@@ -20,7 +22,9 @@ def redacting() -> Iterator[None]:
 
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
-    code = ml_log.code_state  # makes the git diff that goes to code.diff
+    code = ml_log.code_state
+    here = types.ModuleType("the working folder")  # else code.diff is of the Cookbook's own folder
+    here.__path__ = [str(Path.cwd())]
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
         return _without_secrets(make_record(*args, **kwargs))
@@ -29,7 +33,7 @@ def redacting() -> Iterator[None]:
         return redacted_tree(dump(config))
 
     logging.setLogRecordFactory(record_of)
-    ml_log.dump_config, ml_log.code_state = dump_config, lambda: redacted(code())
+    ml_log.dump_config, ml_log.code_state = dump_config, lambda: redacted(code([here]))
     try:
         yield
     finally:

@@ -97,8 +97,9 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
             rewards = (done.before.scores[name].reward, done.after.scores[name].reward)
             table.add_row(label, *(shown(reward) for reward in rewards))
         console.print(table)
+    since = " since the run was resumed" if folder.resumed else ""
     lines = [
-        f"{done.seconds['total']:.0f} s, of which training {done.seconds['training']:.0f} s",
+        f"{done.seconds['total']:.0f} s{since}, of which training {done.seconds['training']:.0f} s",
         f"plot: {folder.path / run_folder.PLOT}",
     ]
     if done.after is not None:
