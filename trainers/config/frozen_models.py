@@ -161,14 +161,11 @@ def make_model(model: Any, how: Any, base_url: str | None) -> "RemoteModel | Tin
     if isinstance(model, NamedEndpoint):
         return RemoteModel(model.model, how.base_url, how.api_key_env, how.timeout, how.temperature)
     renderer = how.renderer_name or model.run.get("renderer_name")
+    path = model.model_path
+    if path is not None and model.folder is not None:
+        path = str(model.folder.resolve())
     sampled = renderer, how.temperature, how.max_tokens
-    return TinkerModel(model.base_model, _path(model), *sampled, base_url)
-
-
-def _path(model: NamedWeights) -> str | None:
-    if model.model_path is not None and model.folder is not None:
-        return str(model.folder.resolve())
-    return model.model_path
+    return TinkerModel(model.base_model, path, *sampled, base_url)
 
 
 def fingerprint(given: Mapping[str, Any]) -> list[Any]:

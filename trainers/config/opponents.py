@@ -1,4 +1,4 @@
-"""Opponents: ``league=`` and ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
+"""Opponents by name: ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
 
 A name stands for one of the game's own opponents (``random``, ``perfect``), or for a model.
 """
@@ -14,7 +14,7 @@ from evert.trainers.config.frozen_models import make_model, read_model
 from evert.trainers.config.train import TrainSettings
 
 if TYPE_CHECKING:
-    from evert.bridge.groups.opponents import Against, League
+    from evert.bridge.groups.opponents import Against
     from evert.bridge.models.frozen import FrozenModel
     from evert.bridge.models.tinker_model import TinkerModel
 
@@ -33,15 +33,6 @@ def check_opponent(setting: str, env: str, name: str) -> None:
     """Refuse the name of an unknown opponent; the setting has the name."""
     if name and not own_opponent(env, name):
         read_model(setting, name, {})
-
-
-def league(settings: TrainSettings, renderer_name: str) -> "League | None":
-    """The league of a run, still without the run's folder; None: no league."""
-    from evert.bridge.groups.opponents import League
-
-    if not settings.league:
-        return None
-    return League("", settings.league, settings.max_tokens, renderer_name)
 
 
 def own_opponent(env: str, name: str) -> str | None:

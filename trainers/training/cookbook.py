@@ -18,7 +18,7 @@ from evert.trainers.config.arguments import UsageError, fields_of
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
-from evert.trainers.config.opponents import league, opponent
+from evert.trainers.config.opponents import opponent
 from evert.trainers.config.train import MAPPINGS, TrainSettings, is_missing, renderer_of
 from evert.trainers.system.files import SAMPLER, slug
 
@@ -107,6 +107,7 @@ def draft(
     On the embedded engine, checkpoints only take disk: each step saves one, and none expires.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
+    from evert.bridge.groups.opponents import League
 
     renderer = renderer_of(settings)
     for path in settings.cookbook:
@@ -122,7 +123,9 @@ def draft(
         ".record": settings.record,
         ".record_share": float(settings.record),
         ".renderer_name": renderer,
-        ".opponents": league(settings, renderer),
+        ".opponents": League("", settings.league, settings.max_tokens, renderer)
+        if settings.league
+        else None,
         ".test_opponents": opponent(settings.env, *against),
         ".test_tasks": None if is_missing(settings.test_tasks) else settings.test_tasks,
     }
