@@ -218,7 +218,8 @@ async def _run(
     context = await asyncio.to_thread(context_of, settings)
     config = prepared.draft.config(folder.path, warm, context)
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))
-    _, held_out = await config.dataset_builder()
+    build: Any = config.dataset_builder  # an AgentDatasetBuilder
+    _, held_out = await build()
     at_once = at_a_time(settings.parallel)
     score = partial(score_weights, config, held_out, samples=settings.samples, parallel=at_once)
     before = await _score_before(config, folder, warm, score)

@@ -21,7 +21,7 @@ from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import hear
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.trainers.config.fields import DemonstrationsError as DemonstrationsError
+from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, renderer_of
 from evert.trainers.rundir.folder import WARM_UP
