@@ -35,6 +35,7 @@ from evert.trainers.system import files
 from evert.trainers.system.files import BATCHES, BEFORE, METRICS, RUN, RunFolderError, slug
 from evert.trainers.training.preflight import prepare as check_settings
 from evert.trainers.training.progress import display, logging_to
+from evert.trainers.training.redaction import redacting
 from evert.trainers.training.resuming import open_run
 from evert.trainers.training.tracking import follow
 
@@ -282,6 +283,12 @@ def test_a_display_or_a_tracker_that_fails_ends_the_training_at_once(tmp_path: P
         logger = ml_log.setup_logging(str(tmp_path))
         with pytest.raises(OSError, match="no space"):
             logger.log_metrics({TRAIN_REWARD: 0.5}, 0)
+
+
+def test_a_run_needs_no_git(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with redacting():
+        assert ml_log.code_state() == ""
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:

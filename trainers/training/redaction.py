@@ -5,6 +5,7 @@ when they are written (``RunFolder.write``).
 """
 
 import logging
+import shutil
 import traceback
 import types
 from collections.abc import Iterator
@@ -32,8 +33,11 @@ def redacting() -> Iterator[None]:
     def dump_config(config: Any) -> Any:
         return redacted_tree(dump(config))
 
+    def code_state() -> str:
+        return redacted(code([here])) if shutil.which("git") else ""
+
     logging.setLogRecordFactory(record_of)
-    ml_log.dump_config, ml_log.code_state = dump_config, lambda: redacted(code([here]))
+    ml_log.dump_config, ml_log.code_state = dump_config, code_state
     try:
         yield
     finally:
