@@ -287,8 +287,9 @@ def test_a_display_or_a_tracker_that_fails_ends_the_training_at_once(tmp_path: P
 
 def test_a_run_needs_no_git(monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "")
+    cookbook: Any = ml_log
     with redacting():
-        assert ml_log.code_state() == ""
+        assert cookbook.code_state() == ""
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
