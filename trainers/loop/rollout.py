@@ -94,30 +94,40 @@ async def rollout(
         AgentError: Every episode failed.
         InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or no task or policy.
     """
-    tasks = load_tasks(tasks)
-    if len(tasks) == 0:
-        raise InvalidDatasetError("rollout needs at least one task, got none.")
+    tasks = _loaded(tasks)
     names, policies = _by_seat(policy, seats)
     _check(policies)
     options = _with_model(options, policies)
     samplers = [await each.sampler() if isinstance(each, InTraining) else each for each in policies]
-
-    def completer(task: int, member: int, seat: int) -> TokenCompleter:
-        sampler = samplers[seat]
-        if isinstance(sampler, TokenCompleter):
-            return sampler
-        return SeededPolicy(
-            sampler, max_tokens, temperature, seed_of(seed, task, member, seat) >> 1
-        )
-
+    draws = _Draws(samplers, max_tokens, temperature, seed)
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=names)
     build = partial(build, group_reward=group_reward, record=record)
     builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
-    places = asyncio.Semaphore(at_a_time(parallel))
-    groups = await side_by_side(
-        _play(builder, partial(completer, n), places) for n, builder in enumerate(builders)
-    )
+    groups = await _play_all(builders, draws, asyncio.Semaphore(at_a_time(parallel)))
     return _batch(tasks, group_size, names, groups)
+
+
+def _loaded(tasks: Sequence[Any]) -> Sequence[Any]:
+    found = load_tasks(tasks)
+    if len(found) == 0:
+        raise InvalidDatasetError("rollout needs at least one task, got none.")
+    return found
+
+
+@dataclass(frozen=True)
+class _Draws:
+    policies: Sequence[Sampled]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def policy(self, place: int, member: int, seat: int) -> TokenCompleter:
+        """The completer of an episode, by its task's place, its number in the group, its seat."""
+        found = self.policies[seat]
+        if isinstance(found, TokenCompleter):
+            return found
+        number = seed_of(self.seed, place, member, seat) >> 1
+        return SeededPolicy(found, self.max_tokens, self.temperature, number)
 
 
 def _by_seat(
@@ -187,6 +197,15 @@ class _Played:
     failures: Sequence[Failure]
     error: Exception | None
     """The first error of an agent, if one failed without a score."""
+
+
+async def _play_all(
+    builders: Sequence[ChatAgentGroupBuilder], draws: _Draws, places: asyncio.Semaphore
+) -> list[_Played]:
+    return await side_by_side(
+        _play(builder, partial(draws.policy, place), places)
+        for place, builder in enumerate(builders)
+    )
 
 
 async def _play(
