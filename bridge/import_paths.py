@@ -8,6 +8,7 @@ are refused, because a path may come from outside, from a run's folder for examp
 
 import ast
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 from evert.bridge.errors import EvertError, text_of
@@ -22,8 +23,9 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     try:
         return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as cause:
+        hint = f" Did you mean {Path(module).stem}:{name}?" if module.endswith(".py") else ""
         raise error(
-            f"No {what} at {path!r}: {cause}. Expected an importable 'package.module:name'; "
+            f"No {what} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
             "modules are searched for in the current folder and the installed packages."
         ) from cause
     except (Exception, SystemExit) as cause:  # importing a user's module may raise anything

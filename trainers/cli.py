@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from evert.bridge.errors import MissingPackageError
 from evert.envs.games import games
 from evert.trainers.system.command import HELP
 
@@ -66,7 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"evert.trainers.commands.{PAGES.get(command, command)}")
+    try:
+        module = importlib.import_module(f"evert.trainers.commands.{PAGES.get(command, command)}")
+    except MissingPackageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return int(module.main(arguments))
 
 

@@ -61,10 +61,10 @@ from evert.envs.games import GameError as GameError
 from evert.trainers.commands.train import train as train
 from evert.trainers.engine.embedded import embedded_engine as embedded_engine
 from evert.trainers.loop.batch import Batch as Batch
-from evert.trainers.loop.errors import ModelInputError as ModelInputError
 from evert.trainers.loop.models import Model as Model
 from evert.trainers.loop.models import models as models
 from evert.trainers.loop.rollout import rollout as rollout
+from evert.trainers.loop.scoring import ModelInputError as ModelInputError
 from evert.trainers.serving.policy import ServedPolicy as ServedPolicy
 from evert.trainers.serving.service import PolicyService as PolicyService
 from evert.trainers.workers.errors import LostGroupError as LostGroupError

@@ -45,7 +45,7 @@ from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import choices, read_plan
-from evert.trainers.training.cookbook import cookbook_config, own_settings
+from evert.trainers.training.cookbook import OWN, cookbook_config
 
 PATH = "tinker://r/sampler_weights/"
 
@@ -155,7 +155,7 @@ def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fill
     for field in fields(EnvSettings):
         if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
             assert value == getattr(EnvSettings(), field.name), field.name
-    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks"} <= {*own_settings().values()}
+    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks"} <= {*OWN.values()}
 
 
 class Bringing:

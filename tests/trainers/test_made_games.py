@@ -49,6 +49,7 @@ def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
 
 def test_an_evaluation_names_it_alike() -> None:
     settings = read_evaluate_settings({**LAKE, "models": "evert-tiny"})
+    assert settings.game is settings.game, "a taskset is made once"
     run = settings.run_of("")
     assert settings.agent_of(run) == AGENT
     assert settings.name == ID

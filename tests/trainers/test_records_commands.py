@@ -56,6 +56,10 @@ def broken(record: RolloutRecord) -> None:
     """No reward."""
 
 
+def raising(record: RolloutRecord) -> float:
+    raise KeyError("x")
+
+
 async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, capsys: Shown) -> None:
     await record(tmp_path)
     assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length", "show=2"]) == 0
@@ -70,10 +74,13 @@ async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, capsys: S
     assert [(row["old"], row["new"]) for row in rows] == [(1, 5)] * 2 + [(2, 5)] * 2 + [(3, 6)] * 2
     for reward, message in (
         ("broken", "The reward of rollout 0/0 is None"),
+        ("raising", "The reward of rollout 0/0 raised KeyError: 'x' (at "),
         ("TASKS", "is a list; expected a function from a RolloutRecord to a number"),
     ):
         assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:{reward}"]) == 1
-        assert message in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert message in said
 
 
 def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, capsys: Shown) -> None:

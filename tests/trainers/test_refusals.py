@@ -26,7 +26,7 @@ from evert.trainers.commands.report import ReportSettings
 from evert.trainers.commands.rescore import RescoreSettings
 from evert.trainers.commands.serve import ServeSettings
 from evert.trainers.config import names
-from evert.trainers.config.arguments import UsageError
+from evert.trainers.config.arguments import UsageError, cookbook_fields
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import LossFn, TrainSettings
 from evert.trainers.sweeping.study import SweepSettings
@@ -39,12 +39,17 @@ LIGHT = {
     "train agent=missing:x": "train_tasks= is missing: got agent=missing:x alone.",
     "train train_tasks=mine:TASKS": "agent= is missing: got train_tasks=mine:TASKS alone.",
     "train agent=missing:x train_tasks=mine:TASKS": "No agent at 'missing:x'",
+    "train agent=mine.py:agent train_tasks=mine:TASKS": "Did you mean mine:agent?",
     "train agent=mine:agent train_tasks=mine:nothing": "No tasks at 'mine:nothing'",
     "train agent=mine:agent train_tasks=mine:EMPTY": "train_tasks=mine:EMPTY has no task;",
     "train agent=mine:agent train_tasks=mine:yields": "train_tasks=mine:yields is a function;",
     "train agent=mine:agent train_tasks=mine:BY_NAME": "train_tasks=mine:BY_NAME is a dict;",
     "train env=identity test_tasks=mine:EMPTY": "test_tasks=mine:EMPTY has no task;",
     "train env=identitty": "There is no game 'identitty'. Did you mean env=identity?",
+    "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
+    "train env=identity cookbook.temperature=-1": "cookbook.temperature must be at least 0, got -1",
+    "train env=identity temperature=0.5": "Did you mean 'cookbook.temperature'?",
+    "train env=identity max_turns=3": "Did you mean 'limits.max_turns'?",
     "train env=identity limits.maxturns=3": "Did you mean 'limits.max_turns'?",
     "train env=identity parse_error_policy.max=1": "There is no setting 'parse_error_policy.max'",
     "train env=identity cookbook.temprature=1": "There is no setting 'cookbook.temprature'. Did",
@@ -52,7 +57,9 @@ LIGHT = {
     "train env=identity model_name=evert-tinny": "Did you mean evert-tiny?",
     "train env=identity model_name=old": "model_name=old is a run; expected a model. To train the",
     "train env=identity model_name=old@5": "further: evert train log_path=old steps=N.",
-    "train env=identity models.user=runs/nothing": "There is no run and no model at 'runs/nothing'",
+    "train env=identity model_name=old@5/": "further: evert train log_path=old steps=N.",
+    "train env=identity models.user=runs/nothing": "models.user: There is no run and no model at",
+    "train env=identity models.temperature=0": "Did you mean the option models.NAME.temperature?",
     "evaluate env=identity models=runs/nothing": "There is no run and no model at 'runs/nothing'",
     "evaluate env=identity models=evert-tiny limits.maxturns=3": "no setting 'limits.maxturns'",
     "evaluate env=identity models=evert-tiny models.user=runs/no": "no model at 'runs/no'",
@@ -90,7 +97,8 @@ LIGHT = {
     "train env=identity warm_up_steps=3 demonstrations=a.b:c": "No demonstrations at 'a.b:c'",
     "train env=tic_tac_toe league=2": "league must be a share from 0 (none) to 1 (all), got 2.0",
     "train env=identity league=0.5": "opponents need an agent with at least two seats",
-    "train env=tic_tac_toe test_opponent=runs/nobody": "no run and no model at 'runs/nobody'",
+    "train env=tic_tac_toe test_opponent=runs/nobody": "error: test_opponent: There is no run and",
+    "evaluate env=tic_tac_toe models=evert-tiny opponent=runs/nobody": "error: opponent: There is",
     "train env=identity rollout_workers=2": "given, and rollouts=here plays all",
     "train env=identity ray_address=auto": "Pass rollouts=ray, or leave ray_address out.",
     "train env=identity rollouts=pool ray_address=auto": "ray_address is given with rollouts=pool.",
@@ -131,6 +139,7 @@ LIGHT = {
     "engine": "evert engine got 'nothing'; it takes plan",
     "engine plan lora_rank=0": "lora_rank must be at least 1",
     "engine plan dtype=int8": "dtype takes auto or float32 or",
+    "engine plan model=openai:x": "not on this machine, so it cannot be planned here",
     "engine plan model=./none": "There is no run and no model at './none'",
     "rescore": "run",
     "export": "run",
@@ -156,7 +165,6 @@ LIGHT = {
 """Command line -> what it prints, in part, and without torch."""
 
 OTHERS = {
-    "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
     "train env=identity device=cuda:99": "device=cuda:99: PyTorch sees",
     "train env=identity warm_up_steps=3 demonstrations=mine:TASKS": "expected a function from a",
     "train env=identity log_path=mine.py/run": "cannot be written to",
@@ -282,7 +290,7 @@ def test_a_renderer_that_the_agents_module_registers_is_known(
     [("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy), ("cookbook", Config)],
 )
 def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) -> None:
-    assert names._fields(*names.FIELDS[name]) == [*chz.chz_fields(kind)]
+    assert cookbook_fields(name) == [*chz.chz_fields(kind)]
 
 
 def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch) -> None:

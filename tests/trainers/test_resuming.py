@@ -126,7 +126,9 @@ def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
         file.write_bytes(file.read_bytes().rstrip(b"\n"))  # a line without its end is no trap
     assert copied.steps_done() == (2 if lost == "final" else 3)
     assert resume(copied) == 0
-    assert "resuming after step 2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "resuming after step 2" in shown
+    assert " s since the run was resumed, of which training " in shown
     assert steps_written(copied) == [0, 1, 2]
     assert rewards(copied) == rewards(finished)
     assert not list(copied.path.glob("*.broken"))

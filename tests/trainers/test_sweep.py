@@ -21,6 +21,7 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 from tests.trainers.conftest import Patch, Shown, environment
 
+from evert.trainers import cli
 from evert.trainers.commands import sweep, train
 from evert.trainers.commands.sweep import open_sweep
 from evert.trainers.rundir.folder import RunFolder, alone_in
@@ -313,9 +314,15 @@ def test_a_new_sweep_takes_nothing_from_a_folder_that_is_called_none(home: Path)
     assert (folder.path.parent.name, plan.fixed["steps"]) == ("sweeps", "2")
 
 
+def test_a_sweep_that_did_no_run_writes_no_table(home: Path) -> None:
+    sweep.Sweep(*open_sweep({"out": "s"}, ())).report()
+    assert json.loads((home / "s" / "results.json").read_text())["runs"] == []
+    assert not (home / "s" / "results.csv").exists()
+
+
 def test_without_optuna_a_sweep_says_what_to_install(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    for name in [name for name in sys.modules if name.startswith("evert.trainers.sweeping")]:
+    for name in [name for name in sys.modules if "evert.trainers" in name and "sweep" in name]:
         monkeypatch.delitem(sys.modules, name)
-    assert sweep.main(["env=identity", "seed=0,1"]) == 1
+    assert cli.main(["sweep", "env=identity", "seed=0,1"]) == 1
     assert "Install it with pip install optuna" in capsys.readouterr().err

@@ -51,6 +51,7 @@ def test_a_run_folder_has_a_name_and_everything_in_it(finished: RunFolder) -> No
     assert plot.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">II", plot[16:24]) >= (600, 400)
     assert "tinker_cookbook" in (folder / "logs.log").read_text()
+    assert "the working folder" in (folder / "code.diff").read_text()
 
 
 def test_the_result_says_what_was_reached_and_on_what(finished: RunFolder) -> None:

@@ -1,6 +1,5 @@
 """The parts of the training command, without training."""
 
-import asyncio
 import io
 import json
 import math
@@ -14,7 +13,8 @@ import pytest
 import tinker
 import torch
 from rich.console import Console
-from tests.trainers.conftest import Patch
+from tests.trainers.conftest import Patch, Shown
+from tinker_cookbook.utils import ml_log
 
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
@@ -31,10 +31,13 @@ from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings, differing, recorded
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.system import files
 from evert.trainers.system.files import BATCHES, BEFORE, METRICS, RUN, RunFolderError, slug
 from evert.trainers.training.preflight import prepare as check_settings
-from evert.trainers.training.progress import display, follow
+from evert.trainers.training.progress import display, logging_to
+from evert.trainers.training.redaction import redacting
 from evert.trainers.training.resuming import open_run
+from evert.trainers.training.tracking import follow
 
 OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
 
@@ -254,40 +257,39 @@ def test_a_long_run_prints_some_lines_with_each_held_out_score_once(tmp_path: Pa
     assert "held-out 0.25" in bar
 
 
-async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
+def test_only_a_step_moves_what_is_shown(tmp_path: Path, capsys: Shown) -> None:
     rows: list[Mapping[str, Any]] = [
         {"tokens/cumulative/sampled": 3},
         {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
         {"step": 1, HELD_OUT_REWARD: 0.25},
     ]
     taken: list[Mapping[str, Any]] = []
-    async with follow(tmp_path, taken.append):
-        (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert taken == rows
+    with logging_to(tmp_path), follow(taken.append):
+        logger = ml_log.setup_logging(str(tmp_path))
+        for row in rows:
+            logger.log_metrics({k: v for k, v in row.items() if k != "step"}, row.get("step"))
+    assert taken == rows == files.read_jsonl(tmp_path / METRICS)
+    assert capsys.readouterr().err == ""
     text = shown(tmp_path, 1, *rows)
     assert text.startswith("training: step 1/1  reward 0.50  ")
     assert len(text.splitlines()) == 1
 
 
-async def test_a_display_or_a_tracker_that_fails_ends_the_training_at_once(tmp_path: Path) -> None:
-    ended = list[str]()
-
+def test_a_display_or_a_tracker_that_fails_ends_the_training_at_once(tmp_path: Path) -> None:
     def take(row: Mapping[str, Any]) -> None:
         raise OSError("no space")
 
-    async def training() -> None:
-        (tmp_path / METRICS).write_text(json.dumps(step_row(0)) + "\n")
-        try:
-            async with asyncio.timeout(10):
-                await asyncio.Event().wait()
-        except (asyncio.CancelledError, TimeoutError) as error:
-            ended.append(type(error).__name__)
-            raise
+    with logging_to(tmp_path), follow(take):
+        logger = ml_log.setup_logging(str(tmp_path))
+        with pytest.raises(OSError, match="no space"):
+            logger.log_metrics({TRAIN_REWARD: 0.5}, 0)
 
-    with pytest.raises(OSError, match="no space"):
-        async with follow(tmp_path, take):
-            await training()
-    assert ended == ["CancelledError"]
+
+def test_a_run_needs_no_git(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("PATH", "")
+    cookbook: Any = ml_log
+    with redacting():
+        assert cookbook.code_state() == ""
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:

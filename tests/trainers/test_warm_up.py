@@ -13,6 +13,7 @@ from tinker_cookbook.supervised.types import SupervisedDataset
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.envs.games import games
 from evert.trainers.commands import train
+from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.engine.embedded import embedded_engine
@@ -22,7 +23,6 @@ from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 from evert.trainers.training.resuming import take_up
 from evert.trainers.training.warm_up import (
     ConversationDatasetBuilder,
-    DemonstrationsError,
     warm_up,
     warm_up_config,
 )

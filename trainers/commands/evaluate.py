@@ -32,9 +32,10 @@ from evert.trainers.commands import evaluate_all
 from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_settings
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.config.frozen_models import pinned, read_models
+from evert.trainers.config.frozen_models import read_models
 from evert.trainers.config.model_names import check_model
 from evert.trainers.config.names import check_names
+from evert.trainers.config.opponents import check_opponent
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import run_async, run_command
@@ -141,8 +142,8 @@ def _check_names(settings: EvaluateSettings) -> None:
             check_model(name, settings.renderer_name, players)
     settings.paths_by_split()
     check_names(settings)
-    read_models(settings.beside)  # last: the agent's module may register their renderers
-    pinned(settings.beside, {})
+    read_models(settings.frozen)  # last: the agent's module may register their renderers
+    check_opponent("opponent", settings.env, settings.opponent)
 
 
 def _check_folder(path: Path, settings: EvaluateSettings) -> None:

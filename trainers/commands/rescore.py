@@ -18,8 +18,8 @@ import chz
 from rich.console import Console
 from rich.table import Table
 
-from evert.bridge.errors import InvalidAgentError, RecordError
-from evert.bridge.import_paths import resolve
+from evert.bridge.errors import InvalidAgentError, RecordError, RewardError, text_of
+from evert.bridge.import_paths import place_of, resolve
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting, size
 from evert.trainers.rundir.recorded import progress
@@ -98,11 +98,17 @@ async def _rescored(
 async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescored:
     from evert.bridge.episode.agent import reward_of
 
-    value = reward(record)
-    if inspect.isawaitable(value):
-        value = await value
     row = record.row
     name = f"The reward of rollout {row['group_idx']}/{row['traj_idx']}"
+    try:
+        value = reward(record)
+        if inspect.isawaitable(value):
+            value = await value
+    except Exception as error:
+        raise RewardError(
+            f"{name} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. Mend the "
+            "function; the record is unchanged."
+        ) from error
     return Rescored(
         row["iteration"],
         row["group_idx"],

@@ -14,7 +14,13 @@ from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.backend import threads_of
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, device, port, setting, size, trust
-from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model, is_here
+from evert.trainers.config.model_names import (
+    ModelNameError,
+    NamedWeights,
+    check_weights,
+    find_model,
+    is_here,
+)
 
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]
@@ -100,13 +106,8 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _weights(name: str) -> NamedWeights:
-    found = find_model(name)
-    if not isinstance(found, NamedWeights) or found.base_model is None:
-        raise ModelNameError(
-            f"model={name} is not on this machine, so it cannot be served here. Pass a base, a "
-            "Hugging Face folder, runs/NAME or runs/NAME@STEP."
-        )
-    if not is_here(found.base_model):
+    found = check_weights(find_model(name), f"model={name}", "served")
+    if not is_here(found.base_model or ""):
         raise ModelNameError(
             f"model={name} is no shipped base, no folder, and not in the local Hugging Face cache. "
             f"Check the name, or download it first: hf download {name}."

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 from rich.console import Console
@@ -30,14 +30,12 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.sweeping import process
+from evert.trainers.sweeping import process, results
+from evert.trainers.sweeping.study import Plan, Record, Run, SweepSettings, read_plan
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import SWEEP, RunFolderError, as_csv, cannot_read, read_json, slug
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
-
-if TYPE_CHECKING:  # without Optuna, importing these raises an error
-    from evert.trainers.sweeping.study import Plan, Run
 
 JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
@@ -63,19 +61,11 @@ searches those with a list or a range; the others are the same in all runs:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(sweep, argv, _usage)
-
-
-def _usage(arguments: Sequence[str]) -> str:
-    from evert.trainers.sweeping.study import SweepSettings
-
-    return HELP + settings_help(SweepSettings, {})
+    return run_command(sweep, argv, lambda given: HELP + settings_help(SweepSettings, {}))
 
 
 def sweep(arguments: Sequence[str]) -> int:
     """Do all runs that have not completed, and report; return 1 if one failed."""
-    from evert.trainers.sweeping.study import SweepSettings
-
     quiet_progress_bars()
     known = {*chz.chz_fields(SweepSettings), *chz.chz_fields(TrainSettings)} - {"log_path"}
     folder, plan = open_sweep(read_pairs(arguments, known, "env"), ["evert", "sweep", *arguments])
@@ -97,10 +87,8 @@ def sweep(arguments: Sequence[str]) -> int:
     return int(doing.done < plan.trials)
 
 
-def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, "Plan"]:
+def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, Plan]:
     """Open the folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
-    from evert.trainers.sweeping.study import read_plan
-
     asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}
     out = given.get("out")
     recorded = _recorded(Path(out).expanduser(), asked) if out else {}
@@ -128,9 +116,7 @@ def _recorded(out: Path, asked: Mapping[str, str]) -> dict[str, str]:
 class Sweep:
     """A sweep that is running in its folder."""
 
-    def __init__(self, folder: RunFolder, plan: "Plan") -> None:
-        from evert.trainers.sweeping.study import Record
-
+    def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self._folder, self._plan = folder, plan
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
@@ -161,7 +147,7 @@ class Sweep:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
-    async def _do(self, run: "Run") -> None:
+    async def _do(self, run: Run) -> None:
         values = "-".join(f"{key}-{value}" for key, value in run.values.items())
         name = slug(f"{run.number:03}-{values}")[:NAME_LENGTH]
         folder = RunFolder(self._folder.path / "runs" / name)
@@ -184,16 +170,12 @@ class Sweep:
             self._finish(run, folder, *ended, round(time.monotonic() - began, 2))
             self._room.release()
 
-    def _finish(
-        self, run: "Run", folder: RunFolder, status: str, error: str, seconds: float
-    ) -> None:
-        from evert.trainers.sweeping.results import ObjectiveError, objective_of
-
+    def _finish(self, run: Run, folder: RunFolder, status: str, error: str, seconds: float) -> None:
         objective = None
         if status == "completed":
             try:
-                objective = objective_of(folder, self._plan.settings.objective)
-            except ObjectiveError as missing:
+                objective = results.objective_of(folder, self._plan.settings.objective)
+            except results.ObjectiveError as missing:
                 status, error = "failed", f"error: {missing}"
         self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
         values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
@@ -205,8 +187,6 @@ class Sweep:
 
     def report(self) -> None:
         """Write and show the results, and the command that trains with the best values."""
-        from evert.trainers.sweeping import results
-
         plan, ranked = self._plan, results.rank(self._record.runs)
         rows = results.as_rows(self._record.runs, ranked)
         train = ["evert", "train", *plan.arguments(ranked[0].values)] if ranked else []
@@ -214,8 +194,10 @@ class Sweep:
         best = {**asdict(ranked[0]), "command": command} if ranked else None
         about = {"search": plan.search, "objective": plan.settings.objective, "best": best}
         self._folder.write_json(JSON, {**about, "planned": plan.trials, "runs": rows})
+        if not rows:
+            return
         self._folder.write(CSV, as_csv(rows))
-        shown = [name for name in (rows[0] if rows else ["run"]) if name not in ("status", "error")]
+        shown = [name for name in rows[0] if name not in ("status", "error")]
         table = Table(*shown)
         for row in rows:
             table.add_row(*(show(row[name]) for name in shown))

@@ -218,7 +218,8 @@ async def _run(
     context = await asyncio.to_thread(context_of, settings)
     config = prepared.draft.config(folder.path, warm, context)
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))
-    _, held_out = await config.dataset_builder()
+    build: Any = config.dataset_builder  # an AgentDatasetBuilder
+    _, held_out = await build()
     at_once = at_a_time(settings.parallel)
     score = partial(score_weights, config, held_out, samples=settings.samples, parallel=at_once)
     before = await _score_before(config, folder, warm, score)
@@ -240,8 +241,7 @@ async def _run(
     await _train(config, folder, console, logger, tally, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _trained(config, folder))
-    what = settings.name, settings.model_name, settings.seed
-    return Report(*what, before, after, max(start, settings.steps), {"training": seconds})
+    return Report(settings, before, after, max(start, settings.steps), {"training": seconds})
 
 
 async def _score_before(
@@ -311,12 +311,8 @@ async def _train(
 
     from evert.trainers.rundir.metrics import with_before
     from evert.trainers.training.batch_log import NothingToLearnError
-    from evert.trainers.training.progress import (
-        display,
-        follow,
-        quietly,
-        unsaved_shown,
-    )
+    from evert.trainers.training.progress import display, unsaved_shown
+    from evert.trainers.training.tracking import follow
 
     total = config.max_steps or 0
 
@@ -329,21 +325,20 @@ async def _train(
 
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
-    with display(console, folder.path, total) as show, unsaved_shown(console):
-        async with follow(folder.path, take):
-            try:
-                await tally.watch(quietly(cookbook.main(config, workers)))
-            except AssertionError as error:
-                if config.stream_minibatch_config is None or not tally.has_skipped:
-                    raise
-                raise NothingToLearnError(
-                    "Nothing could be learned from a whole batch (batches.jsonl in the run's "
-                    "folder says why). With stream_minibatch_config, a Cookbook before 0.6 cannot "
-                    "skip a batch. Train without stream_minibatch_config, or install "
-                    "tinker-cookbook 0.6; either way in a new log_path."
-                ) from error
-            finally:
-                await _finish_saving()
+    with display(console, folder.path, total) as show, unsaved_shown(console), follow(take):
+        try:
+            await tally.watch(cookbook.main(config, workers))
+        except AssertionError as error:
+            if config.stream_minibatch_config is None or not tally.has_skipped:
+                raise
+            raise NothingToLearnError(
+                "Nothing could be learned from a whole batch (batches.jsonl in the run's folder "
+                "says why). With stream_minibatch_config, a Cookbook before 0.6 cannot skip a "
+                "batch. Train without stream_minibatch_config, or install tinker-cookbook 0.6; "
+                "either way in a new log_path."
+            ) from error
+        finally:
+            await _finish_saving()
 
 
 def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

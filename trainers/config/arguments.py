@@ -3,6 +3,7 @@
 Each error message names the setting, what it got and what it takes.
 """
 
+import ast
 import difflib
 import math
 import re
@@ -11,6 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,6 +30,13 @@ _REFUSALS = (
 )
 
 T = TypeVar("T")
+
+FIELDS = {
+    "limits": ("rl/rollout_limits.py", "RolloutLimits"),
+    "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
+    "cookbook": ("rl/train.py", "Config"),
+}
+"""Setting that is a mapping -> file and name of the Cookbook's class with the same keys."""
 
 
 class UsageError(EvertError, ValueError):
@@ -75,8 +84,18 @@ def check_name(key: str, known: Collection[str], called: Callable[[str], str] = 
         raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known, called)}")
 
 
+def cookbook_fields(name: str) -> list[str]:
+    """Return the keys of a mapping in ``FIELDS``, from the Cookbook's source: imports are slow."""
+    file, kind = FIELDS[name]
+    tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
+    [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
+    lines = [line.target for line in found.body if isinstance(line, ast.AnnAssign)]
+    return [line.id for line in lines if isinstance(line, ast.Name)]
+
+
 def _near(key: str, known: Collection[str], called: Callable[[str], str] = str) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
+    mappings = [name for name in FIELDS if name in known and key in cookbook_fields(name)]
+    near = [f"{name}.{key}" for name in mappings] or difflib.get_close_matches(key, known, n=1)
     return f" Did you mean {called(near[0])!r}?" if near else _more(known)
 
 
@@ -87,8 +106,10 @@ def _more(known: Collection[str]) -> str:
     return f" There are: {there}. --help explains them."
 
 
-def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings, with those in ``examples`` as flat mappings.
+def gather(
+    given: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings, with those in ``examples`` as flat mappings over the ones in ``under``.
 
     ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
     """
@@ -110,7 +131,7 @@ def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, A
     for key, value in given.items():
         name, _, path = key.partition(".")
         if name in examples:
-            found.setdefault(name, {})
+            found.setdefault(name, {**(under or {}).get(name, {})})
             take(name, path, value)
         else:
             found[key] = value
@@ -120,32 +141,27 @@ def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, A
 def read_settings(
     kind: Callable[..., T],
     given: Mapping[str, Any],
-    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    under: Mapping[str, Any] | None = None,
     called: Callable[[str], str] = str,
 ) -> T:
     """Return the settings as an object of a chz class.
 
-    ``given`` has texts, which are read as the field's type, or values from Python. ``presets`` are
-    layers of defaults below it, the lowest first. ``called`` maps a key to its name in messages.
+    ``given`` has texts, which are read as the field's type, or values from Python; ``under`` has
+    the values of settings that are not given. ``called`` maps a key to its name in messages.
     """
-    blueprint = chz.Blueprint(kind)
-    values: dict[str, Any] = {}
-    for name, layer in (presets or {}).items():
-        blueprint = blueprint.apply(layer, layer_name=name)
-        values |= layer
-    typed = dict(given)
-    _check_passwords(values | typed, called)
+    values, typed = {**(under or {}), **given}, {**given}
+    _check_passwords(values, called)
     for key, value in given.items():
         if _type_at(kind, key) not in (str, str | None):
             _check_finite(called(key), value)
         if isinstance(value, str):
             typed[key] = chz.blueprint.Castable(value)
     try:
-        return blueprint.apply(typed, layer_name="given").make()
+        return chz.Blueprint(kind).apply(under or {}).apply(typed).make()
     except EvertError:
         raise
     except (*_REFUSALS, TypeError, ValueError) as error:
-        raise UsageError(_in_our_words(error, kind, values | dict(given), called)) from error
+        raise UsageError(_in_our_words(error, kind, values, called)) from error
 
 
 def _check_passwords(values: Mapping[str, Any], called: Callable[[str], str]) -> None:
@@ -160,12 +176,16 @@ def _check_passwords(values: Mapping[str, Any], called: Callable[[str], str]) ->
             )
 
 
-def _check_finite(key: str, value: Any) -> None:
+def number_in(value: Any) -> float | None:
+    """Return the number that a setting has, perhaps as a text; None: it has none."""
     try:
-        number = float(value) if isinstance(value, str | float) else 0.0
-    except ValueError:
-        return
-    if not math.isfinite(number):
+        return float(value) if isinstance(value, str | int | float) else None
+    except (OverflowError, ValueError):
+        return None
+
+
+def _check_finite(key: str, value: Any) -> None:
+    if not math.isfinite(number_in(value) or 0.0):
         raise UsageError(f"{key} takes a finite number, got {value}.")
 
 

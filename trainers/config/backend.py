@@ -65,11 +65,10 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
     return EngineChoice("service", f"{KEY} is set")
 
 
-def check_engine(settings: TrainSettings) -> EngineChoice:
-    """Choose a run's engine, and check that an embedded one has the device and the model."""
-    choice = choose_engine(settings)
+def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
+    """Check that an embedded engine has the device and the model."""
     if not choice.embedded:
-        return choice
+        return
     import torch
 
     from evert.trainers.engine.models.base_models import resolve_model
@@ -81,7 +80,6 @@ def check_engine(settings: TrainSettings) -> EngineChoice:
             "here. Pass device=cpu, or device=auto."
         )
     resolve_model(settings.model_name)
-    return choice
 
 
 def threads_of(given: int | None, model_name: str) -> int | None:

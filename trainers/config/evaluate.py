@@ -1,6 +1,8 @@
 """Settings of an evaluation; each is a key on the command line."""
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
@@ -26,8 +28,9 @@ from evert.trainers.config.train import TASKS, TrainSettings
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against
 
-MAPPINGS = {key: example for key, example in TRAINING.items() if key != "cookbook"}
-"""Settings that are mappings, each with an example; ``frozen`` holds those of ``models.KEY``."""
+MAPPINGS = {key: TRAINING[key] for key in ("tasks", "limits", "parse_error_policy")}
+MAPPINGS["frozen"] = TRAINING["models"]  # typed as models.KEY
+"""Settings that are mappings, each with an example."""
 
 
 @chz.chz
@@ -111,7 +114,7 @@ class EvaluateSettings(EpisodeSettings):
         named = self.env or self.tasks.get("id")
         return named or self.agent.partition(":")[2]
 
-    @property
+    @cached_property
     def game(self) -> Game | None:
         """The game or taskset; None for an agent."""
         return game_of(self.named) if self.env or self.tasks else None
@@ -125,8 +128,7 @@ class EvaluateSettings(EpisodeSettings):
     @property
     def players(self) -> Mapping[str, str]:
         """The game's players without a model: name -> import path."""
-        game = self.game
-        return game.players if game else {}
+        return self.game.players if self.game else {}
 
     @property
     def beside(self) -> Mapping[str, Any]:
@@ -207,18 +209,13 @@ def read_evaluate_settings(
     given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
     """Read an evaluation's settings, over recorded ones or the recipe's episode settings."""
-    frozen = {key: value for key, value in given.items() if key.startswith("models.")}
-    plain = {key: value for key, value in given.items() if key not in frozen}
-    plain["tasks"] = taskset_of(given)
-    name, preset = choose_recipe({key: plain.get(key) for key in ("env", "tasks")})
+    taskset = taskset_of(given)
+    _, preset = choose_recipe({"env": given.get("env"), "tasks": taskset})
     theirs = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
     under = recorded or {**theirs, "frozen": preset.get("models", {})}
-    gathered = gather(plain, {key: MAPPINGS[key] for key in MAPPINGS if key != "models"})
-    gathered["frozen"] = gather(frozen, MAPPINGS).get("models", {})
-    for key in ("frozen", "tasks", "limits", "parse_error_policy"):
-        gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
-    layer = "the evaluation to resume" if recorded else name
-    return read_settings(EvaluateSettings, gathered, {layer: under}, _called)
+    named = {re.sub(r"^models\.", "frozen.", key): value for key, value in given.items()}
+    gathered = gather({**named, "tasks": taskset}, MAPPINGS, under)
+    return read_settings(EvaluateSettings, gathered, under, _called)
 
 
 def _called(key: str) -> str:

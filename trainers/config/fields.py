@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import chz
@@ -26,54 +27,43 @@ def setting(default: Any, doc: str) -> Any:
     return chz.field(default=default, doc=doc)
 
 
+def _checked(default: Any, doc: str, fits: Callable[[Any], bool], rule: str) -> Any:
+    def check(settings: Any, attribute: str) -> None:
+        name = attribute.removeprefix("X_")
+        if not fits(value := getattr(settings, name)):
+            raise RecipeError(f"{name} {rule}, got {value!r}.")
+
+    return chz.field(default=default, doc=doc, validator=check)
+
+
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
     """A field for a number of at least ``minimum`` (without ``or_more``: above it), or None."""
 
-    def check(settings: Any, attribute: str) -> None:
-        name = attribute.removeprefix("X_")
-        value = getattr(settings, name)
-        fits = value is None or (value >= minimum if or_more else value > minimum)
-        if not fits or (value is not None and not math.isfinite(value)):
-            bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
-            raise RecipeError(f"{name} must be {bound}, got {value}.")
+    def fits(value: float | None) -> bool:
+        if value is None:
+            return True
+        return math.isfinite(value) and (value >= minimum if or_more else value > minimum)
 
-    return chz.field(default=default, doc=doc, validator=check)
+    bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
+    return _checked(default, doc, fits, f"must be {bound}")
 
 
 def share(default: float, doc: str) -> Any:
     """A field for a share from 0 (or False) to 1 (or True)."""
-
-    def check(settings: Any, attribute: str) -> None:
-        name = attribute.removeprefix("X_")
-        if not 0 <= getattr(settings, name) <= 1:
-            raise RecipeError(
-                f"{name} must be a share from 0 (none) to 1 (all), got {getattr(settings, name)}."
-            )
-
-    return chz.field(default=default, doc=doc, validator=check)
+    rule = "must be a share from 0 (none) to 1 (all)"
+    return _checked(default, doc, lambda value: 0 <= value <= 1, rule)
 
 
 def device(doc: str) -> Any:
     """The field for a model's device. Whether the device exists is checked later."""
-
-    def check(settings: Any, _: str) -> None:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.device):
-            raise RecipeError(
-                "device takes auto, cpu, cuda or cuda with a number (cuda:1), got "
-                f"{settings.device!r}."
-            )
-
-    return chz.field(default="auto", doc=doc, validator=check)
+    known = re.compile(r"auto|cpu|cuda(:\d+)?")
+    rule = "takes auto, cpu, cuda or cuda with a number (cuda:1)"
+    return _checked("auto", doc, lambda value: bool(known.fullmatch(value)), rule)
 
 
 def port(doc: str) -> Any:
     """The field for a port to listen on; 0: any free port."""
-
-    def check(settings: Any, _: str) -> None:
-        if not 0 <= settings.port < 2**16:
-            raise RecipeError(f"port must be from 0 to 65535, got {settings.port}.")
-
-    return chz.field(default=0, doc=doc, validator=check)
+    return _checked(0, doc, lambda value: 0 <= value < 2**16, "must be from 0 to 65535")
 
 
 def parallel() -> Any:

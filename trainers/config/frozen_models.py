@@ -10,7 +10,8 @@ The settings map what follows ``models.`` to a text; from Python a value may be 
 ``pinned`` lets a resumed run keep the frozen weights that it began with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,6 +24,7 @@ from evert.trainers.config.arguments import UsageError, read_settings
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.model_names import (
+    ModelNameError,
     NamedEndpoint,
     NamedModel,
     NamedServer,
@@ -69,7 +71,7 @@ def frozen_models(
 ) -> "dict[str, FrozenModel]":
     """The models of the settings, as an Env takes them; ``base_url``: the run's Tinker service."""
     return {
-        name: model if how is None else _made(model, how, base_url)
+        name: model if how is None else make_model(model, how, base_url)
         for name, (model, how) in read_models(given).items()
     }
 
@@ -91,7 +93,8 @@ def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | No
                 f"{key} has no model: expected models.{name}=..., for example "
                 f"models.{name}=evert-tiny."
             )
-        found[name] = _read(name, model, options) if isinstance(model, str) else (model, None)
+        is_named = isinstance(model, str)
+        found[name] = read_model(f"models.{name}", model, options) if is_named else (model, None)
     return found
 
 
@@ -110,46 +113,59 @@ def _split(key: str) -> tuple[str, str]:
     return (name, option) if name and option in OPTIONS else (key, "")
 
 
-def _read(name: str, text: str, options: Mapping[str, Any]) -> "tuple[NamedModel, _Options]":
+def read_model(
+    setting: str, text: str, options: Mapping[str, Any]
+) -> "tuple[NamedModel, _Options]":
+    """Read the model that a setting names, and its options; errors as in ``read_models``."""
     if text.startswith("<"):
         raise RecipeError(
-            f"models.{name} was {text}, an object from Python, which the record does not hold. "
-            f"Call evert.train with it again, or name a model: models.{name}=evert-tiny."
+            f"{setting} was {text}, an object from Python, which the record does not hold. "
+            f"Call evert.train with it again, or name a model: {setting}=evert-tiny."
         )
 
     def called(key: str) -> str:
-        return f"models.{name}.{key}"
+        return f"{setting}.{key}"
 
     if (renderer := options.get("renderer_name")) is not None:
         check_renderer(renderer, called("renderer_name"))
-    model = check_model(text, renderer)
+    with _naming(setting):
+        model = check_model(text, renderer)
     if isinstance(model, NamedServer):
         raise RecipeError(
-            f"models.{name}={text} is a server of token ids, which `evert evaluate models=` takes. "
+            f"{setting}={text} is a server of token ids, which `evert evaluate models=` takes. "
             "A frozen model needs chat completions, which the same server has, too: "
-            f"models.{name}={model.base_url}#{model.model or 'MODEL'}."
+            f"{setting}={model.base_url}#{model.model or 'MODEL'}."
         )
     if isinstance(model, NamedEndpoint):
         address = {"base_url": model.base_url} if model.base_url else {}
-        return model, read_settings(EndpointOptions, options, {"the name": address}, called)
+        return model, read_settings(EndpointOptions, options, address, called)
     return model, read_settings(WeightsOptions, options, called=called)
 
 
-def _made(model: Any, how: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
+@contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    """Name the setting in the error for a model that does not exist."""
+    try:
+        yield
+    except ModelNameError as error:
+        option = setting.removeprefix("models.")
+        hint = f" Did you mean the option models.NAME.{option}?" if option in OPTIONS else ""
+        raise ModelNameError(f"{setting}: {error}{hint}") from error
+
+
+def make_model(model: Any, how: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
+    """Make the model that ``read_model`` has read; ``base_url``: the run's Tinker service."""
     from evert.bridge.models.remote import RemoteModel
     from evert.bridge.models.tinker_model import TinkerModel
 
     if isinstance(model, NamedEndpoint):
         return RemoteModel(model.model, how.base_url, how.api_key_env, how.timeout, how.temperature)
     renderer = how.renderer_name or model.run.get("renderer_name")
+    path = model.model_path
+    if path is not None and model.folder is not None:
+        path = str(model.folder.resolve())
     sampled = renderer, how.temperature, how.max_tokens
-    return TinkerModel(model.base_model, _path(model), *sampled, base_url)
-
-
-def _path(model: NamedWeights) -> str | None:
-    if model.model_path is not None and model.folder is not None:
-        return str(model.folder.resolve())
-    return model.model_path
+    return TinkerModel(model.base_model, path, *sampled, base_url)
 
 
 def fingerprint(given: Mapping[str, Any]) -> list[Any]:
@@ -243,6 +259,7 @@ def _pinned(key: str, value: Any, before: str) -> Any:
         return value
     if before.startswith(f"{value}@"):
         return before
-    model = None if value.startswith("<") else find_model(value)
+    with _naming(f"models.{key}"):
+        model = None if value.startswith("<") else find_model(value)
     step = model.step if isinstance(model, NamedWeights) else None
     return value if step is None else f"{value}@{step}"

@@ -122,7 +122,7 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
 
 def split_step(name: str) -> tuple[str, str]:
     """Split ``runs/NAME@20`` into the run's folder and the step; a folder may have an @, too."""
-    folder, at, step = name.rpartition("@")
+    folder, at, step = name.rstrip("/").rpartition("@")
     if not at or "/" in step or Path(name).expanduser().is_dir():
         return name, ""
     return folder, step
@@ -139,12 +139,23 @@ def check_model(
     found = find_model(name, others)
     if renderer_name or not isinstance(found, NamedWeights) or not found.base_model:
         return found
-    try:
-        _ = found.run.get("renderer_name") or renderer_name_of(found.base_model)
-    except InvalidModelError as error:
-        there = f" Or did you mean a player? There are: {', '.join(others)}." if others else ""
-        raise ModelNameError(f"{error}{there}") from error
+    if not found.run.get("renderer_name"):
+        try:
+            renderer_name_of(found.base_model)
+        except InvalidModelError as error:
+            there = f" Or did you mean a player? There are: {', '.join(others)}." if others else ""
+            raise ModelNameError(f"{error}{there}") from error
     return found
+
+
+def check_weights(found: NamedModel, setting: str, done: str) -> NamedWeights:
+    """Return weights whose base is known; refuse other models, which cannot be ``done`` here."""
+    if isinstance(found, NamedWeights) and found.base_model is not None:
+        return found
+    raise ModelNameError(
+        f"{setting} is not on this machine, so it cannot be {done} here; expected a base of "
+        "evert's, a Hugging Face folder, or a model's name on the Hugging Face Hub."
+    )
 
 
 def is_here(base_model: str) -> bool:
@@ -163,8 +174,8 @@ def is_here(base_model: str) -> bool:
 def _check_name(name: str, others: Collection[str]) -> None:
     path = Path(split_step(name)[0]).expanduser()
     beside = "/" in name and path.parent.is_dir() and not _is_known(name)
-    there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]
-    there = [each for each in there if each != str(Path(name).expanduser())]  # a file, for one
+    there = {*map(str, path.parent.iterdir())} if beside else {*others, *BASES}
+    there.discard(str(Path(name).expanduser()))  # a file, for one
     near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or beside or strange:

@@ -1,13 +1,9 @@
-"""Checks of the names in settings, made before torch is imported: a typo is reported at once.
+"""Checks of settings that are made before torch is imported: a typo is reported at once."""
 
-The fields of the Cookbook's classes are read from its source, since importing it takes seconds.
-"""
-
-import ast
 import difflib
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -15,16 +11,15 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.tasks import check_tasks
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import HERMES, TEMPLATE
-from evert.trainers.config.arguments import UsageError, check_name
+from evert.trainers.config.arguments import (
+    FIELDS,
+    UsageError,
+    check_name,
+    cookbook_fields,
+    number_in,
+)
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import DemonstrationsError
-
-FIELDS = {
-    "limits": ("rl/rollout_limits.py", "RolloutLimits"),
-    "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
-    "cookbook": ("rl/train.py", "Config"),
-}
-"""Setting that is a mapping -> file and name of the Cookbook's class with the same keys."""
 
 RENDERERS = "renderers/__init__.py"
 """File of the Cookbook's function that makes a renderer by its name."""
@@ -40,11 +35,12 @@ PATHS = {
 
 
 def check_names(settings: EpisodeSettings) -> None:
-    """Check that the keys and import paths of a run's or an evaluation's settings exist."""
-    for name, where in FIELDS.items():
+    """Check the keys, numbers and import paths of a run's or an evaluation's settings."""
+    for name in FIELDS:
         for path in getattr(settings, name, ()):
             key = path.partition(".")[0] if name == "cookbook" else path
-            check_name(key, _fields(*where), f"{name}.{{}}".format)
+            check_name(key, cookbook_fields(name), f"{name}.{{}}".format)
+    _check_numbers(settings.limits, getattr(settings, "cookbook", {}))
     given = {key: getattr(settings, key, None) for key in PATHS}
     game = getattr(settings, "game", None)  # an evaluation's; a run's settings have its agent
     if game is not None and game.agent[:6] != "evert.":
@@ -76,11 +72,15 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
         )
 
 
-def _fields(file: str, kind: str) -> Collection[str]:
-    tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
-    [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
-    lines = [line.target for line in found.body if isinstance(line, ast.AnnAssign)]
-    return [line.id for line in lines if isinstance(line, ast.Name)]
+def _check_numbers(limits: Mapping[str, Any], cookbook: Mapping[str, Any]) -> None:
+    for key, value in limits.items():
+        if (limit := number_in(value)) is not None and limit <= 0:
+            raise UsageError(
+                f"limits.{key} must be a positive value or None (unlimited), got {value}."
+            )
+    temperature = cookbook.get("temperature")
+    if (number_in(temperature) or 0.0) < 0:  # else the first request of the run refuses it
+        raise UsageError(f"cookbook.temperature must be at least 0, got {temperature}.")
 
 
 def _check_tasks(called: str, tasks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Opponents: ``league=`` and ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
+"""Opponents by name: ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
 
 A name stands for one of the game's own opponents (``random``, ``perfect``), or for a model.
 """
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.frozen_models import frozen_models, read_models
+from evert.trainers.config.frozen_models import make_model, read_model
 from evert.trainers.config.train import TrainSettings
 
 if TYPE_CHECKING:
-    from evert.bridge.groups.opponents import Against, League
+    from evert.bridge.groups.opponents import Against
     from evert.bridge.models.frozen import FrozenModel
     from evert.bridge.models.tinker_model import TinkerModel
 
@@ -26,17 +26,13 @@ def check_opponents(settings: TrainSettings) -> None:
             f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
             "(none): opponents need an agent with at least two seats (seats=x,o)."
         )
-    if settings.test_opponent and not own_opponent(settings.env, settings.test_opponent):
-        read_models({"opponent": settings.test_opponent})
+    check_opponent("test_opponent", settings.env, settings.test_opponent)
 
 
-def league(settings: TrainSettings, renderer_name: str) -> "League | None":
-    """The league of a run, still without the run's folder; None: no league."""
-    from evert.bridge.groups.opponents import League
-
-    if not settings.league:
-        return None
-    return League("", settings.league, settings.max_tokens, renderer_name)
+def check_opponent(setting: str, env: str, name: str) -> None:
+    """Refuse the name of an unknown opponent; the setting has the name."""
+    if name and not own_opponent(env, name):
+        read_model(setting, name, {})
 
 
 def own_opponent(env: str, name: str) -> str | None:
@@ -57,7 +53,7 @@ def opponent(
     path = own_opponent(env, name)
     if path is not None:
         return Against(resolve(path, "opponent", GameError))
-    [model] = frozen_models({"opponent": name}, base_url).values()
+    model = make_model(*read_model("opponent", name, {}), base_url)
     if isinstance(model, TinkerModel):
         return Against(partial(_seeded, replace(model, max_tokens=max_tokens)))
     return Against(partial(_itself, model))

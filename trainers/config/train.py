@@ -214,13 +214,10 @@ RESUMABLE = frozenset(
 
 def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
     """Read the settings of a run, over the recorded ones or the recipe's."""
-    name, preset = choose_recipe(given)
-    layers = {"the run to resume": recorded} if recorded else {name: preset}
-    [under] = layers.values()
-    gathered = gather({**given, "tasks": taskset_of(given)}, MAPPINGS)
-    for mapping in gathered.keys() & MAPPINGS.keys():
-        gathered[mapping] = {**under.get(mapping, {}), **gathered[mapping]}
-    return read_settings(TrainSettings, gathered, layers)
+    _, preset = choose_recipe(given)
+    under = recorded or preset
+    gathered = gather({**given, "tasks": taskset_of(given)}, MAPPINGS, under)
+    return read_settings(TrainSettings, gathered, under)
 
 
 def recorded(settings: TrainSettings) -> dict[str, Any]:

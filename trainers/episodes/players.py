@@ -140,7 +140,9 @@ class Contestant:
         """
         run, settings, agent = self._played, self.settings, self._agents()(0)
         task = next(tasks[0] for tasks in settings.tasks_by_split().values() if len(tasks))
-        engine = (check_engine if self.weights else choose_engine)(run)
+        engine = choose_engine(run)
+        if self.weights:
+            check_engine(run, engine)
         frozen = frozen_models(settings.frozen)
         check_episodes(settings, frozen, agent, task, embedded=engine.embedded)
         if self.weights:

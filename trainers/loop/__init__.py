@@ -6,5 +6,4 @@ In reading order:
     batch.py    ``Batch``: their rewards as arrays, and the data to train on
     models.py   ``evert.models``: models that play, give log-probabilities and learn
     scoring.py  texts and conversations as data; log-probabilities as arrays
-    errors.py   the error for bad input
 """

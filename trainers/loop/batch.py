@@ -12,6 +12,7 @@ Failed episodes are NaN: ``np.nanmean(batch.rewards)`` is the mean of the others
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -211,24 +212,17 @@ def _data_of(group: Group, by_token: ByToken) -> list[tinker.Datum]:
     for trajectory, order, advantages in zip(
         group.trajectories, group.order, by_token, strict=True
     ):
-        given = [
+        given = (
             value
             for turn, number in zip(trajectory.transitions, order, strict=True)
             if not turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
             for value in advantages[number]
-        ]
-        start = 0
+        )
         for datum in trajectory_to_data(trajectory, 0.0):
-            sampled = datum.loss_fn_inputs["mask"].to_numpy() > 0
-            end = start + int(sampled.sum())
+            inputs = {**datum.loss_fn_inputs}
+            sampled = inputs.pop("mask").to_numpy() > 0
             values = np.zeros(len(sampled), np.float32)
-            values[sampled] = given[start:end]
-            found.append(_with(datum, values))
-            start = end
+            values[sampled] = [*islice(given, int(sampled.sum()))]
+            inputs["advantages"] = tinker.TensorData.from_numpy(values)
+            found.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
     return found
-
-
-def _with(datum: tinker.Datum, advantages: Any) -> tinker.Datum:
-    inputs = {**datum.loss_fn_inputs, "advantages": tinker.TensorData.from_numpy(advantages)}
-    del inputs["mask"]
-    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

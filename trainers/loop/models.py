@@ -25,11 +25,11 @@ from evert.bridge.models.tinker_model import context_length_of
 from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.trainers.loop.batch import Batch
-from evert.trainers.loop.errors import ModelInputError
 from evert.trainers.loop.rollout import rollout
 from evert.trainers.loop.scoring import (
     Lesson,
     LogProbs,
+    ModelInputError,
     Prompt,
     Target,
     lesson_datum,

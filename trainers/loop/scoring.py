@@ -16,9 +16,9 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.chat.messages import read_message
+from evert.bridge.errors import EvertError
 from evert.bridge.tokens.renderer import PromptRenderer, supervised_example
 from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
-from evert.trainers.loop.errors import ModelInputError
 
 Reduction = Literal["none", "mean"]
 
@@ -36,6 +36,10 @@ Lesson: TypeAlias = Conversation | tuple[Prompt, Target]
 
 LogProbs: TypeAlias = NDArray[np.float32]
 """[T], for a target's tokens, in order."""
+
+
+class ModelInputError(EvertError, ValueError):
+    """A model got prompts, targets or conversations that it cannot use."""
 
 
 def target_datum(
@@ -77,13 +81,11 @@ def target_logprobs(
 ) -> list[LogProbs]:
     """The log-probabilities of tokens whose weight is not 0; one array per datum."""
     return [
-        np.asarray(each["logprobs"].to_numpy(), np.float32)[_weights(datum) != 0]
+        np.asarray(each["logprobs"].to_numpy(), np.float32)[
+            datum.loss_fn_inputs["weights"].to_numpy() != 0
+        ]
         for each, datum in zip(output.loss_fn_outputs, data, strict=True)
     ]
-
-
-def _weights(datum: tinker.Datum) -> NDArray[np.float32]:
-    return np.asarray(datum.loss_fn_inputs["weights"].to_numpy(), np.float32)
 
 
 def _messages(prompt: Any) -> list[Message]:

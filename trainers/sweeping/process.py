@@ -25,8 +25,10 @@ from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RUN
 from evert.trainers.system.machine import cores, free_memory
 
-PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]
-PRELOADED += [
+PRELOADED = [
+    "tinker_cookbook.rl.train",
+    "transformers.models.qwen3.modeling_qwen3",
+    "peft",
     "matplotlib.figure",
     "evert.trainers.commands.train",
     "evert.trainers.engine.clients.service_client",

@@ -18,7 +18,7 @@ from evert.trainers.config.arguments import UsageError, fields_of
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
-from evert.trainers.config.opponents import league, opponent
+from evert.trainers.config.opponents import opponent
 from evert.trainers.config.train import MAPPINGS, TrainSettings, is_missing, renderer_of
 from evert.trainers.system.files import SAMPLER, slug
 
@@ -53,13 +53,12 @@ RENAMED = {
 """Path in the Config -> the setting that fills it in, if their names differ."""
 
 
-def own_settings() -> dict[str, str]:
-    """Return the mapping: path in the Config -> evert's setting that fills it in."""
-    return _paths(COPIED) | _paths(MADE) | RENAMED
-
-
 def _paths(names: Mapping[str, str]) -> dict[str, str]:
     return {f"{where}{name}": name for where, own in names.items() for name in own.split()}
+
+
+OWN = _paths(COPIED) | _paths(MADE) | RENAMED
+"""Path in the Config -> evert's setting that fills it in."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Draft:
                 "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of "
                 "them. Leave one out."
             )
-        own, values = own_settings(), {**self.values, "log_path": str(folder)}
+        values = {**self.values, "log_path": str(folder)}
         values[f"{DATASET}sampler_log"] = str(folder / SAMPLER)
         values[f"{DATASET}record"] = str(folder / ROLLOUTS) if values[f"{DATASET}record"] else None
         if past := values[f"{DATASET}opponents"]:
@@ -95,9 +94,8 @@ class Draft:
             values["load_checkpoint_path"] = warm.state_path
         if warm and f"{KL}base_model" in values:
             values[f"{KL}load_checkpoint_path"] = warm.sampler_path
-        layers = {"evert": values}
         return arguments.read_settings(
-            Config, self.given, layers, lambda path: own.get(path, PREFIX + path)
+            Config, self.given, values, lambda path: OWN.get(path, PREFIX + path)
         )
 
 
@@ -109,10 +107,11 @@ def draft(
     On the embedded engine, checkpoints only take disk: each step saves one, and none expires.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
+    from evert.bridge.groups.opponents import League
 
-    own, renderer = own_settings(), renderer_of(settings)
+    renderer = renderer_of(settings)
     for path in settings.cookbook:
-        if found := _owner(path, own):
+        if found := _owner(path):
             raise UsageError(f"cookbook.{path} is set by evert's own {found}=. Pass that.")
     options: dict[str, Any] = {**env_options(settings, models)}
     against = settings.test_opponent, settings.max_tokens, settings.base_url
@@ -124,7 +123,9 @@ def draft(
         ".record": settings.record,
         ".record_share": float(settings.record),
         ".renderer_name": renderer,
-        ".opponents": league(settings, renderer),
+        ".opponents": League("", settings.league, settings.max_tokens, renderer)
+        if settings.league
+        else None,
         ".test_opponents": opponent(settings.env, *against),
         ".test_tasks": None if is_missing(settings.test_tasks) else settings.test_tasks,
     }
@@ -159,8 +160,8 @@ def cookbook_config(
     return drafted.config(folder, warm, context_length)
 
 
-def _owner(path: str, own: Mapping[str, str]) -> str | None:
-    for whole, name in own.items():
+def _owner(path: str) -> str | None:
+    for whole, name in OWN.items():
         if path == whole:
             return name
         if name in MAPPINGS and path.startswith(f"{whole}."):
@@ -187,11 +188,10 @@ def cookbook_help() -> str:
 
 
 def _lines(fields: Mapping[str, Any], parent: str) -> list[str]:
-    own = own_settings()
     lines: list[str] = []
     for name, field in fields.items():
         path = parent + name
-        if path not in own and path != ENV_OPTIONS:
+        if path not in OWN and path != ENV_OPTIONS:
             takes = arguments.in_words(field.x_type)
             lines.append(arguments.help_line(PREFIX + path, field._default, takes))
             lines += _lines(fields_of(field.x_type), f"{path}.")

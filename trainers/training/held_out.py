@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import tinker
 from tinker_cookbook.rl.rollout_strategy import FailFast
-from tinker_cookbook.rl.types import RLDataset
 
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import AgentDataset
@@ -27,7 +26,7 @@ TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
 
 
 class HeldOutError(EvertError, ValueError):
-    """Held-out tasks cannot be played, or a record of their scores cannot be read."""
+    """A record of held-out scores cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,11 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
 
 
 async def score_weights(
-    config: "Config", dataset: RLDataset | None, *, samples: int, parallel: int, **weights: Any
+    config: "Config", dataset: AgentDataset | None, *, samples: int, parallel: int, **weights: Any
 ) -> Evaluation | None:
     """Evaluate some weights (``base_model`` or ``model_path``); None without held-out tasks."""
     if dataset is None:
         return None
-    if not isinstance(dataset, AgentDataset):
-        raise HeldOutError(
-            f"Held-out tasks are a {type(dataset).__name__}; expected an AgentDataset. Build it "
-            "with an AgentDatasetBuilder, or leave them out."
-        )
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
     group, places = dataset.group(0), asyncio.Semaphore(parallel)

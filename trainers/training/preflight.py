@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evert.trainers.config.backend import check_engine, choose_engine
-from evert.trainers.config.fields import RecipeError as RecipeError
+from evert.trainers.config.backend import EngineChoice, check_engine, choose_engine
+from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import check_episodes, frozen_models, read_models
-from evert.trainers.config.model_names import NamedWeights, check_model, split_step
+from evert.trainers.config.model_names import check_model, check_weights, split_step
 from evert.trainers.config.names import PATHS, check_names
 from evert.trainers.config.opponents import check_opponents
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
@@ -15,7 +15,6 @@ from evert.trainers.rundir.folder import recorded_settings
 from evert.trainers.training.workers import check_workers
 
 if TYPE_CHECKING:
-    from evert.trainers.config.backend import EngineChoice
     from evert.trainers.training.cookbook import Draft
 
 
@@ -24,7 +23,7 @@ class PreparedRun:
     """A run that can start: its settings, its engine, and its draft of the Config."""
 
     settings: TrainSettings
-    engine: "EngineChoice"
+    engine: EngineChoice
     draft: "Draft"
 
 
@@ -33,7 +32,8 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     _check_known(settings)
     _check_no_run(settings)
     check_names(settings)
-    _check_model(settings)
+    engine = choose_engine(settings)
+    _check_model(settings, engine)
     read_models(settings.models)
     check_opponents(settings)
     check_workers(settings)
@@ -46,7 +46,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     from evert.trainers.training.warm_up import load_demonstrations
 
     check_tracking(settings)
-    engine = check_engine(settings)
+    check_engine(settings, engine)
     _check_renderer(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
     if not is_missing(settings.test_tasks):
@@ -85,16 +85,12 @@ def _check_no_run(settings: TrainSettings) -> None:
         )
 
 
-def _check_model(settings: TrainSettings) -> None:
-    if not choose_engine(settings).embedded:
+def _check_model(settings: TrainSettings, engine: EngineChoice) -> None:
+    if not engine.embedded:
         renderer_of(settings)  # raises if there is none; only the service knows its models
         return
     found = check_model(settings.model_name, settings.renderer_name)
-    if not isinstance(found, NamedWeights) or found.base_model is None:
-        raise RecipeError(
-            f"model_name={settings.model_name} cannot be trained here; expected a base of evert's, "
-            "a Hugging Face folder, or a model's name on the Hugging Face Hub."
-        )
+    check_weights(found, f"model_name={settings.model_name}", "trained")
 
 
 def _check_renderer(settings: TrainSettings) -> None:

@@ -1,18 +1,11 @@
-"""Shows a run's progress: a bar on a terminal, a line every few steps elsewhere.
+"""Shows a run's progress: a bar on a terminal, a line every few steps elsewhere."""
 
-The Cookbook's loop has no hook and makes its own loggers. So ``follow`` reads new lines of its
-``metrics.jsonl`` for the display and the trackers (``tracking.py``), and ``quietly`` keeps its
-messages off the console: they are in the run's ``logs.log``.
-"""
-
-import asyncio
-import io
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, redirect_stderr, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,13 +18,12 @@ from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD,
 from evert.trainers.system.files import METRICS, read_jsonl
 from evert.trainers.training.redaction import redacting
 
-POLL_SECONDS = 0.2
 LINES = 10
 """Most lines that a run prints about its steps without a terminal."""
 
 
 Take: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Takes a line of ``metrics.jsonl``."""
+"""Takes a row of metrics, as a line of ``metrics.jsonl`` has it."""
 
 
 @contextmanager
@@ -67,44 +59,6 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
 
     with bar:
         yield take
-
-
-@asynccontextmanager
-async def follow(folder: Path, take: Take) -> AsyncIterator[None]:
-    """Call ``take`` with each new line of ``metrics.jsonl`` inside the block, in order.
-
-    An error of ``take`` cancels the block, and is raised.
-    """
-    from tinker_cookbook.stores.storage import storage_from_uri
-    from tinker_cookbook.stores.training_store import TrainingRunStore
-
-    store = TrainingRunStore(storage_from_uri(str(folder)))
-    store.read_metrics()  # skips the lines before a resumption
-
-    def catch_up() -> None:
-        for row in store.read_new_metrics():
-            take(row)
-
-    inside = asyncio.current_task()
-
-    async def poll() -> None:
-        try:
-            while True:
-                await asyncio.sleep(POLL_SECONDS)
-                catch_up()
-        except Exception:
-            if inside is not None:
-                inside.cancel()
-            raise
-
-    polling = asyncio.create_task(poll(), name="follow metrics")
-    try:
-        yield
-    finally:
-        polling.cancel()
-        with suppress(asyncio.CancelledError):
-            await polling
-        catch_up()
 
 
 @contextmanager
@@ -148,20 +102,6 @@ def logging_to(folder: Path) -> Iterator[None]:
                 ours.close()
         root.handlers[:] = handlers
         root.setLevel(level)
-
-
-async def quietly(training: Coroutine[Any, Any, None]) -> None:
-    """Await the Cookbook's ``main`` without its console log; ``logs.log`` has the same messages.
-
-    ``main`` sets up logging before it first waits, and its console handler keeps the ``sys.stderr``
-    of that moment. We replace ``sys.stderr`` only then, and remove that handler.
-    """
-    with redirect_stderr(io.StringIO()) as nowhere:
-        task = asyncio.create_task(training, name="rl.train.main")
-        await asyncio.sleep(0)
-    root = logging.getLogger()
-    root.handlers[:] = [h for h in root.handlers if getattr(h, "stream", None) is not nowhere]
-    await task
 
 
 def quiet_progress_bars() -> None:

@@ -1,13 +1,16 @@
-"""Keeps the secrets that this process knows out of a run's logs and trackers.
+"""Keeps the secrets that this process knows out of a run's logs, trackers and ``code.diff``.
 
 Log messages and the Cookbook's configuration are redacted when they are made, and our own files
 when they are written (``RunFolder.write``).
 """
 
 import logging
+import shutil
 import traceback
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from evert.bridge.redaction import redacted, redacted_tree
@@ -20,7 +23,9 @@ def redacting() -> Iterator[None]:
 
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
-    code = ml_log.code_state  # makes the git diff that goes to code.diff
+    code = ml_log.code_state
+    here = types.ModuleType("the working folder")  # else code.diff is of the Cookbook's own folder
+    here.__path__ = [str(Path.cwd())]
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
         return _without_secrets(make_record(*args, **kwargs))
@@ -28,8 +33,11 @@ def redacting() -> Iterator[None]:
     def dump_config(config: Any) -> Any:
         return redacted_tree(dump(config))
 
+    def code_state() -> str:
+        return redacted(code([here])) if shutil.which("git") else ""
+
     logging.setLogRecordFactory(record_of)
-    ml_log.dump_config, ml_log.code_state = dump_config, lambda: redacted(code())
+    ml_log.dump_config, ml_log.code_state = dump_config, code_state
     try:
         yield
     finally:

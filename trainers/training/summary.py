@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.episodes.failures import Failures, read_batches, shortened
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
@@ -27,9 +28,7 @@ LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 class Report:
     """The results of a finished run."""
 
-    name: str
-    model: str
-    seed: int
+    settings: TrainSettings
     before: "Evaluation | None"
     after: "Evaluation | None"
     """None where the run has no held-out tasks."""
@@ -44,11 +43,11 @@ def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> 
     _samples(folder, done)
     failed, skipped = read_batches(folder.path)
     result = {
-        "name": done.name,
-        "model": done.model,
+        "name": done.settings.name,
+        "model": done.settings.model_name,
         "engine": facts,
         "steps": done.steps,
-        "seed": done.seed,
+        "seed": done.settings.seed,
         "held_out": {
             "before": done.before and asdict(done.before)["scores"],
             "after": done.after and asdict(done.after)["scores"],
@@ -70,7 +69,8 @@ def _plot(folder: RunFolder, done: Report) -> None:
     from evert.trainers.reporting.figures.style import save
 
     after = done.after.scores["temperature_1"].reward if done.after is not None else None
-    title = f"{done.name}: {done.model}, {done.steps} steps, seed {done.seed}"
+    run = done.settings
+    title = f"{run.name}: {run.model_name}, {done.steps} steps, seed {run.seed}"
     save(draw_run(title, *curves(folder.steps(), after)), folder.path / run_folder.PLOT)
 
 
@@ -80,7 +80,7 @@ def _samples(folder: RunFolder, done: Report) -> None:
     if done.before is None or done.after is None:
         return
     old, new = done.before.samples, done.after.samples
-    folder.write(run_folder.SAMPLES_MD, samples_markdown(done.name, old, new))
+    folder.write(run_folder.SAMPLES_MD, samples_markdown(done.settings.name, old, new))
     lines = [json.dumps(record) + "\n" for record in sample_records(old, new)]
     folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
 
@@ -89,7 +89,8 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
     from evert.trainers.episodes.scores import shown
 
     if done.before is not None and done.after is not None:
-        title = f"{done.name}: mean reward, {done.steps} steps, seed {done.seed}"
+        run = done.settings
+        title = f"{run.name}: mean reward, {done.steps} steps, seed {run.seed}"
         console.print(title, soft_wrap=True, markup=False)  # a table would wrap its title
         tasks = f"{done.after.scores['greedy'].episodes} held-out tasks"
         table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))
@@ -97,8 +98,9 @@ def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console
             rewards = (done.before.scores[name].reward, done.after.scores[name].reward)
             table.add_row(label, *(shown(reward) for reward in rewards))
         console.print(table)
+    since = " since the run was resumed" if folder.resumed else ""
     lines = [
-        f"{done.seconds['total']:.0f} s, of which training {done.seconds['training']:.0f} s",
+        f"{done.seconds['total']:.0f} s{since}, of which training {done.seconds['training']:.0f} s",
         f"plot: {folder.path / run_folder.PLOT}",
     ]
     if done.after is not None:

@@ -1,16 +1,18 @@
-"""Logs a run to Weights & Biases and TensorBoard, besides its folder.
+"""Takes what the Cookbook logs, and logs it to Weights & Biases and TensorBoard, too.
 
     wandb_project=NAME   a run of that project; the folder's ``wandb.json`` has its id
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
 
 The Cookbook's own W&B logger has no tags, cannot resume a run and logs no final scores, so it stays
-off: both trackers get what ``progress.follow`` reads. W&B's environment variables apply.
+off: both trackers get what ``follow`` takes. W&B's environment variables apply.
 """
 
+import io
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,45 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system.files import WANDB, slug
+from evert.trainers.training.progress import Take
 
 EVENTS = "tensorboard"
+
+
+@contextmanager
+def follow(take: Take) -> Iterator[None]:
+    """Call ``take`` with each row of metrics that the Cookbook logs inside the block.
+
+    The Cookbook's loops take no logger and make their own, on the console, too. We add one, and
+    remove the console's: ``logs.log`` has the same messages.
+    """
+    module: Any = ml_log
+    make = module.setup_logging
+
+    def setup_logging(*args: Any, **kwargs: Any) -> ml_log.MultiplexLogger:
+        with redirect_stderr(io.StringIO()) as nowhere:
+            made: ml_log.MultiplexLogger = make(*args, **kwargs)
+        root = logging.getLogger()
+        root.handlers[:] = [h for h in root.handlers if getattr(h, "stream", None) is not nowhere]
+        made.loggers.append(_Rows(take))
+        return made
+
+    module.setup_logging = setup_logging
+    try:
+        yield
+    finally:
+        module.setup_logging = make
+
+
+class _Rows(ml_log.Logger):
+    def __init__(self, take: Take) -> None:
+        self._take = take
+
+    def log_hparams(self, config: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self._take(metrics if step is None else {"step": step, **metrics})
 
 
 class TrackingError(EvertError, RuntimeError):

@@ -21,7 +21,7 @@ from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import hear
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.trainers.config.fields import DemonstrationsError as DemonstrationsError
+from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, renderer_of
 from evert.trainers.rundir.folder import WARM_UP
@@ -148,7 +148,8 @@ async def warm_up(
         return None
     from tinker_cookbook.supervised import train as cookbook
 
-    from evert.trainers.training.progress import display, follow, quietly
+    from evert.trainers.training.progress import display
+    from evert.trainers.training.tracking import follow
 
     place = folder / WARM_UP
     if weights := _final(place):
@@ -156,9 +157,8 @@ async def warm_up(
     place.mkdir(exist_ok=True)
     config = warm_up_config(settings, folder, embedded=embedded)
     console.print(f"warming up on {path_of(settings.demonstrations)}", markup=False, soft_wrap=True)
-    with display(console, place, settings.warm_up_steps, "warming up") as show:
-        async with follow(place, show):
-            await quietly(cookbook.main(config))
+    with display(console, place, settings.warm_up_steps, "warming up") as show, follow(show):
+        await cookbook.main(config)
     return _final(place)
 
 
