@@ -18,7 +18,6 @@ from evert.bridge.groups.kept import unwrap
 from evert.envs.as_gymnasium.registration import check_some_tasks
 from evert.envs.games import EnvArgumentError
 
-
 NO_LIMIT = ", or None for no limit"
 
 
