@@ -141,14 +141,14 @@ def imported(name: str) -> ModuleType | None:
         return None
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise GameError(_unimportable(name, error)) from error
     except GameError:
         raise
     except Exception as error:
-        raise GameError(_unimportable(name, error)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            return None
+        said = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise GameError(f"The module {name} cannot be imported: {said}. Fix the module.") from error
 
 
 def game_of(module: ModuleType) -> Game:
@@ -179,8 +179,3 @@ def _literal(value: Any) -> Any:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError):
         return value
-
-
-def _unimportable(name: str, error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}{place_of(error)}"
-    return f"The module {name} cannot be imported: {said}. Fix the module."

@@ -102,18 +102,12 @@ def best(board: Board) -> list[int]:
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
-def drawn(rng: random.Random, moves: int) -> Board:
-    """A board after ``moves`` random moves, or fewer if the game ends earlier."""
-    board = EMPTY
-    while moves and winner(board) is None:
-        board, moves = put(board, rng.choice(free(board)), mover(board)), moves - 1
-    return board
-
-
 def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
     """Boards of unfinished games after at most ``most`` random moves, without end."""
     while True:
-        board = drawn(rng, rng.randint(0, most))
+        board, moves = EMPTY, rng.randint(0, most)
+        while moves and winner(board) is None:
+            board, moves = put(board, rng.choice(free(board)), mover(board)), moves - 1
         if winner(board) is None:
             yield board
 
@@ -151,12 +145,9 @@ def shown(board: Board) -> str:
 
 def _shown_cell(cells: Sequence[str], free: int) -> str:
     """A free cell with the marks of each of its lines: "7 XX O"."""
-    lines = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in _through(free))
-    return " ".join([cells[free], *filter(None, lines)])
-
-
-def _through(cell: int) -> list[tuple[int, int, int]]:
-    return [line for line in LINES if cell in line]
+    through = [line for line in LINES if free in line]
+    marks = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in through)
+    return " ".join([cells[free], *filter(None, marks)])
 
 
 def seen(text: str) -> Board:
@@ -241,7 +232,10 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
     v0: first version.
     """
     own = mover(task)
-    other = _asked(partial(_reply, client.rng, free))
+
+    async def other(board: Board) -> int:
+        return client.rng.choice(free(board))
+
     won = await _play(task, {own: partial(_turn, client), SEATS[own == "x"]: other})
     reward = _reward(won, own)
     _note(client, reward)
@@ -304,13 +298,6 @@ def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
 
 def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Sequence[Any]) -> str:
     return str(rng.choice(cells(seen(messages[-1]["content"]))) + 1)
-
-
-def _asked(player: Callable[[Sequence[Any]], str]) -> Turn:
-    async def turn(board: Board) -> int | None:
-        return move_in(player([{"role": "user", "content": shown(board)}]), board)
-
-    return turn
 
 
 # -- habits --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
-from evert.envs.games import Game, GameError, Metric
+from evert.envs.games import Game, Metric
 from evert.envs.tasksets.common import TOOLS, game_of_agent, needed, no_such, split
 
 if TYPE_CHECKING:
@@ -41,18 +41,15 @@ FLOAT = " This is a float type value."
 _LONGEST_LINE = 2**26
 
 
-def bfcl(categories: str, **others: Any) -> Game:
+def bfcl(categories: str) -> Game:
     """The game of one or more of BFCL's multi-turn categories.
 
     Args:
         categories: Their names, separated by commas.
-        **others: Not allowed; they raise an error.
 
     Raises:
         GameError: The package is not installed, or has no such category.
     """
-    for name in others:
-        raise GameError(f"tasks=bfcl takes no arguments; got {name!r:.200}. Leave it out.")
     names = categories.split(",")
     for name in names:
         if name not in CATEGORIES:

@@ -31,7 +31,7 @@ def drawn(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict
 
 async def test_a_game_as_a_conversation_is_what_a_model_would_have_seen_and_said() -> None:
     noun = shipped_nouns()[0]
-    game = await play(OraclePlayer(), noun, KnowledgeAnswerer())
+    game = play(OraclePlayer(), noun)
     for style in ("short", "full"):
         policy = ScriptedPolicy([turn.question for turn in game.turns])
         env = ChatAgentEnv(TwentyQuestions(style=style), TRAIN_TASKS[0])
