@@ -16,15 +16,17 @@ variants: ``VARIANTS`` in its module, by name.
 import ast
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from evert.bridge.errors import EvertError
 from evert.bridge.import_paths import place_of
+
+T = TypeVar("T")
 
 
 class GameError(EvertError, ValueError):
@@ -167,6 +169,22 @@ def game_of(module: ModuleType) -> Game:
             f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
         )
     return game
+
+
+class MadeTasks(Sequence[T]):
+    """A sequence of ``size`` tasks. Each is made when it is asked for, from its index."""
+
+    def __init__(self, size: int, make: Callable[[int], T]) -> None:
+        self._places, self._make = range(size), make
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The task at an index, or the tasks of a slice."""
+        if isinstance(index, slice):
+            return [self._make(place) for place in self._places[index]]
+        return self._make(self._places[index])
 
 
 def literals(given: Mapping[str, Any]) -> dict[str, Any]:

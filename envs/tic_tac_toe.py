@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from evert.envs.games import Game
+from evert.envs.games import Game, MadeTasks
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -112,23 +112,12 @@ def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
             yield board
 
 
-class Openings(Sequence[Board]):
-    """A sequence of ``size`` boards of unfinished games. The index is the seed."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        """The board at an index, or the boards of a slice."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(self.size)[index]]
-        return next(boards(random.Random(range(self.size)[index]), most=7))
+def opening(seed: int) -> Board:
+    """A board of an unfinished game after at most seven random moves."""
+    return next(boards(random.Random(seed), most=7))
 
 
-TRAIN_TASKS = Openings(100_000)
+TRAIN_TASKS = MadeTasks(100_000, opening)
 TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 

@@ -48,14 +48,15 @@ def task_game(given: Mapping[str, Any]) -> Game:
     make = _maker(taskset, id)
     if not name:
         raise GameError(f"tasks={id} has no name; expected tasks={taskset}:NAME.")
-    signature = inspect.signature(make)
     try:
-        signature.bind(name, **arguments)
+        inspect.signature(make).bind(name, **arguments)
     except TypeError as error:
         raise GameError(
-            f"tasks={id}: {error}. It takes {signature}; the first is the name after the "
-            "colon, the others are tasks.KEY=VALUE."
+            f"tasks={id}: {error}. It takes {inspect.signature(make)}; the first is the name after "
+            "the colon, the others are tasks.KEY=VALUE."
         ) from error
+    except ValueError:  # a function in C has no signature
+        pass
     try:
         game = make(name, **arguments)
     except GameError:

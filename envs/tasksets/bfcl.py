@@ -5,7 +5,8 @@
 
 Rows, APIs and checker are those of the Berkeley Function-Calling Leaderboard. The APIs run in a
 separate process (``bfcl_apis.py``). The package's requirements conflict with evert's, and this
-taskset needs none of them: ``pip install --no-deps bfcl-eval``.
+taskset needs none of them: ``pip install --no-deps bfcl-eval``. It lists no tasks in ``OFFLINE``:
+prompts have four to eight thousand tokens, too many for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
@@ -13,7 +14,7 @@ taskset needs none of them: ``pip install --no-deps bfcl-eval``.
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param", "long_context")]
-
-OFFLINE: Mapping[str, Mapping[str, Any]] = {}
-"""Empty: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."

@@ -3,7 +3,8 @@
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
 The protocol is JSON over a WebSocket (reset, step, close). evert speaks it without the package
-``openenv-core``, which only the server needs.
+``openenv-core``, which only the server needs. It lists no tasks in ``OFFLINE``: a server has to be
+started first.
 """
 
 import json
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from aiohttp import ClientWebSocketResponse
 
     from evert.bridge.clients.client import AgentClient
-
-OFFLINE: Mapping[str, Mapping[str, Any]] = {}
-"""Empty: a server has to be started first."""
 
 PATIENCE = 1.5
 """Seconds to wait for a server's schema."""

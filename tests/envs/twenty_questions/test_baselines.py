@@ -9,7 +9,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.envs.twenty_questions.answerers import shipped_answerer
+from evert.envs.twenty_questions.answerers import NOT_UNDERSTOOD
 from evert.envs.twenty_questions.baselines import (
     OraclePlayer,
     oracle_agent,
@@ -30,12 +30,12 @@ BLIND = Rules(show_category=False)
 
 def test_the_oracle_finds_every_noun() -> None:
     for rules, most in ((Rules(), 8), (BLIND, 13)):
-        oracle, before = OraclePlayer(), shipped_answerer().counts["not_understood"]
+        oracle = OraclePlayer()
         games = [play(oracle, noun, rules) for noun in NOUNS]
 
         assert [game.noun.answer for game in games if not game.won] == []
         assert max(len(game.turns) for game in games) <= most
-        assert shipped_answerer().counts["not_understood"] == before
+        assert not any(turn.answer is NOT_UNDERSTOOD for game in games for turn in game.turns)
 
 
 async def test_the_oracle_goes_by_what_is_left() -> None:
