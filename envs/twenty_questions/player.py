@@ -141,7 +141,11 @@ class TwentyQuestions:
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
         """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
-        game = Game(noun_of(task), replace(self.rules, **task.get("rules", {})))
+        rules = replace(self.rules, **task.get("rules", {}))
+        return report(client, await self.play(client, Game(noun_of(task), rules)))
+
+    async def play(self, client: AgentClient, game: Game) -> Game:
+        """Play a game to its end."""
         answerer = self.answerer or shipped_answerer()
         messages = opening(game, self.style, search=self.search is not None)
         while not game.over:
@@ -153,7 +157,7 @@ class TwentyQuestions:
                 answer = await answerer.answer(game.noun, question)
             game.record(question, answer, searches)
             client.log(question=question, answer=answer.yes_or_no, reason=answer.brief_reason)
-        return report(client, game)
+        return game
 
     async def _question(
         self, client: AgentClient, game: Game, messages: list[dict[str, Any]]
