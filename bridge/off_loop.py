@@ -31,14 +31,27 @@ async def off_loop(
     return await loop.run_in_executor(threads(2), lambda: work(*args, **options))
 
 
+async def finished(work: Awaitable[Result]) -> Result:
+    """Wait for the end of ``work``, however often the wait is cancelled. Then that is raised."""
+    working, cancelled = asyncio.ensure_future(work), False
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError from working.exception()
+    return working.result()
+
+
 async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
     """Return the result of ``make``; if cancelled, still wait for the result, and ``undo`` it."""
     making = asyncio.ensure_future(make)
     try:
-        return await asyncio.shield(making)
+        return await finished(making)
     except asyncio.CancelledError:
         with suppress(Exception):  # making it failed: nothing to undo
-            await undo(await making)
+            await finished(undo(making.result()))
         raise
 
 

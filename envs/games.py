@@ -16,15 +16,17 @@ variants: ``VARIANTS`` in its module, by name.
 import ast
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from evert.bridge.errors import EvertError
 from evert.bridge.import_paths import place_of
+
+T = TypeVar("T")
 
 
 class GameError(EvertError, ValueError):
@@ -141,14 +143,14 @@ def imported(name: str) -> ModuleType | None:
         return None
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise GameError(_unimportable(name, error)) from error
     except GameError:
         raise
     except Exception as error:
-        raise GameError(_unimportable(name, error)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            return None
+        said = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise GameError(f"The module {name} cannot be imported: {said}. Fix the module.") from error
 
 
 def game_of(module: ModuleType) -> Game:
@@ -169,6 +171,22 @@ def game_of(module: ModuleType) -> Game:
     return game
 
 
+class MadeTasks(Sequence[T]):
+    """A sequence of ``size`` tasks. Each is made when it is asked for, from its index."""
+
+    def __init__(self, size: int, make: Callable[[int], T]) -> None:
+        self._places, self._make = range(size), make
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The task at an index, or the tasks of a slice."""
+        if isinstance(index, slice):
+            return [self._make(place) for place in self._places[index]]
+        return self._make(self._places[index])
+
+
 def literals(given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments without ``id``. A text that is a Python literal is replaced by its value."""
     return {key: _literal(value) for key, value in given.items() if key != "id"}
@@ -179,8 +197,3 @@ def _literal(value: Any) -> Any:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError):
         return value
-
-
-def _unimportable(name: str, error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}{place_of(error)}"
-    return f"The module {name} cannot be imported: {said}. Fix the module."

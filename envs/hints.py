@@ -83,7 +83,7 @@ async def seated_hints_agent(client: "AgentClient", task: str) -> float:
 
 async def _play(hinter: "AgentClient", guesser: "AgentClient", word: str) -> float:
     hint = await _said(hinter, hint_question(word))
-    if contains(hint, word):
+    if word in re.sub("[^a-z]", "", hint.lower()):  # "S-U-N" contains "sun"
         hinter.metric("told", 1.0)
         return 0.0
     guess = await _said(guesser, word_question(hint))
@@ -106,11 +106,6 @@ def hint_question(word: str) -> str:
 def word_question(hint: str) -> str:
     """The guesser's prompt."""
     return f"Hint: {hint}. Word?"
-
-
-def contains(hint: str, word: str) -> bool:
-    """Whether a hint contains the word. Case and characters other than letters are ignored."""
-    return word in re.sub("[^a-z]", "", hint.lower())
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:

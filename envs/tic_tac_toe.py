@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from evert.envs.games import Game
+from evert.envs.games import Game, MadeTasks
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -102,39 +102,22 @@ def best(board: Board) -> list[int]:
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
-def drawn(rng: random.Random, moves: int) -> Board:
-    """A board after ``moves`` random moves, or fewer if the game ends earlier."""
-    board = EMPTY
-    while moves and winner(board) is None:
-        board, moves = put(board, rng.choice(free(board)), mover(board)), moves - 1
-    return board
-
-
 def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
     """Boards of unfinished games after at most ``most`` random moves, without end."""
     while True:
-        board = drawn(rng, rng.randint(0, most))
+        board, moves = EMPTY, rng.randint(0, most)
+        while moves and winner(board) is None:
+            board, moves = put(board, rng.choice(free(board)), mover(board)), moves - 1
         if winner(board) is None:
             yield board
 
 
-class Openings(Sequence[Board]):
-    """A sequence of ``size`` boards of unfinished games. The index is the seed."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        """The board at an index, or the boards of a slice."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(self.size)[index]]
-        return next(boards(random.Random(range(self.size)[index]), most=7))
+def opening(seed: int) -> Board:
+    """A board of an unfinished game after at most seven random moves."""
+    return next(boards(random.Random(seed), most=7))
 
 
-TRAIN_TASKS = Openings(100_000)
+TRAIN_TASKS = MadeTasks(100_000, opening)
 TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
@@ -151,12 +134,9 @@ def shown(board: Board) -> str:
 
 def _shown_cell(cells: Sequence[str], free: int) -> str:
     """A free cell with the marks of each of its lines: "7 XX O"."""
-    lines = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in _through(free))
-    return " ".join([cells[free], *filter(None, lines)])
-
-
-def _through(cell: int) -> list[tuple[int, int, int]]:
-    return [line for line in LINES if cell in line]
+    through = [line for line in LINES if free in line]
+    marks = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in through)
+    return " ".join([cells[free], *filter(None, marks)])
 
 
 def seen(text: str) -> Board:
@@ -241,7 +221,10 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
     v0: first version.
     """
     own = mover(task)
-    other = _asked(partial(_reply, client.rng, free))
+
+    async def other(board: Board) -> int:
+        return client.rng.choice(free(board))
+
     won = await _play(task, {own: partial(_turn, client), SEATS[own == "x"]: other})
     reward = _reward(won, own)
     _note(client, reward)
@@ -304,13 +287,6 @@ def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
 
 def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Sequence[Any]) -> str:
     return str(rng.choice(cells(seen(messages[-1]["content"]))) + 1)
-
-
-def _asked(player: Callable[[Sequence[Any]], str]) -> Turn:
-    async def turn(board: Board) -> int | None:
-        return move_in(player([{"role": "user", "content": shown(board)}]), board)
-
-    return turn
 
 
 # -- habits --------------------------------------------------------------------------------------

@@ -15,17 +15,27 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.kept import unwrap
-from evert.envs.as_gymnasium.registration import check_tasks
+from evert.envs.as_gymnasium.registration import check_some_tasks
 from evert.envs.games import EnvArgumentError
+
+NO_LIMIT = ", or None for no limit"
 
 
 def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
     """Check that ``value`` is one of ``values``."""
-    if not any(value == allowed for allowed in values):
+    if value not in values:
         allowed = ", ".join(map(repr, values))
         raise EnvArgumentError(
             f"{name}={value!r} is not supported; expected one of {allowed}."
             + did_you_mean(str(value), (str(value) for value in values))
+        )
+
+
+def require_count(name: str, value: object, otherwise: str = "") -> None:
+    """Check that ``value`` is an integer of at least 1; ``otherwise`` ends the message."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise EnvArgumentError(
+            f"{name} is {value!r}; expected an integer of at least 1{otherwise}."
         )
 
 
@@ -49,9 +59,8 @@ def read_tasks(tasks: Any) -> Sequence[Any] | None:
     """The tasks, imported if ``tasks`` is an import path; None for no tasks."""
     if tasks is None:
         return None
-    check_tasks(tasks)
     found = load_tasks(tasks)
-    check_tasks(found)
+    check_some_tasks(found)
     return found
 
 
@@ -60,16 +69,11 @@ def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
     own = ("level", "max_turns", "render_mode", "tasks")
     require_known("argument", options, (*EnvOptions.__annotations__, *own))
     plain: Any = {name: unwrap(value) for name, value in options.items()}
-    if max_turns is None:
-        return plain  # type: ignore[no-any-return]
-    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-        raise EnvArgumentError(
-            f"max_turns={max_turns!r} is not supported; expected an integer of at least 1, or None "
-            "for no limit."
-        )
-    limits = plain.get("limits") or RolloutLimits()
-    turns = max_turns if limits.max_turns is None else min(max_turns, limits.max_turns)
-    plain["limits"] = chz.replace(limits, max_turns=turns)
+    if max_turns is not None:
+        require_count("max_turns", max_turns, NO_LIMIT)
+        limits = plain.get("limits") or RolloutLimits()
+        turns = max_turns if limits.max_turns is None else min(max_turns, limits.max_turns)
+        plain["limits"] = chz.replace(limits, max_turns=turns)
     return plain  # type: ignore[no-any-return]
 
 

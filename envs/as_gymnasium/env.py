@@ -247,10 +247,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         if is_over:
             self.let_go(f"the last one ended ({moment.stop_reason})")
             self._loop.at_end = None
-        truncated = is_over and moment.is_truncated
-        terminated = is_over and not truncated
+        truncated = moment.is_truncated
         info = self._info(moment)
-        return self._observation(moment), moment.reward, terminated, truncated, info
+        return self._observation(moment), moment.reward, is_over and not truncated, truncated, info
 
     def broken(self, problem: BaseException) -> None:
         """Record that the work failed, which ends the episode."""

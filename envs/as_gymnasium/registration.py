@@ -9,7 +9,6 @@ Other objects are wrapped in a ``Kept``, which deep copies share.
 """
 
 import importlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import gymnasium
@@ -17,8 +16,9 @@ from gymnasium import error
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from evert.bridge.episode.agent import NO_TASK, Agent, agent_name, inspect_agent
-from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.kept import Kept, unwrap
+from evert.bridge.groups.tasks import check_tasks
 from evert.envs.games import games
 
 if TYPE_CHECKING:
@@ -67,9 +67,12 @@ def register_agent(
     _check_id(id)
     if id in gymnasium.registry and not replace:
         raise error.RegistrationError(_taken(id))
-    check_tasks(tasks)
+    if isinstance(tasks, str):
+        _check_path("Tasks are", tasks, InvalidDatasetError)
+    elif tasks is not None:
+        check_some_tasks(tasks)
     if isinstance(agent, str):
-        _check_path(agent)
+        _check_path("An agent is", agent, InvalidAgentError)
     else:
         inspect_agent(agent, NO_TASK if tasks is None else None)
     kwargs: dict[str, Any] = {"agent": kept(import_path(agent) or agent)}
@@ -105,23 +108,15 @@ def _taken(id: str) -> str:
     )
 
 
-def _check_path(path: str) -> None:
+def _check_path(subject: str, path: str, error: type[EvertError]) -> None:
     module, _, name = path.partition(":")
     if not module or not name:
-        raise InvalidAgentError(f"An agent is named like 'package.module:function', got {path!r}.")
+        raise error(f"{subject} named like 'package.module:name', got {path!r}.")
 
 
-def check_tasks(tasks: Any) -> None:
-    """Check tasks as far as possible without an import."""
-    if tasks is None or (isinstance(tasks, str) and ":" in tasks):
-        return
-    is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
-    if isinstance(tasks, (str, Mapping)) or not is_sequence:
-        raise InvalidDatasetError(
-            f"tasks must be a sequence (with a length and an index) or its import path "
-            f"'package.module:name', got {tasks!r:.200} of type {type(tasks).__name__}. "
-            "list(...) makes a sequence of an iterable."
-        )
+def check_some_tasks(tasks: Any) -> None:
+    """Check that tasks are a sequence, and not empty."""
+    check_tasks(tasks)
     if len(tasks) == 0:
         raise InvalidDatasetError(
             "tasks are empty: an episode draws one of them. Give at least one, or leave tasks out "

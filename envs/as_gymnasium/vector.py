@@ -19,12 +19,11 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from evert.bridge.errors import EvertError
-from evert.envs.as_gymnasium.arguments import require_one_of
+from evert.envs.as_gymnasium.arguments import NO_LIMIT, require_count, require_one_of
 from evert.envs.as_gymnasium.env import AgentGymEnv, Observation, Work
 from evert.envs.as_gymnasium.episode import Moment
 from evert.envs.as_gymnasium.loop import Loop
 from evert.envs.as_gymnasium.registration import kept
-from evert.envs.games import EnvArgumentError
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +64,9 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         max_episode_steps: int | None = None,
         **arguments: Any,
     ) -> None:
-        _require_count("num_envs", num_envs)
+        require_count("num_envs", num_envs)
         if max_episode_steps is not None:
-            _require_count("max_episode_steps", max_episode_steps)
+            require_count("max_episode_steps", max_episode_steps, NO_LIMIT)
         if not isinstance(autoreset_mode, AutoresetMode):
             require_one_of("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
         arguments = {name: kept(value) for name, value in arguments.items()}
@@ -260,11 +259,6 @@ async def _tried(work: Work) -> Moment | BaseException:
         raise
     except BaseException as problem:  # the other environments finish their work
         return problem
-
-
-def _require_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise EnvArgumentError(f"{name} is {value!r}; expected an integer of at least 1.")
 
 
 def _seeds(seed: int | list[int | None] | None, length: int) -> list[int | None]:

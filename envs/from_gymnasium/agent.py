@@ -18,7 +18,7 @@ import gymnasium
 
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.import_paths import resolve
-from evert.bridge.off_loop import made
+from evert.bridge.off_loop import finished, made
 from evert.envs.from_gymnasium.actions import Actions, actions_of, legal_in
 from evert.envs.from_gymnasium.observations import in_words
 from evert.envs.from_gymnasium.prompt import prompt_of
@@ -154,7 +154,7 @@ class GymAgent:
                     return Outcome(0.0, {"illegal": wrong}, truncated=cut and not over)
                 messages.append(self.told(env, actions, observation, info))
         finally:
-            await call(env.close)
+            await finished(call(env.close))
 
     def _given_up(self, wrong: int) -> Outcome:
         reward = 0.0 if isinstance(self.illegal, str) else self.illegal
@@ -262,6 +262,6 @@ async def _here(work: Callable[[], Any]) -> Any:
     return work()
 
 
-async def _in_thread(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
+def _in_thread(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Awaitable[Any]:
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(thread, context.run, work)
+    return asyncio.get_running_loop().run_in_executor(thread, context.run, work)

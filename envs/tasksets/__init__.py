@@ -48,7 +48,15 @@ def task_game(given: Mapping[str, Any]) -> Game:
     make = _maker(taskset, id)
     if not name:
         raise GameError(f"tasks={id} has no name; expected tasks={taskset}:NAME.")
-    _check_arguments(make, id, name, arguments)
+    try:
+        inspect.signature(make).bind(name, **arguments)
+    except TypeError as error:
+        raise GameError(
+            f"tasks={id}: {error}. It takes {inspect.signature(make)}; the first is the name after "
+            "the colon, the others are tasks.KEY=VALUE."
+        ) from error
+    except ValueError:  # a function in C has no signature
+        pass
     try:
         game = make(name, **arguments)
     except GameError:
@@ -66,37 +74,19 @@ def task_game(given: Mapping[str, Any]) -> Game:
     return game
 
 
-def _check_arguments(
-    make: Callable[..., Any], id: str, name: str, arguments: Mapping[str, Any]
-) -> None:
-    try:
-        signature = inspect.signature(make)
-    except ValueError:  # a function in C has none
-        return
-    try:
-        signature.bind(name, **arguments)
-    except TypeError as error:
-        raise GameError(
-            f"tasks={id}: {error}. It takes {signature}; the first is the name after the "
-            "colon, the others are tasks.KEY=VALUE."
-        ) from error
-
-
 def _maker(taskset: str, id: str) -> Callable[..., Any]:
     """The function of a taskset: an entry point, or ``taskset`` in a user's module."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if taskset in found:
         try:
-            loaded: Callable[..., Any] = found[taskset].load()
+            return found[taskset].load()  # type: ignore[no-any-return]
         except Exception as error:  # whatever the package raises
             said = f"{type(error).__name__}: {error}{place_of(error)}"
             value = found[taskset].value
             raise GameError(f"The taskset {taskset} ({value}) cannot be loaded: {said}.") from error
-        return loaded
     if module := imported(taskset):
         if callable(make := getattr(module, "taskset", None)):
-            made: Callable[..., Any] = make
-            return made
+            return make  # type: ignore[no-any-return]
         raise GameError(
             f"tasks={id}: {module.__file__} has no function taskset(name) that returns an "
             "evert.Game. Write one, or use env= for a game without a name or arguments."

@@ -33,20 +33,17 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def agentdojo(suites: str, *, attack: str = "", defense: str = "", **others: Any) -> Game:
+def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
     """The game of one or more of AgentDojo's workspaces.
 
     Args:
         suites: Their names, separated by commas: "banking,slack".
         attack: As in ``AgentDojo``.
         defense: As in ``AgentDojo``.
-        **others: Not allowed; they raise an error.
 
     Raises:
         GameError: AgentDojo is not installed, or has no such workspace, attack or defence.
     """
-    for name in others:
-        raise no_such("agentdojo", "argument", name, ["attack", "defense"])
     agent = AgentDojo(suites, str(attack), str(defense))
     agent.check()
     metrics = {"utility": Metric("User tasks done", "share", drawn=("train", "test"))}

@@ -5,7 +5,8 @@
 
 Rows, APIs and checker are those of the Berkeley Function-Calling Leaderboard. The APIs run in a
 separate process (``bfcl_apis.py``). The package's requirements conflict with evert's, and this
-taskset needs none of them: ``pip install --no-deps bfcl-eval``.
+taskset needs none of them: ``pip install --no-deps bfcl-eval``. It lists no tasks in ``OFFLINE``:
+prompts have four to eight thousand tokens, too many for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
@@ -13,7 +14,7 @@ taskset needs none of them: ``pip install --no-deps bfcl-eval``.
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,16 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
-from evert.envs.games import Game, GameError, Metric
+from evert.envs.games import Game, Metric
 from evert.envs.tasksets.common import TOOLS, game_of_agent, needed, no_such, split
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param", "long_context")]
-
-OFFLINE: Mapping[str, Mapping[str, Any]] = {}
-"""Empty: prompts have four to eight thousand tokens, too many for a small model on a few cores."""
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
@@ -41,18 +39,15 @@ FLOAT = " This is a float type value."
 _LONGEST_LINE = 2**26
 
 
-def bfcl(categories: str, **others: Any) -> Game:
+def bfcl(categories: str) -> Game:
     """The game of one or more of BFCL's multi-turn categories.
 
     Args:
         categories: Their names, separated by commas.
-        **others: Not allowed; they raise an error.
 
     Raises:
         GameError: The package is not installed, or has no such category.
     """
-    for name in others:
-        raise GameError(f"tasks=bfcl takes no arguments; got {name!r:.200}. Leave it out.")
     names = categories.split(",")
     for name in names:
         if name not in CATEGORIES:

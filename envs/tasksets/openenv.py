@@ -3,7 +3,8 @@
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
 The protocol is JSON over a WebSocket (reset, step, close). evert speaks it without the package
-``openenv-core``, which only the server needs.
+``openenv-core``, which only the server needs. It lists no tasks in ``OFFLINE``: a server has to be
+started first.
 """
 
 import json
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from aiohttp import ClientWebSocketResponse
 
     from evert.bridge.clients.client import AgentClient
-
-OFFLINE: Mapping[str, Mapping[str, Any]] = {}
-"""Empty: a server has to be started first."""
 
 PATIENCE = 1.5
 """Seconds to wait for a server's schema."""
@@ -46,7 +44,7 @@ def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise GameError(f"tasks=openenv:{url} is not a URL; expected one like http://HOST:8000.")
-    action = _schema(url.rstrip("/"))["action"]
+    action = _action(url.rstrip("/"))
     texts = [key for key, of in action.get("properties", {}).items() if of.get("type") == "string"]
     required = list(action.get("required", ()))
     if field is None and len(required) != 1:
@@ -140,12 +138,12 @@ async def _told(socket: "ClientWebSocketResponse", what: str, data: Any) -> Mapp
     return {"reward": None, "done": False, "observation": {}, **told}
 
 
-def _schema(url: str) -> Mapping[str, Any]:
+def _action(url: str) -> Mapping[str, Any]:
+    """The schema of a server's actions."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:
-            schema = json.loads(answer.read(LARGEST))
-        return {"action": {**schema["action"]}}
+            return {**json.loads(answer.read(LARGEST))["action"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GameError(
             f"tasks=openenv:{url}: no OpenEnv server answers there ({type(error).__name__}: "

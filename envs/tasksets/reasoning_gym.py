@@ -9,12 +9,12 @@ metrics. It needs the extra ``reasoning``.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from evert.envs.games import Game, GameError, Metric
+from evert.envs.games import Game, GameError, MadeTasks, Metric
 from evert.envs.tasksets.answers import may_be_read
 from evert.envs.tasksets.common import ONE_IN, game_of_agent, needed, no_such
 
@@ -112,8 +112,8 @@ class Reasoning:
         self._prompt = prompt
         self._arguments = {"seed": seed, "size": size, **arguments}
         length = OF_A_LEVEL * len(self.kinds) if levels else SIZE
-        self.train_tasks: Sequence[int] = _Split(self, length, held_out=False)
-        self.test_tasks: Sequence[int] = _Split(self, HELD_OUT, held_out=True)
+        self.train_tasks = MadeTasks(length, partial(self.task_at, held_out=False))
+        self.test_tasks = MadeTasks(HELD_OUT, partial(self.task_at, held_out=True))
 
     def __repr__(self) -> str:
         usual = {"prompt": "", "seed": 0, "size": SIZE, "levels": 0}
@@ -206,23 +206,6 @@ class Reasoning:
         prompt = SYSTEM_PROMPTS.get(self._prompt, self._prompt)
         system = [{"role": "system", "content": prompt}] if prompt else []
         return [*system, {"role": "user", "content": item["question"]}]
-
-
-class _Split(Sequence[int]):
-    def __init__(self, agent: Reasoning, length: int, *, held_out: bool) -> None:
-        self._agent, self._places, self._held_out = agent, range(length), held_out
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[place] for place in self._places[index]]
-        return self._agent.task_at(self._places[index], held_out=self._held_out)
 
 
 def _scored(dataset: Any, item: dict[str, Any], kind: str, answer: str) -> float:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
-from evert.bridge.off_loop import made
+from evert.bridge.off_loop import finished, made
 from evert.envs.games import Game, GameError, Metric
 from evert.envs.tasksets.common import game_of_agent, needed, no_such
 
@@ -132,7 +132,7 @@ class ScienceWorld:
                 action = (reply.strip().splitlines() or [""])[-1]
                 seen, _, over, info = await asyncio.to_thread(env.step, action)
         finally:
-            await asyncio.to_thread(end, env)
+            await finished(asyncio.to_thread(end, env))
         score = info["score"] / 100
         return Outcome(score, {"solved": float(score >= 1), "failed": float(score < 0)})
 

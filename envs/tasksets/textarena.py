@@ -7,12 +7,13 @@ The games run unchanged, with TextArena's wrappers. This needs the extra ``texta
 """
 
 import asyncio
-import io
+import importlib
 import random
+import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -53,8 +54,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
     Raises:
         GameError: There is no such game, it cannot start with these arguments, or needs a network.
     """
-    entry_point = _registry(name)[name].entry_point
-    _refuse_network(name, entry_point)
+    _refuse_network(name, _module(name))
     agent = _begun(name, players, options)
     recipe: dict[str, Any] = {
         "batch_size": 8,
@@ -136,21 +136,21 @@ class _Match:
     def __init__(self, agent: TextArena, seed: int) -> None:
         import textarena
 
+        _silence(_module(agent.name))
         self._random_state = random.Random(seed).getstate()
         self.env = self._as_itself(lambda: textarena.make(agent.name, **agent.options))
         self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
 
-    def seen(self) -> tuple[int, Any]:
+    def seen(self) -> Any:
         """The player to move, and that player's observation."""
-        player, seen = self._as_itself(self.env.get_observation)
-        return player, seen
+        return self._as_itself(self.env.get_observation)
 
     def step(self, reply: str) -> bool:
         """Play a reply. Return whether the game is over."""
         return bool(self._as_itself(lambda: self.env.step(reply))[0])
 
     def _as_itself(self, work: Callable[[], T]) -> T:
-        with _random_lock, redirect_stdout(io.StringIO()):  # some games print
+        with _random_lock:
             others = random.getstate()
             random.setstate(self._random_state)
             try:
@@ -170,19 +170,29 @@ def _note(client: "AgentClient", reward: float, about: Mapping[str, Any], *, alo
     client.log(ended=str(about.get("reason")))
 
 
-def _registry(name: str) -> Mapping[str, Any]:
-    module = needed("textarena", "textarena.envs.registration", "pip install 'evert[textarena]'")
+def _module(name: str) -> str:
+    registration = "textarena.envs.registration"
+    module = needed("textarena", registration, "pip install 'evert[textarena]'")
     registry: dict[str, Any] = module.ENV_REGISTRY
     if name not in registry:
         first = {spec.entry_point: id for id, spec in reversed(registry.items())}
         raise no_such("TextArena", "game", name, registry, sorted(first.values()))
-    return registry
+    return str(registry[name].entry_point).partition(":")[0]
 
 
-def _refuse_network(name: str, entry_point: str) -> None:
+@cache
+def _silence(module: str) -> None:
+    """Replace ``print`` in a game's modules: some games print, and all threads share stdout."""
+    importlib.import_module(module)
+    for name, each in [*sys.modules.items()]:
+        if name.startswith(module.rpartition(".")[0]):
+            vars(each)["print"] = lambda *said, **options: None
+
+
+def _refuse_network(name: str, module: str) -> None:
     """Refuse a game before its import, since the import alone may download data."""
     try:
-        spec = find_spec(entry_point.partition(":")[0])
+        spec = find_spec(module)
     except ModuleNotFoundError:
         return  # textarena.make raises for this
     source = Path(spec.origin).read_text() if spec and spec.origin else ""
@@ -207,20 +217,17 @@ def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextAr
         except Exception as error:  # an assertion for a wrong number of players, or anything
             failures.append(error)
             continue
-        if players or is_alone or count > 1:
-            return _with_text(agent, match)
+        if not (players or is_alone or count > 1):
+            continue
+        seen = match.seen()[1]
+        if not isinstance(seen, str):
+            raise GameError(
+                f"tasks=textarena:{name} shows a {type(seen).__name__} instead of text. Take the "
+                "game's id without '-raw'."
+            )
+        return agent
     raise GameError(
         f"tasks=textarena:{name} cannot start with players={players} and {dict(options)}: "
         f"{type(failures[0]).__name__}: {failures[0]}. Check tasks.players= and the game's "
         "arguments, or take another game: some of this version do not run."
     ) from failures[0]
-
-
-def _with_text(agent: TextArena, match: _Match) -> TextArena:
-    seen = match.seen()[1]
-    if isinstance(seen, str):
-        return agent
-    raise GameError(
-        f"tasks=textarena:{agent.name} shows a {type(seen).__name__} instead of text. Take the "
-        "game's id without '-raw'."
-    )

@@ -12,7 +12,6 @@ names the noun: a player might persuade the model otherwise.
 """
 
 import json
-from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,25 +43,23 @@ class Answerer(Protocol):
 # -- the knowledge base --------------------------------------------------------------------------
 
 
+NOT_UNDERSTOOD = Answer("n/a", brief_reason="The question could not be understood.")
+
+
 class KnowledgeAnswerer:
     """Answers from facts by parsing the question, without a model and always the same.
 
     Args:
         facts: The facts; None: the shipped ones with particulars. Other attributes are "n/a".
-
-    Attributes:
-        counts: Number of questions ("asked"), of those not understood ("not_understood") and of
-            those that make no sense for the noun ("not_applicable").
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
         self._made_of = (facts,)
         self.facts, lexicon = (facts, load_lexicon()) if facts else everything_known()
         self.parser = QuestionParser(lexicon, self.facts.answers)
-        self.counts: Counter[str] = Counter(asked=0, not_understood=0, not_applicable=0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnowledgeAnswerer, self._made_of  # a copy loads its facts, and counts anew
+        return KnowledgeAnswerer, self._made_of  # a copy loads its facts
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
@@ -71,23 +68,17 @@ class KnowledgeAnswerer:
     def answer_now(self, noun: Noun, question: str) -> Answer:
         """Answer one question, without an event loop."""
         parsed = self.parser.parse(question)
-        self.counts["asked"] += 1
         if isinstance(parsed, Guess):
             correct = parsed.answer.casefold() == noun.answer.casefold()
             return Answer("yes" if correct else "no", correct, f"guess: {parsed.answer}")
         parts = parsed.parts if isinstance(parsed, Several) else (parsed,)
         said = [self._said(noun, part) for part in parts]
         if None in said:
-            self.counts["not_understood"] += 1
-            return Answer("n/a", brief_reason="The question could not be understood.")
+            return NOT_UNDERSTOOD
         enough: YesNo = "yes" if isinstance(parsed, Several) and parsed.any else "no"
         answer = enough if enough in said else "n/a" if "n/a" in said else _OPPOSITE[enough]
-        if answer == "n/a":
-            self.counts["not_applicable"] += 1
-        return Answer(
-            answer,
-            brief_reason=", ".join(f"{part}: {one}" for part, one in zip(parts, said, strict=True)),
-        )
+        reasons = (f"{part}: {one}" for part, one in zip(parts, said, strict=True))
+        return Answer(answer, brief_reason=", ".join(reasons))
 
     def _said(self, noun: Noun, part: Asked | Measured | None) -> YesNo | None:
         """The answer to one part of a question; None if the facts have none."""
@@ -143,10 +134,6 @@ class ModelAnswerer:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
         renderer: Renderer for a token completer or sampling client; None: the shipped base's.
         attempts: Most replies to ask for until one fits.
-
-    Attributes:
-        counts: Number of questions ("asked"), of "n/a" answers ("not_applicable") and of replies
-            that did not fit ("malformed").
     """
 
     def __init__(
@@ -157,11 +144,9 @@ class ModelAnswerer:
 
         self._ask = frozen_models({"answerer": model}, "", prompt_renderer(renderer))["answerer"]
         self._attempts = attempts
-        self.counts: Counter[str] = Counter(asked=0, not_applicable=0, malformed=0)
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
-        self.counts["asked"] += 1
         wanted = ReplyFormat(schema=json.dumps(SCHEMA))
         messages: list[Any] = [
             {
@@ -178,17 +163,14 @@ class ModelAnswerer:
             reply = wanted.cleaned(reply)
             problem = wanted.problem(reply) or ""
             if not problem:
-                return self._read(noun, question, json.loads(reply.text))
-            self.counts["malformed"] += 1
+                said = json.loads(reply.text)
+                correct = said["correct"] and mentions(question, noun.answer)
+                return Answer(
+                    "yes" if correct else said["yes_or_no"], correct, said["brief_reason"]
+                )
             messages = [*messages[:2], {"role": "assistant", "content": reply.text}]
             messages.append({"role": "user", "content": problem})
         raise AnswererError(
             f"None of {self._attempts} replies of the answering model fits. The last problem: "
             f"{problem} Use a larger model, or raise attempts."
         )
-
-    def _read(self, noun: Noun, question: str, said: dict[str, Any]) -> Answer:
-        correct = said["correct"] and mentions(question, noun.answer)
-        if said["yes_or_no"] == "n/a" and not correct:
-            self.counts["not_applicable"] += 1
-        return Answer("yes" if correct else said["yes_or_no"], correct, said["brief_reason"])

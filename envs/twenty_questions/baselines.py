@@ -1,6 +1,6 @@
 """Players without a model: ``RandomPlayer`` and ``OraclePlayer``; ``habits.py`` has poor ones.
 
-    game = await play(OraclePlayer(), noun, KnowledgeAnswerer())
+    game = play(OraclePlayer(), noun)
 
 Both know all nouns and all attributes, and are told the category if the rules show it.
 
@@ -17,17 +17,11 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from evert.bridge.episode.agent import Outcome
-from evert.envs.twenty_questions.answerers import Answerer, shipped_answerer
+from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
-from evert.envs.twenty_questions.player import (
-    HIDDEN,
-    SHOWN,
-    Task,
-    noun_of,
-    outcome_of,
-)
+from evert.envs.twenty_questions.player import HIDDEN, SHOWN, Task, noun_of, outcome_of
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 
@@ -39,12 +33,12 @@ class Player(Protocol):
         ...
 
 
-async def play(player: Player, noun: Noun, answerer: Answerer, rules: Rules | None = None) -> Game:
-    """Play a game to its end."""
-    game = Game(noun, rules or Rules())
+def play(player: Player, noun: Noun, rules: Rules = SHOWN) -> Game:
+    """Play a game to its end; the shipped facts answer."""
+    game, answerer = Game(noun, rules), shipped_answerer()
     while not game.over:
         question = player.question(game)
-        game.record(question, await answerer.answer(noun, question))
+        game.record(question, answerer.answer_now(noun, question))
     return game
 
 
@@ -122,7 +116,7 @@ def _random(seed: int, rules: Rules) -> AgentOf:
 
 def _as_agent(player_of: Callable[[Task], Player], rules: Rules) -> AgentOf:
     async def agent(task: Task) -> Outcome:
-        return outcome_of(await play(player_of(task), noun_of(task), shipped_answerer(), rules))
+        return outcome_of(play(player_of(task), noun_of(task), rules))
 
     return agent
 

@@ -11,11 +11,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from evert.envs.twenty_questions.answerers import shipped_answerer
-from evert.envs.twenty_questions.game import Game, Rules
-from evert.envs.twenty_questions.habits import HabitPlayer, players
+from evert.envs.twenty_questions.baselines import play
+from evert.envs.twenty_questions.game import Rules
+from evert.envs.twenty_questions.habits import players
 from evert.envs.twenty_questions.knowledge import Knowledge
-from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
+from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
@@ -33,13 +33,4 @@ def _conversations(seed: int, rules: Rules) -> Iterator[list[dict[str, Any]]]:
     rng, known = random.Random(seed), Knowledge()
     nouns = of_split(shipped_nouns(), "train")
     for player in players(known, rng, named=known.set_of(nouns)):
-        yield conversation(played(player, rng.choice(nouns), rules), "short")
-
-
-def played(player: HabitPlayer, noun: Noun, rules: Rules = HIDDEN) -> Game:
-    """Play a game to its end; by default with the category hidden."""
-    game, answerer = Game(noun, rules), shipped_answerer()
-    while not game.over:
-        question = player.question(game)
-        game.record(question, answerer.answer_now(noun, question))
-    return game
+        yield conversation(play(player, rng.choice(nouns), rules), "short")

@@ -1,13 +1,16 @@
 """Classes of errors of the game; ``EvertError`` is in ``evert.bridge.errors``.
 
 EvertError
-├── FactsError      (ValueError)    facts or a lexicon that do not fit the nouns
+├── FactsError      (ValueError)    facts that do not fit the nouns
 ├── GameStateError  (RuntimeError)  a turn was played in a game that is over
 └── AnswererError   (RuntimeError)  no reply of the answering model can be read
 """
 
 from evert.bridge.errors import EvertError
-from evert.envs.twenty_questions.understanding.lexicon import FactsError as FactsError
+
+
+class FactsError(EvertError, ValueError):
+    """Facts are incomplete, or a noun or attribute is not among them."""
 
 
 class GameStateError(EvertError, RuntimeError):

@@ -5,29 +5,25 @@ that the question makes no sense for this noun, or that the answer depends on wh
 The lexicon (``understanding/``) knows how people ask about an attribute.
 """
 
-import csv
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from evert.envs.twenty_questions.errors import FactsError
-
-FOLDER = Path(__file__).parent
+from evert.envs.twenty_questions.nouns import rows
 
 YesNo: TypeAlias = Literal["yes", "no", "n/a"]
 
 
 class Facts:
-    """A table of facts."""
+    """A table of facts: noun -> attribute -> whether it holds."""
 
     def __init__(self, table: dict[str, dict[str, YesNo]]) -> None:
-        self._table = table
+        self.table = table
         self.answers = tuple(table)
         self.attributes = tuple(next(iter(table.values()), {}))
 
     def __contains__(self, answer: object) -> bool:
-        return answer in self._table
+        return answer in self.table
 
     def of(self, answer: str, attribute: str) -> YesNo:
         """Whether an attribute holds for a noun.
@@ -35,24 +31,18 @@ class Facts:
         Raises:
             FactsError: There is no such noun or attribute.
         """
-        if answer not in self._table:
+        if answer not in self.table:
             raise FactsError(
                 f"Nothing is known of {answer!r}; the facts cover {len(self.answers)} nouns "
                 f"({', '.join(self.answers[:3])}, ...). For other nouns let a model answer: "
                 "ModelAnswerer."
             )
-        if attribute not in self._table[answer]:
+        if attribute not in self.table[answer]:
             raise FactsError(f"There is no attribute {attribute!r} among the facts.")
-        return self._table[answer][attribute]
-
-    def row(self, answer: str) -> Sequence[YesNo]:
-        """All facts of one noun, in the order of ``attributes``."""
-        return [self.of(answer, attribute) for attribute in self.attributes]
+        return self.table[answer][attribute]
 
 
 @cache
 def shipped_facts() -> Facts:
     """The facts of the nouns that ship with evert."""
-    with (FOLDER / "facts.csv").open(newline="", encoding="utf-8") as file:
-        rows = [(row.pop("answer"), cast(dict[str, YesNo], row)) for row in csv.DictReader(file)]
-    return Facts(dict(rows))
+    return Facts({row.pop("answer"): cast(dict[str, YesNo], row) for row in rows("facts.csv")})

@@ -108,7 +108,7 @@ class Game:
         """1.0 if the noun was found, else 0.0."""
         return float(self.won)
 
-    def record(self, question: str, answer: Answer, searches: tuple[Search, ...] = ()) -> Turn:
+    def record(self, question: str, answer: Answer, searches: tuple[Search, ...] = ()) -> None:
         """Add a turn.
 
         Raises:
@@ -124,9 +124,7 @@ class Game:
                 f"{len(searches)} searches before one question; the rules allow "
                 f"{self.rules.max_searches}. Refuse the others before they are made."
             )
-        turn = Turn(question, answer, searches)
-        self.turns.append(turn)
-        return turn
+        self.turns.append(Turn(question, answer, searches))
 
     def situation(self) -> str:
         """A text for the player: the category, if shown, and the number of the question."""

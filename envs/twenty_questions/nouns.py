@@ -30,11 +30,16 @@ class Noun:
     split: Split
 
 
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this folder."""
+    with (FOLDER / name).open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
 @cache
 def shipped_nouns() -> tuple[Noun, ...]:
     """The nouns that ship with evert, in the order of ``nouns.csv``."""
-    with (FOLDER / "nouns.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(Noun(**row) for row in csv.DictReader(file))  # type: ignore[arg-type]
+    return tuple(Noun(**row) for row in rows("nouns.csv"))  # type: ignore[arg-type]
 
 
 def of_split(nouns: Iterable[Noun], split: Split) -> list[Noun]:

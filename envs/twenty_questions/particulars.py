@@ -7,14 +7,14 @@
 the answerer knows both; players, the search and the bases have only the facts.
 """
 
-import csv
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
 from evert.envs.twenty_questions.errors import FactsError
-from evert.envs.twenty_questions.facts import FOLDER, Facts, YesNo, shipped_facts
+from evert.envs.twenty_questions.facts import Facts, YesNo, shipped_facts
+from evert.envs.twenty_questions.nouns import FOLDER, rows
 from evert.envs.twenty_questions.understanding.lexicon import Lexicon, load_lexicon, phrase
 from evert.envs.twenty_questions.understanding.wording import FILLER, stems
 
@@ -25,11 +25,10 @@ Measures = Mapping[str, Mapping[str, float]]
 @cache
 def shipped_measures() -> Measures:
     """The measures that ship with evert."""
-    with open(FOLDER / "measures.csv", newline="", encoding="utf-8") as file:
-        return {
-            row.pop("thing"): {name: float(value) for name, value in row.items() if value}
-            for row in csv.DictReader(file)
-        }
+    return {
+        row.pop("thing"): {name: float(value) for name, value in row.items() if value}
+        for row in rows("measures.csv")
+    }
 
 
 @cache
@@ -38,10 +37,7 @@ def everything_known() -> tuple[Facts, Lexicon]:
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
-    table: dict[str, dict[str, YesNo]] = {
-        answer: dict(zip(facts.attributes, facts.row(answer), strict=True))
-        for answer in facts.answers
-    }
+    table = {answer: {**row} for answer, row in facts.table.items()}
     phrases = [*lexicon.phrases]
     for asked, nouns in lines.items():
         having, untold = _having(nouns, facts, measures)

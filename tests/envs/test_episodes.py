@@ -437,8 +437,8 @@ def test_a_forked_child_starts_anew_and_an_open_environment_does_not_keep_the_pr
     [
         ({"level": "token"}, r"level='token' is not supported.*Did you mean 'tokens'\?"),
         ({"level": None}, "expected one of 'messages', 'tokens'"),
-        ({"max_turns": 0}, "max_turns=0 .* at least 1"),
-        ({"max_turns": "3"}, "max_turns='3'"),
+        ({"max_turns": 0}, "max_turns is 0; .* at least 1, or None for no limit"),
+        ({"max_turns": "3"}, "max_turns is '3'"),
         ({"limit": None}, r"Unknown argument 'limit'.*Did you mean 'limits'\?"),
         ({"render_mode": "rgb_array"}, r"render_mode='rgb_array'.*None, 'ansi', 'human'"),
     ],

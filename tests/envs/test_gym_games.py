@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -320,27 +321,33 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
     assert not [t for t in threading.enumerate() if t.name.startswith("evert test/Named-v0")]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_one_that_is_given_up_while_it_is_made_is_closed_and_the_loop_goes_on(
-    named: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("during", "fails"), [("__init__", False), ("__init__", True), ("reset", False)]
+)
+@pytest.mark.parametrize("times", [1, 2])
+async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_on(
+    named: str, during: str, fails: bool, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    ready = Named.__init__
+    work = getattr(Named, during)
 
-    def slowly(self: Named) -> None:
-        ready(self)
+    @wraps(work)  # Gymnasium reads the signature
+    def slowly(self: Named, **given: Any) -> Any:
+        result = work(self, **given)
         begun.set()
         go_on.wait(60)
         if fails:
             raise RuntimeError("there is no gun")
+        return result
 
-    monkeypatch.setattr(Named, "__init__", slowly)
+    monkeypatch.setattr(Named, during, slowly)
     agent: Any = GymAgent(named, off_loop=True)
     client: Any = SimpleNamespace(seed=0)
     playing = asyncio.ensure_future(agent(client, 7))
     await asyncio.to_thread(begun.wait)
-    playing.cancel()
-    await asyncio.sleep(0)
+    for _ in range(times):
+        playing.cancel()
+        await asyncio.sleep(0.01)
     asyncio.get_running_loop().call_later(0.05, go_on.set)  # which a loop that stands cannot do
     with pytest.raises(asyncio.CancelledError):
         await playing

@@ -175,7 +175,10 @@ async def test_an_episode_that_is_given_up_ends_its_thread() -> None:
         ),
         ({"id": "agentdojo:banking", "attack": "manual"}, "no attack 'manual'.* It has .*direct"),
         ({"id": "agentdojo:slack", "defense": "transformers_pi_detector"}, "no defense 'transf"),
-        ({"id": "agentdojo:slack", "atack": "dos"}, "no argument 'atack'. Did you mean attack"),
+        (
+            {"id": "agentdojo:slack", "atack": "dos"},
+            r"unexpected .*'atack'\. It takes \(suites: str",
+        ),
     ],
 )
 def test_what_there_is_not_is_said(given: dict[str, Any], message: str) -> None:

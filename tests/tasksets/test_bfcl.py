@@ -212,7 +212,10 @@ def test_held_out_rows_are_of_other_stories() -> None:
             r"no category 'multi_turn_bse'\. Did you mean multi_turn_base",
         ),
         ({"id": "bfcl:live_simple"}, "no category 'live_simple'.* It has multi_turn_base, "),
-        ({"id": "bfcl:multi_turn_base", "seed": 1}, "takes no arguments; got 'seed'"),
+        (
+            {"id": "bfcl:multi_turn_base", "seed": 1},
+            "'seed'.* It takes .categories: str.",
+        ),
     ],
 )
 def test_what_there_is_not_is_said(given: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ from itertools import chain, pairwise
 
 import pytest
 import textarena as ta
+import textarena.envs.FrozenLake.env as frozen_lake
 from tests.kit import play, reward
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -107,6 +108,19 @@ async def test_a_player_has_one_conversation_to_which_each_turn_adds_what_is_new
     assert prompts[-1].count("You have to guess the number between 1 and 20") == 1
     assert (last.metrics["solved"], last.metrics["invalid"]) == (1.0, 0.0)
     assert last.logs["ended"].startswith("Congratulations!")
+
+
+async def test_a_game_prints_nothing_and_what_others_print_meanwhile_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = TextArena("FrozenLake-v0", options={"size": 3, "num_holes": 9})  # which it warns of
+    await play(agent, lambda _: "[down]", task=0)
+    assert capsys.readouterr().out == ""
+    game = frozen_lake.FrozenLakeEnv
+    own = game.reset
+    monkeypatch.setattr(game, "reset", lambda *given, **named: print("x") or own(*given, **named))
+    await play(agent, lambda _: "[down]", task=0)
+    assert capsys.readouterr().out == "x\n"
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,15 @@ filler words except some small ones ("made up"). Words joined by "_" must follow
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.errors import EvertError
 from evert.envs.twenty_questions.understanding import wording
 from evert.envs.twenty_questions.understanding.wording import FILLER, PARTICLES
 
 LEXICON = Path(__file__).parent / "lexicon.toml"
-
-
-class FactsError(EvertError, ValueError):
-    """Facts or a lexicon are incomplete, or a noun or attribute is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +44,18 @@ class Lexicon:
         references: Stems of a thing to compare with -> the attribute of size that this asks about.
         aliases: Other names of nouns.
         vocabulary: All stems of the phrases.
-        measures: Stems of a thing's name -> its centimetres, kilograms and the like.
         others: Things that people guess and that are not among the nouns.
+        measures: Stems of a thing's name -> its centimetres, kilograms and the like. Empty unless
+            ``everything_known`` adds them.
     """
 
     questions: dict[str, str]
     phrases: tuple[Phrase, ...]
     references: dict[tuple[str, ...], str]
     aliases: dict[str, tuple[str, ...]]
-    vocabulary: frozenset[str] = field(repr=False, default=frozenset())
-    measures: Mapping[tuple[str, ...], Mapping[str, float]] = field(
-        repr=False, default_factory=dict[tuple[str, ...], Mapping[str, float]]
-    )
-    others: tuple[str, ...] = field(repr=False, default=())
+    vocabulary: frozenset[str]
+    others: tuple[str, ...]
+    measures: Mapping[tuple[str, ...], Mapping[str, float]]
 
 
 @cache
@@ -84,7 +78,8 @@ def load_lexicon() -> Lexicon:
         },
         aliases={name: tuple(texts) for name, texts in tables["nouns"].items()},
         vocabulary=frozenset(part for phrase in phrases for part in phrase.stems),
-        others=tuple(name for names in tables.get("others", {}).values() for name in names),
+        others=tuple(name for names in tables["others"].values() for name in names),
+        measures={},
     )
 
 

@@ -9,7 +9,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
+from evert.envs.twenty_questions.answerers import NOT_UNDERSTOOD
 from evert.envs.twenty_questions.baselines import (
     OraclePlayer,
     oracle_agent,
@@ -28,14 +28,14 @@ NOUNS = shipped_nouns()
 BLIND = Rules(show_category=False)
 
 
-async def test_the_oracle_finds_every_noun() -> None:
+def test_the_oracle_finds_every_noun() -> None:
     for rules, most in ((Rules(), 8), (BLIND, 13)):
-        oracle, answerer = OraclePlayer(), KnowledgeAnswerer()
-        games = [await play(oracle, noun, answerer, rules) for noun in NOUNS]
+        oracle = OraclePlayer()
+        games = [play(oracle, noun, rules) for noun in NOUNS]
 
         assert [game.noun.answer for game in games if not game.won] == []
         assert max(len(game.turns) for game in games) <= most
-        assert answerer.counts["not_understood"] == 0
+        assert not any(turn.answer is NOT_UNDERSTOOD for game in games for turn in game.turns)
 
 
 async def test_the_oracle_goes_by_what_is_left() -> None:

@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from evert.envs.twenty_questions.errors import FactsError
-from evert.envs.twenty_questions.facts import FOLDER, Facts, shipped_facts
-from evert.envs.twenty_questions.nouns import shipped_nouns
+from evert.envs.twenty_questions.facts import Facts, shipped_facts
+from evert.envs.twenty_questions.nouns import FOLDER, shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 NOUNS = shipped_nouns()
@@ -69,7 +69,7 @@ def test_one_in_five_of_two_hundred_nouns_in_eighteen_categories_is_held_out() -
 
 
 def test_there_are_facts_for_every_noun_and_what_cannot_be_told_is_rare() -> None:
-    values = Counter(value for answer in ANSWERS for value in FACTS.row(answer))
+    values = Counter(value for row in FACTS.table.values() for value in row.values())
 
     assert FACTS.answers == tuple(ANSWERS)
     assert {*values} == {"yes", "no", "n/a"}
@@ -80,7 +80,7 @@ def test_there_are_facts_for_every_noun_and_what_cannot_be_told_is_rare() -> Non
 
 def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
     of = {attribute: {FACTS.of(a, attribute) for a in ANSWERS} for attribute in FACTS.attributes}
-    rows = [(noun, FACTS.row(noun.answer)) for noun in NOUNS]
+    rows = [(noun, [*FACTS.table[noun.answer].values()]) for noun in NOUNS]
     alike = [
         (one.answer, other.answer)
         for (one, ours), (other, theirs) in combinations(rows, 2)

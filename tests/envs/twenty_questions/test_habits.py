@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
-from evert.envs.twenty_questions.demonstrations import played
+from evert.envs.twenty_questions.baselines import play
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.habits import Asks, Guesses, HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
@@ -26,7 +26,7 @@ HABITS: list[tuple[Asks, Guesses]] = [*product(get_args(Asks), get_args(Guesses)
 def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have() -> None:
     for asks, guesses in HABITS:
         player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
-        for game in (played(player, noun) for noun in NOUNS[::20]):
+        for game in (play(player, noun, HIDDEN) for noun in NOUNS[::20]):
             assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
         game = Game(NOUNS[7], HIDDEN)
         while not game.over:
@@ -43,11 +43,11 @@ def test_what_it_may_not_name_it_does_not_name() -> None:
     for guesses in {*get_args(Guesses)} - {"never"}:
         player = HabitPlayer("best", guesses, KNOWN, random.Random(0), named)
         for noun in NOUNS[:40]:
-            game = played(player, noun)
+            game = play(player, noun, HIDDEN)
             assert not held_out & {turn.question for turn in game.turns}, guesses
             assert game.won == (noun.split == "train") or guesses != "few"
 
-    shown = played(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0], Rules())
+    shown = play(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0])
     foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
     assert not foreign & {turn.question for turn in shown.turns}  # where the category is shown
 

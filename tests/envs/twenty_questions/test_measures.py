@@ -62,10 +62,10 @@ def test_the_category_shown_is_nothing_that_a_question_tells() -> None:
     assert measured("Is it a cat?")["bits_of_best"] < 0.1
 
 
-async def test_the_oracle_has_all_bits_there_are_and_the_random_player_few() -> None:
+def test_the_oracle_has_all_bits_there_are_and_the_random_player_few() -> None:
     for noun in shipped_nouns()[::40]:
-        oracle = measures(await play(OraclePlayer(), noun, ANSWERER, HIDDEN))
-        some = measures(await play(RandomPlayer(), noun, ANSWERER, HIDDEN))
+        oracle = measures(play(OraclePlayer(), noun, HIDDEN))
+        some = measures(play(RandomPlayer(), noun, HIDDEN))
 
         assert oracle["bits_of_best"] == pytest.approx(1.0)
         assert oracle["bits"] > 0.9
