@@ -10,7 +10,8 @@ The settings map what follows ``models.`` to a text; from Python a value may be 
 ``pinned`` lets a resumed run keep the frozen weights that it began with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,6 +24,7 @@ from evert.trainers.config.arguments import UsageError, read_settings
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.model_names import (
+    ModelNameError,
     NamedEndpoint,
     NamedModel,
     NamedServer,
@@ -62,6 +64,9 @@ _Options: TypeAlias = WeightsOptions | EndpointOptions
 
 OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOptions)})
 """Options that may follow ``models.NAME.``; NAME itself may contain dots."""
+
+OPPONENTS = ("opponent", "test_opponent")
+"""Names of frozen models that are settings without ``models.`` before them (``opponents.py``)."""
 
 
 def frozen_models(
@@ -111,28 +116,43 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _read(name: str, text: str, options: Mapping[str, Any]) -> "tuple[NamedModel, _Options]":
+    setting = _setting(name)
     if text.startswith("<"):
         raise RecipeError(
-            f"models.{name} was {text}, an object from Python, which the record does not hold. "
-            f"Call evert.train with it again, or name a model: models.{name}=evert-tiny."
+            f"{setting} was {text}, an object from Python, which the record does not hold. "
+            f"Call evert.train with it again, or name a model: {setting}=evert-tiny."
         )
 
     def called(key: str) -> str:
-        return f"models.{name}.{key}"
+        return f"{setting}.{key}"
 
     if (renderer := options.get("renderer_name")) is not None:
         check_renderer(renderer, called("renderer_name"))
-    model = check_model(text, renderer)
+    with _refused_by(setting, text):
+        model = check_model(text, renderer)
     if isinstance(model, NamedServer):
         raise RecipeError(
-            f"models.{name}={text} is a server of token ids, which `evert evaluate models=` takes. "
+            f"{setting}={text} is a server of token ids, which `evert evaluate models=` takes. "
             "A frozen model needs chat completions, which the same server has, too: "
-            f"models.{name}={model.base_url}#{model.model or 'MODEL'}."
+            f"{setting}={model.base_url}#{model.model or 'MODEL'}."
         )
     if isinstance(model, NamedEndpoint):
         address = {"base_url": model.base_url} if model.base_url else {}
         return model, read_settings(EndpointOptions, options, {"the name": address}, called)
     return model, read_settings(WeightsOptions, options, called=called)
+
+
+def _setting(name: str) -> str:
+    return name if name in OPPONENTS else f"models.{name}"
+
+
+@contextmanager
+def _refused_by(setting: str, value: str) -> Iterator[None]:
+    """Name the setting in the error for a model that does not exist."""
+    try:
+        yield
+    except ModelNameError as error:
+        raise ModelNameError(f"{setting}={value}: {error}") from error
 
 
 def _made(model: Any, how: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
@@ -243,6 +263,9 @@ def _pinned(key: str, value: Any, before: str) -> Any:
         return value
     if before.startswith(f"{value}@"):
         return before
-    model = None if value.startswith("<") else find_model(value)
+    if value.startswith("<"):
+        return value
+    with _refused_by(_setting(key), value):
+        model = find_model(value)
     step = model.step if isinstance(model, NamedWeights) else None
     return value if step is None else f"{value}@{step}"

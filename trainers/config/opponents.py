@@ -27,7 +27,7 @@ def check_opponents(settings: TrainSettings) -> None:
             "(none): opponents need an agent with at least two seats (seats=x,o)."
         )
     if settings.test_opponent and not own_opponent(settings.env, settings.test_opponent):
-        read_models({"opponent": settings.test_opponent})
+        read_models({"test_opponent": settings.test_opponent})
 
 
 def league(settings: TrainSettings, renderer_name: str) -> "League | None":
