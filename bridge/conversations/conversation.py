@@ -13,7 +13,7 @@ gets is kept as a ``Point``, whose tokens never change. Other conversations may 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import tinker
 from tinker_cookbook.renderers.base import Message, ToolCall
@@ -81,7 +81,6 @@ class Conversation:
         prefill: The agent's beginning of the next reply.
         points: Replies to branch from, also those from before its own branch.
         place: Its place in the index, after the agent's latest message or the latest reply.
-        length: Number of tokens of the prompt.
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
         shown: For templates that are rendered whole: the log's tokens by the renderer itself.
@@ -104,13 +103,11 @@ class Conversation:
     action: list[int] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     place: int = START
-    length: int = 0
     first: int | None = None
     before: Key | None = None
     shown: FlatPrompt = field(default_factory=list)
     last_user: int = -1
     tool_names: dict[str, str] = field(default_factory=dict)
-    _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
 
     @classmethod
     def after(
@@ -126,7 +123,6 @@ class Conversation:
         branch._add(origin.messages[: point.messages])
         branch.tool_names = dict(origin.tool_names)
         branch.log, branch.action, branch.points = point.log, point.action, point.path
-        branch.length = point.log.length
         if not renderer.renders_tails:
             check_tokens(branch.log.length, most)
             branch.shown = renderer.full(branch.messages[:-1])
@@ -146,26 +142,20 @@ class Conversation:
                 and len(messages) > count
                 and messages[count - 1] == self.sent[-1]  # fast: most conversations fail here
                 and messages[:count] == self.sent
-                and all(_state(message) == before for message, before in self._objects)
             )
         except Exception:  # an agent's objects may raise when compared (arrays)
             return False
-
-    def remember(self, start: int, kept: "Sequence[Kept]") -> None:
-        """Replace the agent's view from ``start`` on with messages of a request."""
-        if start == 0:
-            self._objects = []
-        del self.sent[start:]
-        for message, state in kept:
-            self.sent.append(message)
-            if state is not None:
-                self._objects.append((message, state))
 
     def note_calls(self, calls: Sequence[ToolCall]) -> None:
         """Remember the names of the functions that were called, for their results."""
         self.tool_names.update({call.id or "": call.function.name for call in calls})
 
     # -- the model's view ------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of the prompt."""
+        return self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
 
     def prompt(self) -> tinker.ModelInput:
         """The prompt: the tokens that the policy continues."""
@@ -177,7 +167,6 @@ class Conversation:
         """Add an action; if it was cut, add its end-of-turn token too."""
         ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
-        self.length = self.log.length
         if not renderer.renders_tails:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.opened, self.action = [], [], [], ended
@@ -224,16 +213,15 @@ class Conversation:
             render = self._render_tail if renderer.renders_tails else self._render_whole
             drift = render(start, renderer, most)
             self.opened = renderer.spell(self.prefill) if self.prefill else []
-            length = self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
             longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
-            if longest is not None and length > longest:
-                raise context_length_exceeded(length, longest)
+            if longest is not None and self.length > longest:
+                raise context_length_exceeded(self.length, longest)
         except BaseException:
             del self.messages[start:]
             self.log, self.tail, self.suffix, self.opened, self.shown = before
             self.last_user = last_user
             raise
-        self.action, self.length = [], length
+        self.action = []
         return drift
 
     def _add(self, messages: Sequence[Message]) -> None:
@@ -300,30 +288,19 @@ def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> F
     return rest[: min(ends) + 1] if ends else []
 
 
-Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A copy of an agent's message, with None; or an SDK object itself, with a copy of its state. SDK
-objects are slow to compare: the same object is equal at once, and its state shows any change."""
-
-
-def keep(messages: Sequence[Any]) -> list[Kept]:
-    """Keep messages of a request, to recognise them in the next one.
+def copied(messages: Sequence[Any]) -> list[Any]:
+    """Copy messages of a request, to recognise them in the next one.
 
     Raises:
         openai.BadRequestError: A message cannot be copied.
     """
     try:
-        return [_keep(message) for message in messages]
+        return [_copied(message) for message in messages]
     except Exception as error:
         refuse("messages", error)
 
 
-def _keep(message: Any) -> Kept:
-    if not isinstance(message, Mapping):
-        return message, copy.deepcopy(_state(message))
-    plain = set(map(type, message.values())) <= {str}
-    return (dict(message) if plain else copy.deepcopy(message)), None
-
-
-def _state(message: Any) -> tuple[dict[str, Any], Any]:
-    """All that can change in an SDK object; reasoning is one of its extra fields."""
-    return vars(message), getattr(message, "__pydantic_extra__", None)
+def _copied(message: Any) -> Any:
+    if isinstance(message, Mapping) and set(map(type, message.values())) <= {str}:
+        return dict(message)  # fast: most messages
+    return copy.deepcopy(message)

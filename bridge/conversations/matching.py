@@ -35,7 +35,7 @@ from evert.bridge.chat.bad_requests import bad_request, refuse
 from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.completed_calls import follow_echoes, is_completed
-from evert.bridge.conversations.conversation import Conversation, Point, keep
+from evert.bridge.conversations.conversation import Conversation, Point, copied
 from evert.bridge.conversations.differences import in_field, in_messages
 from evert.bridge.conversations.drift import Break, Drift, cause_of
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
@@ -269,10 +269,10 @@ class ConversationBook:
         if request.format is not None and request.format != conversation.format:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
-        kept = keep(request.messages[match.kept :])
+        sent = copied(request.messages[match.kept :])
         conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
-        conversation.remember(match.kept, kept)
+        conversation.sent[match.kept :] = sent
         for one in match.new:
             if calls := one.message.get("tool_calls"):
                 conversation.note_calls(calls)
