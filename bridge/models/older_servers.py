@@ -9,6 +9,7 @@ SkyRL's server 0.4.0 was made for SDK 0.25. With SDK 0.38 two things fail:
 for the hosted service, nor for a server that does both itself.
 """
 
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,24 +18,23 @@ HOSTED = "thinkingmachines.dev"  # the domain of the hosted service
 LOAD = "_create_training_client_via_load_weights_submit"
 """The SDK's method that makes a training client from a saved state."""
 
-_completed: set[str] = set()  # URLs of the servers that ``complete_client`` was called for
-
 
 def complete_client(base_url: str | None) -> None:
     """Let the SDK of this process work with an older server. Further calls have no effect.
 
     A worker calls this before it samples with a client from another process (``address_of``).
     """
-    if not base_url or is_hosted(base_url):
-        return
-    from tinker.lib.base_url import resolve_base_url
+    if base_url and not is_hosted(base_url):
+        _complete()
+
+
+@cache
+def _complete() -> None:
     from tinker.lib.public_interfaces.sampling_client import SamplingClient
     from tinker.lib.public_interfaces.service_client import ServiceClient
 
-    if not _completed:
-        _complete_sampling(SamplingClient)
-        _complete_loading(ServiceClient)
-    _completed.add(resolve_base_url(base_url))
+    _complete_sampling(SamplingClient)
+    _complete_loading(ServiceClient)
 
 
 def is_hosted(base_url: str) -> bool:
@@ -56,8 +56,6 @@ def _complete_sampling(sampling_client: Any) -> None:
         promise = await ask(self, request_id, num_samples, *rest)  # None: the server is busy
         if promise is None or promise.sample_sequence_ids is not None:
             return promise
-        if address_of(self) not in _completed:
-            return promise
         ids = [f"{promise.request_id}-{number}" for number in range(num_samples)]
         return promise.model_copy(update={"sample_sequence_ids": ids})
 
@@ -73,9 +71,6 @@ def _complete_loading(service_client: Any) -> None:
         return
 
     def load_in_two(self: Any, path: str, optimizer: bool, *rest: Any, **options: Any) -> Any:
-        if address_of(self) not in _completed:
-            return load(self, path, optimizer, *rest, **options)
-
         async def loaded() -> Any:
             try:
                 return await load(self, path, optimizer, *rest, **options)

@@ -3,19 +3,13 @@
 A tokenizer takes a second for some megabytes. So work on the loop has a limit of characters,
 ``most``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
 ``LongTexts`` repeats it in a thread, with the renderer's copy for threads. A tokenizer cannot be
-stopped. So a prompt that must exceed the prompt's limit is refused beforehand (``least_tokens``),
+stopped. So a prompt that is far beyond the prompt's limit is refused beforehand (``least_tokens``),
 and huge texts, which may take seconds, have a thread and a copy apart from all others.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
-
-from tokenizers.models import BPE  # type: ignore[import-untyped]
-from tokenizers.normalizers import NFC  # type: ignore[import-untyped]
-from tokenizers.pre_tokenizers import ByteLevel  # type: ignore[import-untyped]
 
 from evert.bridge.chat.bad_requests import context_length_exceeded
 from evert.bridge.chat.request import ChatRequest
@@ -115,7 +109,7 @@ class LongTexts:
         copy = self._renderer.off_loop
         messages = () if request is None else request.messages
         if self._longest is not None:
-            least = await off_loop(least_tokens, messages, self._renderer)
+            least = least_tokens(messages)
             if least > self._longest:
                 raise context_length_exceeded(least, self._longest)
         try:
@@ -134,42 +128,13 @@ class LongTexts:
 
 # -- how short a prompt can be ---------------------------------------------------------------------
 
-_COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
-"""Patterns of characters and of starts of words: in a text, and in tokens (U+0120 is a space)."""
-
-_most: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
+LONGEST_TOKEN = 500  # characters; those of known tokenizers have at most 128
 
 
-def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
-    """The fewest tokens that a prompt of these messages can have; 0 if that is unknown.
+def least_tokens(messages: Sequence[Any]) -> int:
+    """The fewest tokens that a prompt of these messages can have.
 
-    It is computed from the most characters, and the most starts of words, in any token. It is
-    certain only for tokenizers that keep all of a text, and for the Cookbook's renderers, which
-    show the model all that it is told.
+    Only plain texts count: an image is few tokens, and a template may leave out a reply's thought.
     """
-    most = _most.get(renderer)
-    if most is None:
-        most = _most[renderer] = _most_in_a_token(renderer.renderer)
-    texts = [text for message in messages for text in _told(message)]
-    parts = [t[at : at + LONG_TEXT] for t in texts for at in range(0, len(t), LONG_TEXT)]
-    counted = (sum(len(re.findall(pattern, part)) for part in parts) for pattern, _ in _COUNTED)
-    return max((count // each for count, each in zip(counted, most, strict=False)), default=0)
-
-
-def _most_in_a_token(renderer: Any) -> list[int]:
-    """The highest count of each pattern in any token; empty if a token may stand for any text."""
-    backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
-    known = isinstance(getattr(backend, "model", None), BPE)
-    known = known and isinstance(backend.normalizer, NFC | None)
-    vocabulary = renderer.tokenizer.get_vocab() if known else {}
-    is_ours = type(renderer).__module__.startswith("tinker_cookbook.")
-    if not is_ours or not vocabulary.keys() >= {*ByteLevel.alphabet()}:
-        return []
-    return [max(len(re.findall(one, token)) for token in vocabulary) for _, one in _COUNTED]
-
-
-def _told(message: Any) -> list[str]:
-    fields = message if type(message) is dict else {}
-    role, text = fields.get("role"), fields.get("content")
-    is_told = type(role) is str and role in ("system", "developer", "user", "tool")
-    return [text.strip()] if is_told and type(text) is str else []
+    told = (m.get("content") for m in messages if type(m) is dict and m.get("role") != "assistant")
+    return sum(len(text) for text in told if type(text) is str) // LONGEST_TOKEN

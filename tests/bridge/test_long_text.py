@@ -15,7 +15,6 @@ from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentClient, ChatAgentEnv
-from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.escaping import MarkedTokenizer
 from evert.bridge.tokens.loop_budget import (
     LONG_TEXT,
@@ -24,7 +23,7 @@ from evert.bridge.tokens.loop_budget import (
     check_tokens,
     least_tokens,
 )
-from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, with_tokenizer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 
 @pytest.fixture
@@ -172,19 +171,8 @@ def test_text_is_found_at_any_depth_and_tokens_stand_for_some_characters_each() 
 def test_no_prompt_has_fewer_tokens_than_is_said_of_it(text: str) -> None:
     renderer = prompt_renderer(None)
     message = Message(role="user", content=text)
-    assert least_tokens([message], renderer) <= len(renderer.full([renderer.escape(message)]))
-    for long, least in (("word " * 1000, 999), ("x" * 1600, 100)):
-        assert least_tokens([user(long)], renderer) >= least
-
-
-def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() -> None:
-    class Hiding(type(default_renderer())):  # type: ignore[misc]
-        """Of somebody else's."""
-
-    hiding = with_tokenizer(default_renderer(), default_renderer().tokenizer)
-    hiding.__class__ = Hiding
-    assert least_tokens([user("word " * 1000)], PromptRenderer(hiding)) == 0
-    assert least_tokens([assistant("word " * 1000)], prompt_renderer(None)) == 0
+    assert least_tokens([message] * 9) <= len(renderer.full([renderer.escape(message)] * 9))
+    assert least_tokens([user("x" * 5000), user("y" * 5000), assistant("z" * 9999)]) == 20
 
 
 async def test_what_must_be_too_long_is_refused_before_it_is_encoded(
@@ -192,7 +180,7 @@ async def test_what_must_be_too_long_is_refused_before_it_is_encoded(
 ) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask(client, "word " * 100_000)
+            await ask(client, "word " * 500_000)
         assert refused.value.code == "context_length_exceeded"
         return 1.0
 
