@@ -288,19 +288,19 @@ def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> F
     return rest[: min(ends) + 1] if ends else []
 
 
-def copied(messages: Sequence[Any]) -> list[Any]:
-    """Copy messages of a request, to recognise them in the next one.
+def copied(items: Sequence[Any], field: str) -> list[Any]:
+    """Copy messages or tools of a request, to recognise them in the next one.
 
     Raises:
-        openai.BadRequestError: A message cannot be copied.
+        openai.BadRequestError: One of them cannot be copied; it names the ``field``.
     """
     try:
-        return [_copied(message) for message in messages]
+        return [_copied(item) for item in items]
     except Exception as error:
-        refuse("messages", error)
+        refuse(field, error)
 
 
-def _copied(message: Any) -> Any:
-    if isinstance(message, Mapping) and set(map(type, message.values())) <= {str}:
-        return dict(message)  # fast: most messages
-    return copy.deepcopy(message)
+def _copied(item: Any) -> Any:
+    if isinstance(item, Mapping) and set(map(type, item.values())) <= {str}:
+        return dict(item)  # fast: most messages
+    return copy.deepcopy(item)

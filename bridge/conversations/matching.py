@@ -22,7 +22,6 @@ after the reply that a request continues are not drift either.
 A reply that comes back is always rendered as the policy gave it, with its thinking.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.chat.bad_requests import bad_request, refuse
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.completed_calls import follow_echoes, is_completed
@@ -263,13 +262,13 @@ class ConversationBook:
         escaped = (renderer.escape(message) for message in match.rendered)
         messages = [self._images.shown(message, most) for message in escaped]
         if not conversation.messages:
-            conversation.tools = _kept_tools(request.tools)
             if request.tools:
+                conversation.tools = copied(request.tools, "tools")
                 _offer_tools(request.tools, messages, renderer)
         if request.format is not None and request.format != conversation.format:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
-        sent = copied(request.messages[match.kept :])
+        sent = copied(request.messages[match.kept :], "messages")
         conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
         conversation.sent[match.kept :] = sent
@@ -342,13 +341,6 @@ def _offers(request: ChatRequest, conversation: Conversation) -> bool:
         return bool(request.tools == conversation.tools)
     except Exception:  # an agent's objects may raise when compared (arrays)
         return False
-
-
-def _kept_tools(tools: list[Any] | None) -> list[Any] | None:
-    try:
-        return copy.deepcopy(tools)
-    except Exception as error:
-        refuse("tools", error)
 
 
 def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRenderer) -> None:

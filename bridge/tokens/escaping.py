@@ -136,13 +136,12 @@ class ControlTokens:
         The rest stays as written; it may be nested deeper than Python can follow.
         """
         marked = self.mark(text)
-        value = None
         try:
             value = json.loads(marked)
         except ValueError:
             return marked
         except RecursionError:
-            pass  # its strings can still be marked
+            value = None  # its strings can still be marked
         if not isinstance(value, str):
             return _STRING.sub(self._mark_string, marked)
         inner = self._mark_json(value)  # JSON inside JSON: some templates decode it twice
@@ -202,10 +201,8 @@ class MarkedTokenizer:
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Token ids of ``text`` without its marks."""
-        if MARK not in text:
-            if len(text) <= _CACHED_LENGTH:  # most texts
-                return list(self._remembered(text, **options))
-            return list(self._encode_anew(text, **options))
+        if MARK not in text:  # most texts
+            return list(self._encode(text, **options))
         pieces = text.split(MARK)
         plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
         tokens: list[int] = []

@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.chat.messages import read_message
-from evert.bridge.tokens.renderer import PromptRenderer, supervised_example
+from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
 from evert.trainers.loop.errors import ModelInputError
 
@@ -106,5 +106,5 @@ def _datum(
     renderer: PromptRenderer, messages: list[Message], train_on: TrainOnWhat, reduction: Reduction
 ) -> tinker.Datum:
     escaped = [renderer.escape(message) for message in messages]
-    whole, weights = supervised_example(renderer, escaped, train_on)
+    whole, weights = renderer.supervised_example(escaped, train_on)
     return datum_from_model_input_weights(whole, weights, reduction=reduction)
