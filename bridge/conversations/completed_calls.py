@@ -9,8 +9,7 @@ if the template shows no ids. ``follow_echoes`` undoes both changes.
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
@@ -36,15 +35,15 @@ def follow_echoes(
     renderer: PromptRenderer,
     *,
     keeps_completed: bool,
-    renames: bool = True,
 ) -> Followed:
     """Follow a request's messages through an index, past tool calls that are echoes."""
     found = Followed([*heard], index.follow(heard), None)
     while (at := len(found.places)) < len(heard):
         here, one = found.places[-1] if at else START, found.heard[at]
-        alike = index.alike(here, one) if renames else None
-        if alike is not None and not renderer.shows_ids and _renames(found.heard, at, alike.reply):
+        alike = index.alike(here, one)
+        if alike is not None and not renderer.shows_ids:
             reply = alike.reply
+            _give_original_ids(found.heard, at, reply)
         else:
             replies = (point.reply for point in index.called(here, one.message))
             completed = next((own for own in replies if is_completed(one, own)), None)
@@ -58,34 +57,18 @@ def follow_echoes(
         )
         found.heard[at] = Heard.of(given)
         found.places.extend(index.follow(found.heard[at:], here))
-    if renames and not _is_one_to_one(heard, found.heard):
-        return follow_echoes(index, heard, renderer, keeps_completed=keeps_completed, renames=False)
     return found
 
 
-def _renames(heard: list[Heard], at: int, reply: Reply) -> bool:
-    """Give the results after a renamed reply the original ids; False: they are another reply's."""
+def _give_original_ids(heard: list[Heard], at: int, reply: Reply) -> None:
+    """Give the results after a renamed reply the ids of its calls."""
     calls = heard[at].message.get("tool_calls", ())
     ids = {call.id: own.id or "" for call, own in zip(calls, reply.tool_calls, strict=True)}
-    after = (one.message for one in heard[at + 1 :])
-    results = [*takewhile(lambda message: message["role"] == "tool", after)]
-    if any(result.get("tool_call_id") in {*ids.values()} - ids.keys() for result in results):
-        return False
-    for place, result in enumerate(results, at + 1):
-        if (sent := result.get("tool_call_id")) in ids:
-            heard[place] = Heard.of({**result, "tool_call_id": ids[sent]})
-    return True
-
-
-def _is_one_to_one(sent: Iterable[Heard], given: Iterable[Heard]) -> bool:
-    pairs = {
-        (call.id, own.id)
-        for one, undone in zip(sent, given, strict=True)
-        for call, own in zip(
-            one.message.get("tool_calls", ()), undone.message.get("tool_calls", ()), strict=True
-        )
-    }
-    return len({sent for sent, _ in pairs}) == len({own for _, own in pairs}) == len(pairs)
+    for place, one in enumerate(heard[at + 1 :], at + 1):
+        if one.message["role"] != "tool":
+            break
+        if (sent := one.message.get("tool_call_id")) in ids:
+            heard[place] = Heard.of({**one.message, "tool_call_id": ids[sent]})
 
 
 def is_completed(heard: Heard, reply: Reply) -> bool:

@@ -261,10 +261,9 @@ class ConversationBook:
         where = "" if match.cause is None else self._where(match, request, caller)
         escaped = (renderer.escape(message) for message in match.rendered)
         messages = [self._images.shown(message, most) for message in escaped]
-        if not conversation.messages:
-            if request.tools:
-                conversation.tools = copied(request.tools, "tools")
-                _offer_tools(request.tools, messages, renderer)
+        if not conversation.messages and request.tools:
+            conversation.tools = copied(request.tools, "tools")
+            _offer_tools(request.tools, messages, renderer)
         if request.format is not None and request.format != conversation.format:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))

@@ -18,7 +18,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import tinker
-from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.completers import (
+    MessageCompleter,
+    TinkerTokenCompleter,
+    TokenCompleter,
+    TokensWithLogprobs,
+)
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.chat.bad_requests import bad_request
@@ -28,7 +33,8 @@ from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.models.remote import RemoteModel, check_no_prefill, new_call_ids
-from evert.bridge.models.tinker_model import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
+from evert.bridge.models.tinker_model import MAX_TOKENS, TinkerModel, open_weights, sample_weights
+from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.logprobs import unavailable, with_logprobs
@@ -134,8 +140,8 @@ async def _ask_weights(
 ) -> Reply:
     number = next(numbers)
     weights = await open_weights(model)
-    completer = FrozenSampler(model, weights, number)
-    return await _ask_for_tokens(completer, weights.renderer, request)
+    sample = partial(sample_weights, model, weights, number)
+    return await _ask_for_tokens(sample, weights.renderer, request)
 
 
 async def _said(function: Callable[[list[Message]], Any], messages: list[Message]) -> Message:
@@ -162,7 +168,7 @@ async def _ask_for_message(
     if request.logprobs:
         raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
-    messages = await Images().all_shown(messages)
+    messages = await off_loop(lambda: [*map(Images().shown, messages)])
     if request.format is not None:
         messages.append(request.format.request())
     parsed = await completer(messages)
@@ -172,11 +178,13 @@ async def _ask_for_message(
 
 
 async def _ask_for_tokens(
-    completer: TokenCompleter, renderer: PromptRenderer, request: ChatRequest
+    sample: Callable[..., Awaitable[TokensWithLogprobs]],
+    renderer: PromptRenderer,
+    request: ChatRequest,
 ) -> Reply:
     observe = partial(ConversationBook(renderer).observe, request, "")
     conversation = await LongTexts(renderer).rendered(observe, request)
-    action = await completer(
+    action = await sample(
         conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
     )
     reply, _ = read_action(
