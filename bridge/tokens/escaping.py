@@ -25,10 +25,11 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
+from evert.bridge.redaction import LONE
+
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CACHED_LENGTH = 2000  # characters; enough for a template's headers and a task's system prompt
 
@@ -173,7 +174,7 @@ class ControlTokens:
 
 def _json_string(text: str) -> str:
     """A text as JSON. Lone surrogates, which UTF-8 cannot encode, are escaped."""
-    return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
+    return json.dumps(text, ensure_ascii=LONE.search(text) is not None)
 
 
 def _marked(found: re.Match[str]) -> str:

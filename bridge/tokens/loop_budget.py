@@ -55,15 +55,12 @@ def _length(value: object, most: int) -> int:
             found += len(content)  # most messages
         elif isinstance(one, str):
             found += str.__len__(one)
-        elif kind is list:
+        elif isinstance(one, (list, tuple)):
             inside += one
             found += 1  # so that a list that holds itself ends the loop
         elif kind is dict or isinstance(one, Mapping):
             inside += one
             inside += one.values()
-        elif isinstance(one, (list, tuple)):
-            inside += one
-            found += 1
         elif hasattr(one, "model_fields_set"):  # an SDK object
             inside += vars(one).values()
             inside.append(getattr(one, "__pydantic_extra__", None))
