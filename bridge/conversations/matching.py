@@ -183,7 +183,9 @@ class ConversationBook:
         )
         last, point = self._last_replies(request, heard, caller, places)
         start = 0 if point is None else point.sent + 1
-        left_out = self._asked_instead(places, heard)
+        left_out = set[Speaker]()
+        if len(places) < len(heard):  # here the request leaves what is known
+            left_out = self._index.asked.get(places[-1] if places else START, left_out)
         rendered, others = self._as_given(heard, places, start, last)
         speaker = Speaker.of(heard, request.tools)
         before = last.conversation.speaker if last is not None and last.sent >= start else None
@@ -201,12 +203,6 @@ class ConversationBook:
         meets_others = bool(others) or before is not None
         is_handed = point is None and cause is None and meets_others
         return Match(conversation, speaker, 0, heard[start:], rendered, cause, is_handed)
-
-    def _asked_instead(self, places: Sequence[int], heard: Sequence[Heard]) -> set[Speaker]:
-        """Agents that got a reply where a request leaves the known messages, if it does."""
-        if len(places) == len(heard):
-            return set()
-        return self._index.asked.get(places[-1] if places else START, set())
 
     def _last_replies(
         self, request: ChatRequest, heard: Sequence[Heard], caller: str, places: Sequence[int]
