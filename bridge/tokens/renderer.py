@@ -164,7 +164,7 @@ class PromptRenderer:
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         """The messages that offer ``tools`` in this renderer's format."""
-        with self._refusing():
+        with _refusing(self._name):
             marked = [self._control.mark_deep(dict(tool)) for tool in tools]
             if marked != tools:
                 self._check_spells()
@@ -196,7 +196,7 @@ class PromptRenderer:
 
     def full(self, messages: list[Message]) -> FlatPrompt:
         """The whole prompt, generation suffix included, made by the renderer itself."""
-        with self.lock, self._refusing():
+        with self.lock, _refusing(self._name):
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
@@ -204,7 +204,7 @@ class PromptRenderer:
         """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
-        with self.lock, self._refusing():
+        with self.lock, _refusing(self._name):
             if isinstance(renderer, TemplateRenderer):
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
@@ -245,7 +245,7 @@ class PromptRenderer:
         known = None if is_own else self._suffixes.get(key)
         if known is None:
             context = _context(messages, len(messages), last_user)
-            with self.lock, self._refusing():
+            with self.lock, _refusing(self._name):
                 known = self._renderer._get_generation_suffix("assistant", context)
             if not is_own:
                 self._suffixes[key] = known
@@ -266,24 +266,25 @@ class PromptRenderer:
         self, messages: list[Message], train_on: TrainOnWhat
     ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
         """A whole conversation, and a weight for each token: 1 if it is trained on, else 0."""
-        with self.lock, self._refusing():
+        with self.lock, _refusing(self._name):
             return self._renderer.build_supervised_example(messages, train_on_what=train_on)
 
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Turn what the renderer raises into a ``RendererMismatchError``."""
-        try:
-            yield
-        except (RendererError, RendererMismatchError):
-            raise
-        except Exception as error:
-            text = f"{self._name} raised {type(error).__name__}: {error}"
-            if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
-                text = (
-                    "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was "
-                    "cut in two?). Replace it: text.encode(errors='replace').decode()."
-                )
-            raise RendererMismatchError(text) from error
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Turn what the renderer ``name`` raises into a ``RendererMismatchError``."""
+    try:
+        yield
+    except (RendererError, RendererMismatchError):
+        raise
+    except Exception as error:
+        text = f"{name} raised {type(error).__name__}: {error}"
+        if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
+            text = (
+                "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was "
+                "cut in two?). Replace it: text.encode(errors='replace').decode()."
+            )
+        raise RendererMismatchError(text) from error
 
 
 def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
