@@ -10,9 +10,8 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import ParamSpec, TypeVar
-from weakref import WeakSet
 
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
@@ -20,15 +19,13 @@ Given = ParamSpec("Given")
 AGENT_THREADS = 1024
 """Most threads that the agents of one event loop may block; a thread starts when needed."""
 
-_seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
 
 async def off_loop(
     work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
 ) -> Result:
     """Run ``work`` in a thread, and wait for its result without blocking the event loop."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(threads(2), lambda: work(*args, **options))
+    return await loop.run_in_executor(threads(2), partial(work, *args, **options))
 
 
 async def finished(work: Awaitable[Result]) -> Result:
@@ -71,9 +68,6 @@ def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     By default it has only a few. Agents that wait would occupy them all, and the other agents could
     never make the calls that the trainer waits for. An executor that the user set is kept.
     """
-    if loop in _seen:
-        return
-    _seen.add(loop)
     hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # for uvloop
     present = getattr(loop, "_default_executor", None) or next(hidden, None)
     size = getattr(present, "_max_workers", 0)

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -149,10 +150,9 @@ def _learn(present: Mapping[Any, Any]) -> None:
     parts = (argument.partition("=") for argument in sys.argv)
     arguments = ((name, value) for name, _, value in parts)
     found: dict[str, str] = {}
-    for given in (os.environ.copy().items(), arguments, told.items()):
-        for name, secret in _secrets(given):
-            for spelling in _spellings(secret):
-                found.setdefault(spelling, f"[{name}]")
+    for name, secret in _secrets(chain(os.environ.copy().items(), arguments, told.items())):
+        for spelling in _spellings(secret):
+            found.setdefault(spelling, f"[{name}]")
     _marks = sorted(found.items(), key=lambda one: -len(one[0]))
     _variables.clear()
     if told == _told:  # else a secret was added meanwhile

@@ -22,7 +22,7 @@ _EVERT, _PACKAGES, _STANDARD = (
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of an exception that are neither evert's nor a library's, outermost first."""
-    return [frame for frame, home in _frames(error) if home == ""]
+    return _frames(error, "")
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -56,15 +56,14 @@ def agent_traceback(error: BaseException) -> str:
     frames of installed packages are shown. A group shows its exceptions; those without frames of
     the agent have the group's. The text is "" if there are no frames.
     """
-    packages = [frame for frame, home in _frames(error) if home == "packages"]
-    around = own_frames(error) or packages
+    around = own_frames(error) or _frames(error, "packages")
     shown = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
     return "\n".join(_written(frames, leaf) for frames, leaf in shown if frames)
 
 
-def _frames(error: BaseException) -> list[tuple[traceback.FrameSummary, str]]:
+def _frames(error: BaseException, home: str) -> list[traceback.FrameSummary]:
     found = traceback.extract_tb(error.__traceback__)
-    return [(frame, _home(frame.filename)) for frame in found]
+    return [frame for frame in found if _home(frame.filename) == home]
 
 
 def _home(file: str) -> str:

@@ -3,7 +3,6 @@
 import importlib
 import traceback
 from functools import cache
-from types import ModuleType
 from typing import Any, NoReturn
 
 import openai
@@ -25,7 +24,7 @@ def bad_request(
     """The OpenAI SDK's error for HTTP 400, as an agent would get it over the network."""
     return openai.BadRequestError(
         message,
-        response=_sdk_http_library().Response(400, request=_request()),
+        response=_response(),
         body={"message": message, "type": "invalid_request_error", "param": param, "code": code},
     )
 
@@ -51,16 +50,12 @@ def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
 
 
 @cache
-def _sdk_http_library() -> ModuleType:
-    """The HTTP library the installed SDK builds on: httpx2 from openai 3 on, httpx before."""
-    base = openai.DefaultHttpxClient.__mro__[1]
-    return importlib.import_module(base.__module__.partition(".")[0])
-
-
-@cache
-def _request() -> Any:
-    """The request of every 400, made once, since an agent may make thousands of bad calls."""
-    return _sdk_http_library().Request("POST", "http://evert.invalid/v1/chat/completions")
+def _response() -> Any:
+    """The response of every 400, made once, since an agent may make thousands of bad calls."""
+    base = openai.DefaultHttpxClient.__mro__[1]  # httpx2's from openai 3 on, httpx's before
+    http = importlib.import_module(base.__module__.partition(".")[0])
+    request = http.Request("POST", "http://evert.invalid/v1/chat/completions")
+    return http.Response(400, request=request)
 
 
 def refuse(what: str, error: Exception) -> NoReturn:

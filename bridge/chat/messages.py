@@ -188,8 +188,7 @@ def _read_tool(tool: object, place: str) -> ToolSpec:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise bad_request(
-            f"{place}.function.parameters must be a JSON schema of type 'object', got "
-            f"{parameters!r:.200}.",
+            f"{where} must be a JSON schema of type 'object', got {parameters!r:.200}.",
             param=where,
         )
     try:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from evert.bridge.tokens.call_format import common
+
 AROUND = 40
 """Characters that are shown on each side of a difference."""
 
@@ -76,8 +78,7 @@ def _first(place: str, then: Any, now: Any, unseen: set[str]) -> tuple[str, Any,
 
 def _changed(place: str, then: Any, now: Any) -> str:
     old, new = words(then), words(now)
-    start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
-    start = min(len(old), len(new)) if start is None else start
+    start = len(common(old, new))
     return f"{place} was {shortened(old, start)} and is now {shortened(new, start)}."
 
 

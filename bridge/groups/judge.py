@@ -17,7 +17,7 @@ from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.rewards import PlayedGroup
-from evert.bridge.models.frozen import FrozenModel, frozen_models
+from evert.bridge.models.frozen import FrozenModel, frozen_model
 from evert.bridge.tokens.renderer import prompt_renderer
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GroupJudge:
         return outcomes
 
     async def _ranking(self, attempts: Sequence[str], group: PlayedGroup) -> list[int] | None:
-        ask = frozen_models({JUDGE: self.model}, (), prompt_renderer(group.renderer))[JUDGE]
+        ask = frozen_model(self.model, prompt_renderer(group.renderer))
         rubric = self.rubric if isinstance(self.rubric, str) else self.rubric(group.task)
         shown = [f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)]
         asked = PROMPT.format(count=len(attempts), rubric=rubric, attempts="\n\n".join(shown))
@@ -114,7 +114,7 @@ def judge_group(
     Raises:
         InvalidModelError: ``model`` is no model.
     """
-    frozen_models({JUDGE: model}, (), prompt_renderer(None))
+    frozen_model(model, prompt_renderer(None))  # raises if it is no model
     return GroupJudge(model, rubric, weight, retries)
 
 

@@ -7,18 +7,23 @@ With ``ChatAgentEnv(agent, models={"judge": ...})`` the given model answers the 
     a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, with the Env's renderer
     a ``TinkerModel``: weights by name, sampled by the engine in use, with a renderer of their own
     a ``RemoteModel``: an endpoint with OpenAI's chat completions
-    a function from the messages to the reply's text: a player without a model
+    a function, async or not, from the messages to the reply's text: a player without a model
 """
 
 import asyncio
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import tinker
-from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.completers import (
+    MessageCompleter,
+    TinkerTokenCompleter,
+    TokenCompleter,
+    TokensWithLogprobs,
+)
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.chat.bad_requests import bad_request
@@ -28,7 +33,8 @@ from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.models.remote import RemoteModel, check_no_prefill, new_call_ids
-from evert.bridge.models.tinker_model import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
+from evert.bridge.models.tinker_model import MAX_TOKENS, TinkerModel, open_weights, sample_weights
+from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.logprobs import unavailable, with_logprobs
@@ -38,29 +44,13 @@ from evert.bridge.tokens.renderer import PromptRenderer
 MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, by default
 
 
-class _Said(MessageCompleter):
-    def __init__(self, function: Callable[[list[Message]], str]) -> None:
-        self._function = function
-
-    async def __call__(self, messages: list[Message]) -> Message:
-        said: object = self._function(messages)
-        if not isinstance(said, str):
-            if inspect.iscoroutine(said):
-                said.close()
-            raise InvalidModelError(
-                f"The function of a model returned {said!r:.200}; expected the reply's text. "
-                "If it is async, make it a MessageCompleter."
-            )
-        return Message(role="assistant", content=said)
-
-
 FrozenModel: TypeAlias = (
     MessageCompleter
     | TokenCompleter
     | tinker.SamplingClient
     | TinkerModel
     | RemoteModel
-    | Callable[[list[Message]], str]
+    | Callable[[list[Message]], str | Awaitable[str]]
 )
 
 
@@ -84,11 +74,25 @@ def frozen_models(
                 f"models={{{name!r}: ...}} has the policy's own name. Give the policy another name "
                 "(policy_names=...), or leave the entry out."
             )
-    answers: dict[str, FrozenAnswer] = {}
-    for name, model in models.items():
-        seconds = model.timeout if isinstance(model, RemoteModel) else timeout
-        answers[name] = partial(_in_time, _answers(name, model, renderer), seconds)
-    return answers
+    return {
+        name: frozen_model(model, renderer, timeout, called=f"models[{name!r}]")
+        for name, model in models.items()
+    }
+
+
+def frozen_model(
+    model: FrozenModel,
+    renderer: PromptRenderer,
+    timeout: float | None = MODEL_TIMEOUT,
+    *,
+    called: str = "model",
+) -> FrozenAnswer:
+    """Return the function that answers the calls to a model; see ``frozen_models``.
+
+    ``called`` is the parameter that holds the model, for the error.
+    """
+    seconds = model.timeout if isinstance(model, RemoteModel) else timeout
+    return partial(_in_time, _answers(called, model, renderer), seconds)
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
@@ -109,7 +113,7 @@ async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatReq
     return asked.result()
 
 
-def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
+def _answers(called: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
     if isinstance(model, RemoteModel):
         return model
     if isinstance(model, TinkerModel):
@@ -123,9 +127,9 @@ def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenA
         completer = TinkerTokenCompleter(sampled, MAX_TOKENS)
         return partial(_ask_for_tokens, completer, renderer)
     if callable(model) and not isinstance(model, type):
-        return partial(_ask_for_message, _Said(model))
+        return partial(_ask_for_message, partial(_said, model))
     raise InvalidModelError(
-        f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
+        f"{called} is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
         "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel or a function from "
         "messages to a text."
     )
@@ -136,11 +140,24 @@ async def _ask_weights(
 ) -> Reply:
     number = next(numbers)
     weights = await open_weights(model)
-    completer = FrozenSampler(model, weights, number)
-    return await _ask_for_tokens(completer, weights.renderer, request)
+    sample = partial(sample_weights, model, weights, number)
+    return await _ask_for_tokens(sample, weights.renderer, request)
 
 
-async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) -> Reply:
+async def _said(function: Callable[[list[Message]], Any], messages: list[Message]) -> Message:
+    said = function(messages)
+    if inspect.isawaitable(said):
+        said = await said
+    if not isinstance(said, str):
+        raise InvalidModelError(
+            f"The function of a model returned {said!r:.200}; expected the reply's text."
+        )
+    return Message(role="assistant", content=said)
+
+
+async def _ask_for_message(
+    completer: Callable[[list[Message]], Awaitable[Message]], request: ChatRequest
+) -> Reply:
     if request.tools:
         raise bad_request(
             f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give the "
@@ -151,7 +168,7 @@ async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) ->
     if request.logprobs:
         raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
-    messages = await Images().all_shown(messages)
+    messages = await off_loop(lambda: [*map(Images().shown, messages)])
     if request.format is not None:
         messages.append(request.format.request())
     parsed = await completer(messages)
@@ -161,11 +178,13 @@ async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) ->
 
 
 async def _ask_for_tokens(
-    completer: TokenCompleter, renderer: PromptRenderer, request: ChatRequest
+    sample: Callable[..., Awaitable[TokensWithLogprobs]],
+    renderer: PromptRenderer,
+    request: ChatRequest,
 ) -> Reply:
     observe = partial(ConversationBook(renderer).observe, request, "")
     conversation = await LongTexts(renderer).rendered(observe, request)
-    action = await completer(
+    action = await sample(
         conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
     )
     reply, _ = read_action(

@@ -127,15 +127,17 @@ def new_call_ids() -> str:
 
 
 def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
+    if wanted is None:
+        return {}
     fields: dict[str, Any] = {}
-    if wanted is not None and wanted.schema == ANY_OBJECT:
+    if wanted.schema == ANY_OBJECT:
         fields["response_format"] = {"type": "json_object"}
-    elif wanted is not None and wanted.schema is not None:
+    elif wanted.schema is not None:
         schema = {"name": "reply", "schema": json.loads(wanted.schema)}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if wanted is not None and len(wanted.must_call) == 1:
+    if len(wanted.must_call) == 1:
         [name] = wanted.must_call
         fields["tool_choice"] = {"type": "function", "function": {"name": name}}
-    elif wanted is not None and wanted.must_call:
+    elif wanted.must_call:
         fields["tool_choice"] = "required"
     return fields

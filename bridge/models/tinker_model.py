@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import tinker
-from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 
 from evert.bridge.chat.bad_requests import context_length_exceeded
 from evert.bridge.errors import InvalidModelError
@@ -73,39 +73,35 @@ class OpenWeights:
     context_length: int | None  # tokens of prompt and reply together; None: not known
 
 
-class FrozenSampler(TokenCompleter):
-    """Samples one reply of a ``TinkerModel``; ``number`` is the call's index in the episode."""
+async def sample_weights(
+    model: TinkerModel,
+    weights: OpenWeights,
+    number: int,
+    prompt: tinker.ModelInput,
+    stop: StopCondition,
+    *,
+    max_tokens: int | None = None,
+) -> TokensWithLogprobs:
+    """Return the tokens of a model's reply; ``number`` is the call's index in the episode.
 
-    def __init__(self, model: TinkerModel, weights: OpenWeights, number: int) -> None:
-        self._model = model
-        self._weights = weights
-        self._seed = None if model.seed is None else model.seed + number
-
-    async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
-    ) -> TokensWithLogprobs:
-        """Return the reply's tokens.
-
-        Raises:
-            openai.BadRequestError: The context has no room left (``context_length_exceeded``).
-        """
-        caps = [self._model.max_tokens or MAX_TOKENS, max_tokens]
-        context = self._weights.context_length
-        if context is not None:
-            if model_input.length >= context:
-                raise context_length_exceeded(model_input.length, context - 1)
-            caps.append(context - model_input.length)
-        params = tinker.SamplingParams(
-            stop=stop,
-            max_tokens=min(cap for cap in caps if cap is not None),
-            temperature=self._model.temperature,
-            seed=self._seed,
-        )
-        result = await self._weights.client.sample_async(
-            prompt=model_input, num_samples=1, sampling_params=params
-        )
-        [sequence] = result.sequences
-        return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
+    Raises:
+        openai.BadRequestError: The context has no room left (``context_length_exceeded``).
+    """
+    caps = [model.max_tokens or MAX_TOKENS, max_tokens]
+    context = weights.context_length
+    if context is not None:
+        if prompt.length >= context:
+            raise context_length_exceeded(prompt.length, context - 1)
+        caps.append(context - prompt.length)
+    params = tinker.SamplingParams(
+        stop=stop,
+        max_tokens=min(cap for cap in caps if cap is not None),
+        temperature=model.temperature,
+        seed=None if model.seed is None else model.seed + number,
+    )
+    result = await weights.client.sample_async(prompt=prompt, num_samples=1, sampling_params=params)
+    [sequence] = result.sequences
+    return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
 
 
 _lock = threading.Lock()

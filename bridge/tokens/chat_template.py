@@ -37,6 +37,7 @@ from evert.bridge.tokens.pretrained import read_json
 from evert.bridge.tokens.probes import (
     RESULT,
     SAID,
+    SYSTEM,
     TOOL,
     TOOLS,
     USER,
@@ -277,17 +278,15 @@ class ChatTemplate:
         return find_format(shown)
 
     def _can_open_alone(self) -> bool:
-        system = Message(role="system", content="Qzsystem")
         try:
-            alone = self.text([system])
-            return "Qzsystem" in alone and self.text([system, USER]).startswith(alone)
+            alone = self.text([SYSTEM])
+            return "Qzsystem" in alone and self.text([SYSTEM, USER]).startswith(alone)
         except Exception:  # a template may raise anything
             return False
 
     def _learn_frames(self) -> list[str]:
-        system = Message(role="system", content="Qzsystem")
         found: dict[str, None] = {}
-        for shape in ([USER, SAID, USER, SAID], [system, USER, SAID]):
+        for shape in ([USER, SAID, USER, SAID], [SYSTEM, USER, SAID]):
             try:
                 rest = self.text(shape)
             except Exception:  # it has no system message

@@ -7,7 +7,6 @@ be opened as an image. They are opened in a thread, because that takes longer th
 
 import base64
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -15,7 +14,6 @@ from PIL import Image
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.loop_budget import LongTextError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some of them Pillow starts programs
@@ -30,13 +28,6 @@ class Images:
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
         self._has_any = False
-
-    async def all_shown(self, messages: Sequence[Message]) -> list[Message]:
-        """``shown`` for several messages; in a thread if there are images."""
-        try:
-            return [self.shown(message, 0) for message in messages]
-        except LongTextError:
-            return await off_loop(lambda: [self.shown(message) for message in messages])
 
     def shown(self, message: Message, most: int | None = None) -> Message:
         """``message`` with its images checked; a ``LongTextError`` unless ``most`` is None."""

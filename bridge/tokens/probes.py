@@ -18,6 +18,7 @@ from evert.bridge.tokens.call_format import FIRST
 TOOLS = "tools"
 """Role of the message that carries tools to a template; its content is the system prompt."""
 
+SYSTEM = Message(role="system", content="Qzsystem")
 USER = Message(role="user", content="Qzuser")
 SAID = Message(role="assistant", content="Qzreply")
 TOOL = ToolSpec(

@@ -139,10 +139,10 @@ class ModelAnswerer:
     def __init__(
         self, model: "FrozenModel", *, renderer: "Renderer | None" = None, attempts: int = 3
     ) -> None:
-        from evert.bridge.models.frozen import frozen_models
+        from evert.bridge.models.frozen import frozen_model
         from evert.bridge.tokens.renderer import prompt_renderer
 
-        self._ask = frozen_models({"answerer": model}, "", prompt_renderer(renderer))["answerer"]
+        self._ask = frozen_model(model, prompt_renderer(renderer))
         self._attempts = attempts
 
     async def answer(self, noun: Noun, question: str) -> Answer:

@@ -90,10 +90,10 @@ class ModelSearch:
     )
 
     def __init__(self, model: "FrozenModel", *, renderer: "Renderer | None" = None) -> None:
-        from evert.bridge.models.frozen import frozen_models
+        from evert.bridge.models.frozen import frozen_model
         from evert.bridge.tokens.renderer import prompt_renderer
 
-        self._ask = frozen_models({"search": model}, "", prompt_renderer(renderer))["search"]
+        self._ask = frozen_model(model, prompt_renderer(renderer))
 
     async def search(self, query: str) -> str:
         """The model's reply."""

@@ -8,9 +8,9 @@ the token's log-probability differs between the answers, the server reports anot
 
 from typing import Any
 
-import orjson
 from tinker import types
 
+from evert.bridge.chat.fields import json_object
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.wire import FIT, Asked, Dialect
@@ -62,7 +62,7 @@ async def _sampled(client: ServedSamplingClient) -> tuple[list[int], int, float]
     if ids is None and await client.dialect() is Dialect.LLAMA_CPP:
         body = {"content": KNOWN_PROMPT, "add_special": False}
         content = await client.post(client.base_url.removesuffix("/v1") + "/tokenize", body)
-        ids = orjson.loads(content)["tokens"]
+        ids = (json_object(content) or {}).get("tokens")
     if ids is None or not sequence.tokens or sequence.logprobs is None:
         raise UnfitServerError(f"{client.base_url} returned no ids of the prompt's tokens. {FIT}")
     return ids, sequence.tokens[0], sequence.logprobs[0]

@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import pytest
 import tinker
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -98,6 +100,26 @@ async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) 
     policy._tokenizer = base_tokenizer("evert-tiny-20q")
     with pytest.raises(UnfitServerError, match=r"our tokenizer \(evert-tiny-20q\)"):
         await policy(prompt(), [])
+
+
+@pytest.mark.parametrize("tokenized", ["{}", "[1, 2]", "<html>"])
+async def test_llama_cpp_is_refused_if_it_returns_no_ids_of_a_text(tokenized: str) -> None:
+    content = [{"id": 3, "logprob": -0.5}]
+    choice = {"index": 0, "finish_reason": "stop", "logprobs": {"content": content}}
+    answers = {
+        "/v1/models": json.dumps({"data": [{"id": "m", "owned_by": "llamacpp"}]}),
+        "/v1/completions": json.dumps({"choices": [choice]}),
+        "/tokenize": tokenized,
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=answers[request.path])
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(UnfitServerError, match=r"/v1 returned no ids of the prompt's tokens"):
+            await ServedPolicy(str(server.make_url("/v1")), "m")(prompt(), [])
 
 
 async def test_what_is_not_there_is_said(client: Any, service: PolicyService) -> None:
