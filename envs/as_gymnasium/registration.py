@@ -64,9 +64,7 @@ def register_agent(
         InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
         InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
-    _check_id(id)
-    if id in gymnasium.registry and not replace:
-        raise error.RegistrationError(_taken(id))
+    _check_id(id, replace)
     if isinstance(tasks, str):
         _check_path("Tasks are", tasks, InvalidDatasetError)
     elif tasks is not None:
@@ -88,13 +86,15 @@ def register_agent(
     return gymnasium.spec(id)
 
 
-def _check_id(id: object) -> None:
+def _check_id(id: object, replace: bool) -> None:
     match = ENV_ID_RE.fullmatch(id) if isinstance(id, str) else None
     if match is None or match.group("version") is None:
         raise error.RegistrationError(
             f"An environment id is a string like 'my/Env-v0' ([namespace/]name-v<version>), got "
             f"{id!r}. Letters, digits, '_', '-' and ':' are allowed, and in the name '.'."
         )
+    if id in gymnasium.registry and not replace:
+        raise error.RegistrationError(_taken(str(id)))
 
 
 def _taken(id: str) -> str:
