@@ -1,6 +1,7 @@
 """``ScriptedPolicy``: a policy that plays given texts, for tests of agents without a model."""
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -16,7 +17,8 @@ class ScriptedPolicy(TokenCompleter):
     """A ``TokenCompleter`` whose replies are written in advance.
 
     Args:
-        replies: One per call; for several episodes at once, a function from prompt text to reply.
+        replies: One per call; for several episodes at once, a function, async or not, from prompt
+            text to reply.
         renderer: The Env's renderer; None: the default one.
         logprob: The log-probability of every token.
 
@@ -30,7 +32,7 @@ class ScriptedPolicy(TokenCompleter):
 
     def __init__(
         self,
-        replies: Iterable[str] | Callable[[str], str],
+        replies: Iterable[str] | Callable[[str], str | Awaitable[str]],
         renderer: Renderer | None = None,
         logprob: float = -1.0,
     ) -> None:
@@ -56,6 +58,8 @@ class ScriptedPolicy(TokenCompleter):
         text = [token for token in flatten(model_input.chunks) if isinstance(token, int)]
         prompt = self._renderer.decode(text)
         reply = self._reply(prompt)
+        if inspect.isawaitable(reply):
+            reply = await reply
         if not isinstance(reply, str):
             kind = type(reply).__name__
             raise InvalidModelError(f"The reply is {repr_of(reply)} ({kind}); expected a text.")
@@ -71,7 +75,7 @@ class ScriptedPolicy(TokenCompleter):
             stop_reason="length" if cut else "stop",
         )
 
-    def _reply(self, prompt: str) -> str:
+    def _reply(self, prompt: str) -> str | Awaitable[str]:
         if callable(self._replies):
             return self._replies(prompt)
         number = len(self.actions)

@@ -48,6 +48,13 @@ async def test_replies_that_are_no_texts_are_refused() -> None:
         await ScriptedPolicy(lambda _: 5)(prompt("a"), [])  # type: ignore[arg-type, return-value]
 
 
+async def test_replies_may_come_from_an_async_function() -> None:
+    async def echo(asked: str) -> str:
+        return f"{asked}!"
+
+    assert (await ScriptedPolicy(echo)(prompt("a"), [])).tokens == OUR.encode("a!") + END
+
+
 async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
     whole = OUR.encode("A longer text.") + END
     for cap in range(1, len(whole) + 1):

@@ -107,6 +107,8 @@ def test_ctrl_c_and_a_hang_up_reach_an_evaluation_once_and_one_that_does_not_end
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as evaluating:
         while not said.exists() or not said.read_text():
             time.sleep(0.01)
+        while psutil.Process(evaluating.pid).status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)  # until it waits for the program
         os.killpg(evaluating.pid, number)  # as a terminal does
         assert b"KeyboardInterrupt" in evaluating.communicate(timeout=60)[1]
     stubborn, *told = said.read_text().split()

@@ -114,20 +114,31 @@ async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Pat
     assert rewards(await replay(record, gathers)) == [0.0, 0.0, 1.0]
 
 
-class Slow(ScriptedPolicy):
-    """Says what it was asked, the later names the sooner."""
+class LaterFirst(ScriptedPolicy):
+    """Says what it was asked; of calls that wait, the one with the later name first."""
 
-    def __init__(self) -> None:
+    def __init__(self, never: str = "") -> None:
         super().__init__(lambda prompt: f"you are {self._name(prompt)}")
+        self._never = never
+        self._asked: list[str] = []
+        self._order = asyncio.Condition()
 
     @staticmethod
     def _name(prompt: str) -> str:
         return str(re.findall(r"I am (\w+)", prompt)[-1])
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
-        """The next reply."""
+        """The next reply; the name ``never`` gets none."""
         name = self._name(base_tokenizer().decode(model_input.to_ints()))
-        await asyncio.sleep(0.01 * (3 - "ABC".index(name[0])))
+        if name == self._never:
+            await asyncio.Event().wait()
+        self._asked.append(name)
+        for _ in range(20):  # the others ask meanwhile
+            await asyncio.sleep(0)
+        async with self._order:
+            await self._order.wait_for(lambda: name == max(self._asked))
+            self._asked.remove(name)
+            self._order.notify_all()
         return await super().__call__(model_input, stop, **options)
 
 
@@ -154,7 +165,7 @@ class Meets:
 async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: Path) -> None:
     recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
     env = recorder.watch(ChatAgentEnv(agent))
-    played = await do_parallel_rollout(Slow(), env)
+    played = await do_parallel_rollout(LaterFirst(), env)
     recorder.add([played], [env])
     [record] = read_records(tmp_path)
     again = await replay(record, agent)
@@ -179,12 +190,12 @@ async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
 ) -> None:
     recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
     env = recorder.watch(ChatAgentEnv(agent))
-    recorder.add([await do_parallel_rollout(Slow(), env)], [env])
+    recorder.add([await do_parallel_rollout(LaterFirst(), env)], [env])
     [record] = read_records(tmp_path)
 
     for turn in range(record.turns):
         env = BranchEnv(record, turn, agent)
-        branch = await play(Slow(), env)
+        branch = await play(LaterFirst(), env)
         assert branch.transitions[0].ob.to_ints() == record.prompts[turn]
         assert len(branch.transitions) == record.turns - turn
         rewarded = [{"A": 1, "B": 2, "C": 3}[str(t.logs["who"])] for t in branch.transitions]
@@ -203,7 +214,7 @@ async def test_a_call_that_was_given_up_is_given_up_again(tmp_path: Path) -> Non
 
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(guarded))
-    played = await do_parallel_rollout(Slow(), env)
+    played = await do_parallel_rollout(LaterFirst(never="A"), env)
     recorder.add([played], [env])
     [record] = read_records(tmp_path)
 
