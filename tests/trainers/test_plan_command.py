@@ -75,6 +75,14 @@ def test_a_model_is_planned_without_weights(qwen: str, monkeypatch: Patch, capsy
     assert "rows at a time               7  of 2,048 tokens; others wait" in shown
 
 
+def test_a_run_is_planned_as_its_base(tmp_path: Path, capsys: Shown) -> None:
+    (tmp_path / "run.json").write_text('{"settings": {"model_name": "evert-tiny"}}')
+    weights = {"sampler_path": "tinker://a/sampler_weights/b", "batch": 1, "name": "b"}
+    (tmp_path / "checkpoints.jsonl").write_text(f"{json.dumps(weights)}\n")
+    assert cli.main(["engine", "plan", f"model={tmp_path}", "device=cpu"]) == 0
+    assert capsys.readouterr().out.startswith("evert-tiny: 853,376 parameters")
+
+
 def test_what_does_not_fit_says_what_to_do(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
     free(monkeypatch, 24)
     assert plan.main(["plan", f"model={qwen}", "full_parameter=True", "device=cpu"]) == 1

@@ -48,6 +48,7 @@ LIGHT = {
     "train env=identitty": "There is no game 'identitty'. Did you mean env=identity?",
     "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
     "train env=identity cookbook.temperature=-1": "cookbook.temperature must be at least 0, got -1",
+    "train env=identity parse_error_policy.max_consecutive=-1": "max_consecutive must be at least",
     "train env=identity temperature=0.5": "Did you mean 'cookbook.temperature'?",
     "train env=identity max_turns=3": "Did you mean 'limits.max_turns'?",
     "train env=identity limits.maxturns=3": "Did you mean 'limits.max_turns'?",

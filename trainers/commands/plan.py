@@ -28,7 +28,7 @@ Settings, with their values:
 class PlanSettings:
     """The model, and how the engine would load and train it."""
 
-    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name")
+    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name, a run")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
     dtype: Dtype = setting("auto", "type of the weights; auto: bfloat16 on CUDA with an adapter")
@@ -55,7 +55,7 @@ main = COMMAND.main
 
 def make_plan(settings: PlanSettings) -> "Plan":
     """Estimate the memory that the settings' model takes."""
-    check_weights(find_model(settings.model), f"model={settings.model}", "planned")
+    found = check_weights(find_model(settings.model), f"model={settings.model}", "planned")
 
     from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars
@@ -69,7 +69,9 @@ def make_plan(settings: PlanSettings) -> "Plan":
         gradient_checkpointing=settings.gradient_checkpointing,
     )
     with trusting_code(settings.trust_remote_code), no_network(), no_progress_bars():
-        return plan(settings.model, engine, rank=settings.lora_rank, samplers=settings.samplers)
+        return plan(
+            found.base_model or "", engine, rank=settings.lora_rank, samplers=settings.samplers
+        )
 
 
 def said(found: "Plan", tokens: int) -> str:

@@ -154,7 +154,7 @@ def check_weights(found: NamedModel, setting: str, done: str) -> NamedWeights:
         return found
     raise ModelNameError(
         f"{setting} is not on this machine, so it cannot be {done} here; expected a base of "
-        "evert's, a Hugging Face folder, or a model's name on the Hugging Face Hub."
+        "evert's, a Hugging Face folder, a model's name on the Hugging Face Hub, or runs/NAME."
     )
 
 

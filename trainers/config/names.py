@@ -3,7 +3,6 @@
 import difflib
 import re
 import sys
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -40,7 +39,7 @@ def check_names(settings: EpisodeSettings) -> None:
         for path in getattr(settings, name, ()):
             key = path.partition(".")[0] if name == "cookbook" else path
             check_name(key, cookbook_fields(name), f"{name}.{{}}".format)
-    _check_numbers(settings.limits, getattr(settings, "cookbook", {}))
+    _check_numbers(settings)
     given = {key: getattr(settings, key, None) for key in PATHS}
     game = getattr(settings, "game", None)  # an evaluation's; a run's settings have its agent
     if game is not None and game.agent[:6] != "evert.":
@@ -72,15 +71,16 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
         )
 
 
-def _check_numbers(limits: Mapping[str, Any], cookbook: Mapping[str, Any]) -> None:
-    for key, value in limits.items():
+def _check_numbers(settings: EpisodeSettings) -> None:
+    for key, value in settings.limits.items():
         if (limit := number_in(value)) is not None and limit <= 0:
             raise UsageError(
                 f"limits.{key} must be a positive value or None (unlimited), got {value}."
             )
-    temperature = cookbook.get("temperature")
-    if (number_in(temperature) or 0.0) < 0:  # else the first request of the run refuses it
-        raise UsageError(f"cookbook.temperature must be at least 0, got {temperature}.")
+    for name, key in (("parse_error_policy", "max_consecutive"), ("cookbook", "temperature")):
+        value = getattr(settings, name, {}).get(key)
+        if (number_in(value) or 0.0) < 0:
+            raise UsageError(f"{name}.{key} must be at least 0, got {value}.")
 
 
 def _check_tasks(called: str, tasks: Any) -> None:
