@@ -81,6 +81,7 @@ class Conversation:
         prefill: The agent's beginning of the next reply.
         points: Replies to branch from, also those from before its own branch.
         place: Its place in the index, after the agent's latest message or the latest reply.
+        length: Number of tokens of the prompt.
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
         shown: For templates that are rendered whole: the log's tokens by the renderer itself.
@@ -103,6 +104,7 @@ class Conversation:
     action: list[int] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     place: int = START
+    length: int = 0
     first: int | None = None
     before: Key | None = None
     shown: FlatPrompt = field(default_factory=list)
@@ -124,6 +126,7 @@ class Conversation:
         branch._add(origin.messages[: point.messages])
         branch.tool_names = dict(origin.tool_names)
         branch.log, branch.action, branch.points = point.log, point.action, point.path
+        branch.length = point.log.length
         if not renderer.renders_tails:
             check_tokens(branch.log.length, most)
             branch.shown = renderer.full(branch.messages[:-1])
@@ -164,11 +167,6 @@ class Conversation:
 
     # -- the model's view ------------------------------------------------------------------------
 
-    @property
-    def length(self) -> int:
-        """Number of tokens of the prompt."""
-        return self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
-
     def prompt(self) -> tinker.ModelInput:
         """The prompt: the tokens that the policy continues."""
         return self.log.followed_by([*self.tail, *self.suffix, *self.opened])
@@ -179,6 +177,7 @@ class Conversation:
         """Add an action; if it was cut, add its end-of-turn token too."""
         ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
+        self.length = self.log.length
         if not renderer.renders_tails:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.opened, self.action = [], [], [], ended
@@ -225,15 +224,16 @@ class Conversation:
             render = self._render_tail if renderer.renders_tails else self._render_whole
             drift = render(start, renderer, most)
             self.opened = renderer.spell(self.prefill) if self.prefill else []
+            length = self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
             longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
-            if longest is not None and self.length > longest:
-                raise context_length_exceeded(self.length, longest)
+            if longest is not None and length > longest:
+                raise context_length_exceeded(length, longest)
         except BaseException:
             del self.messages[start:]
             self.log, self.tail, self.suffix, self.opened, self.shown = before
             self.last_user = last_user
             raise
-        self.action = []
+        self.action, self.length = [], length
         return drift
 
     def _add(self, messages: Sequence[Message]) -> None:
