@@ -52,7 +52,7 @@ from evert.bridge.env.transcript import Transcript
 from evert.bridge.groups.group import sort_by_lineage
 from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.bases import base_tokenizer
-from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, supervised_example
 from evert.bridge.tokens.token_log import flatten
 from evert.trainers.system.provenance import origin
 
@@ -263,7 +263,7 @@ def joined(turns: Sequence[Transition]) -> list[Datum]:
 def from_text(played: Played, prompts: PromptRenderer) -> Datum:
     """Return the last conversation as one datum, rendered from its messages."""
     messages = messages_of(played.calls[-1][0], prompts, played.last)
-    found, weights = prompts.supervised_example(messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+    found, weights = supervised_example(prompts, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     return found.to_ints(), weights.tolist()
 
 

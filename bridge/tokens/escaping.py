@@ -25,11 +25,10 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.redaction import LONE
-
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CACHED_LENGTH = 2000  # characters; enough for a template's headers and a task's system prompt
 
@@ -137,12 +136,13 @@ class ControlTokens:
         The rest stays as written; it may be nested deeper than Python can follow.
         """
         marked = self.mark(text)
+        value = None
         try:
             value = json.loads(marked)
         except ValueError:
             return marked
         except RecursionError:
-            value = None  # its strings can still be marked
+            pass  # its strings can still be marked
         if not isinstance(value, str):
             return _STRING.sub(self._mark_string, marked)
         inner = self._mark_json(value)  # JSON inside JSON: some templates decode it twice
@@ -174,7 +174,7 @@ class ControlTokens:
 
 def _json_string(text: str) -> str:
     """A text as JSON. Lone surrogates, which UTF-8 cannot encode, are escaped."""
-    return json.dumps(text, ensure_ascii=LONE.search(text) is not None)
+    return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 
 def _marked(found: re.Match[str]) -> str:
@@ -202,8 +202,10 @@ class MarkedTokenizer:
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Token ids of ``text`` without its marks."""
-        if MARK not in text:  # most texts
-            return list(self._encode(text, **options))
+        if MARK not in text:
+            if len(text) <= _CACHED_LENGTH:  # most texts
+                return list(self._remembered(text, **options))
+            return list(self._encode_anew(text, **options))
         pieces = text.split(MARK)
         plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
         tokens: list[int] = []

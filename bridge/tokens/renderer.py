@@ -14,8 +14,7 @@ add (``tail``), the generation suffix, stops, parsing. It adds three things that
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +69,7 @@ class PromptRenderer:
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, MarkedBackend(value, self._control))
         self.lock = threading.Lock()
+        self._refusing = _Refusing(self._name)
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
@@ -164,19 +164,18 @@ class PromptRenderer:
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         """The messages that offer ``tools`` in this renderer's format."""
-        with _refusing(self._name):
-            marked = [self._control.mark_deep(dict(tool)) for tool in tools]
-            if marked != tools:
-                self._check_spells()
-            try:
+        try:
+            with _Refusing(self._name, NotImplementedError):
+                marked = [self._control.mark_deep(dict(tool)) for tool in tools]
+                if marked != tools:
+                    self._check_spells()
                 return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)
-            except NotImplementedError:
-                raise RendererMismatchError(
-                    f"{self._name} has no tool support, but the agent offers {len(tools)} tools. "
-                    "Use a renderer with tools (qwen3_instruct; template_hermes writes them into "
-                    "the system message of any chat model), or put the tools into the prompt as "
-                    "text."
-                ) from None
+        except NotImplementedError:
+            raise RendererMismatchError(
+                f"{self._name} has no tool support, but the agent offers {len(tools)} tools. Use a "
+                "renderer with tools (qwen3_instruct; template_hermes writes them into the system "
+                "message of any chat model), or put the tools into the prompt as text."
+            ) from None
 
     @cached_property
     def shows_ids(self) -> bool:
@@ -196,7 +195,7 @@ class PromptRenderer:
 
     def full(self, messages: list[Message]) -> FlatPrompt:
         """The whole prompt, generation suffix included, made by the renderer itself."""
-        with self.lock, _refusing(self._name):
+        with self.lock, self._refusing:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
@@ -204,7 +203,7 @@ class PromptRenderer:
         """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
-        with self.lock, _refusing(self._name):
+        with self.lock, self._refusing:
             if isinstance(renderer, TemplateRenderer):
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
@@ -245,7 +244,7 @@ class PromptRenderer:
         known = None if is_own else self._suffixes.get(key)
         if known is None:
             context = _context(messages, len(messages), last_user)
-            with self.lock, _refusing(self._name):
+            with self.lock, self._refusing:
                 known = self._renderer._get_generation_suffix("assistant", context)
             if not is_own:
                 self._suffixes[key] = known
@@ -262,29 +261,40 @@ class PromptRenderer:
         with self.lock:
             return self._renderer.parse_response(action)
 
-    def supervised_example(
-        self, messages: list[Message], train_on: TrainOnWhat
-    ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-        """A whole conversation, and a weight for each token: 1 if it is trained on, else 0."""
-        with self.lock, _refusing(self._name):
-            return self._renderer.build_supervised_example(messages, train_on_what=train_on)
+
+def supervised_example(
+    prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
+) -> tuple[tinker.ModelInput, "torch.Tensor"]:
+    """A whole conversation, and a weight for each token: 1 if it is trained on, else 0."""
+    with prompts.lock, prompts._refusing:
+        return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Turn what the renderer ``name`` raises into a ``RendererMismatchError``."""
-    try:
-        yield
-    except (RendererError, RendererMismatchError):
-        raise
-    except Exception as error:
-        text = f"{name} raised {type(error).__name__}: {error}"
-        if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
-            text = (
-                "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was "
-                "cut in two?). Replace it: text.encode(errors='replace').decode()."
-            )
-        raise RendererMismatchError(text) from error
+HALF = (
+    "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was cut in two?). "
+    "Replace it: text.encode(errors='replace').decode()."
+)
+
+
+class _Refusing:
+    """Turns what a renderer raises into a ``RendererMismatchError``, except the classes in ``but``.
+
+    It is entered every turn; a context manager made of a generator takes eight times as long.
+    """
+
+    def __init__(self, name: str, *but: type[Exception]) -> None:
+        self._name = name
+        self._but: tuple[type[Exception], ...] = (RendererError, RendererMismatchError, *but)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._but):
+            text = f"{self._name} raised {type(error).__name__}: {error}"
+            if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
+                text = HALF
+            raise RendererMismatchError(text) from error
 
 
 def _refuse_images(content: Sequence[ContentPart], name: str) -> None:

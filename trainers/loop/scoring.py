@@ -17,7 +17,7 @@ from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.chat.messages import read_message
 from evert.bridge.errors import EvertError
-from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer, supervised_example
 from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
 
 Reduction = Literal["none", "mean"]
@@ -108,5 +108,5 @@ def _datum(
     renderer: PromptRenderer, messages: list[Message], train_on: TrainOnWhat, reduction: Reduction
 ) -> tinker.Datum:
     escaped = [renderer.escape(message) for message in messages]
-    whole, weights = renderer.supervised_example(escaped, train_on)
+    whole, weights = supervised_example(renderer, escaped, train_on)
     return datum_from_model_input_weights(whole, weights, reduction=reduction)
