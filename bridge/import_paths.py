@@ -23,7 +23,9 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     try:
         return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as cause:
-        hint = f" Did you mean {Path(module).stem}:{name}?" if module.endswith(".py") else ""
+        parts = Path(module).with_suffix("").parts if module.endswith(".py") else ()
+        dotted = ".".join(parts) if all(part.isidentifier() for part in parts) else ""
+        hint = f" Did you mean {dotted}:{name}?" if dotted else ""
         raise error(
             f"No {what} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
             "modules are searched for in the current folder and the installed packages."

@@ -29,10 +29,14 @@ class Begun:
 
 
 class Ahead(TokenCompleter):
-    """A policy that can start to sample before the runner asks."""
+    """A policy that can start to sample before the runner asks.
 
-    def __init__(self, policy: TokenCompleter, max_calls: int) -> None:
+    ``is_timed``: whether a sample that takes too long fails; one of a record waits for its turn.
+    """
+
+    def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
         self.max_calls = max_calls
+        self._is_timed = is_timed
         self._policy = policy
         self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
         self._begun: WeakValueDictionary[int, Begun] = WeakValueDictionary()
@@ -47,7 +51,7 @@ class Ahead(TokenCompleter):
         """Start to sample an observation; the runner must ask with this same object."""
 
         async def sample() -> TokensWithLogprobs:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds if self._is_timed else None):
                 return await self._ask(observation, stop, max_tokens)
 
         task = asyncio.get_running_loop().create_task(

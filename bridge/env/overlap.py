@@ -54,10 +54,26 @@ class Overlap:
         length, sampled = outstanding.conversation.length, self._account.sampled
         most = budget.sample(outstanding.cap(budget), length, sampled)
         timeout = budget.limits.sampling_turn_timeout_seconds
-        outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
+        begun = outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
         inbox.ahead[call] = outstanding
-        outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
+        begun.task.add_done_callback(
+            lambda _: inbox.is_sampled(call) if outstanding.sampling is begun else None
+        )
         return True
+
+    def go_on(self, ahead: Ahead | None) -> None:
+        """From here on, sample with ``ahead``, also the calls that wait for their samples."""
+        self.ahead, self.is_met = ahead, False
+        if (inbox := self._account.inbox) is None:
+            return
+        room = (self.most or 1) - 1  # one more waits for the runner
+        for number, outstanding in enumerate([*inbox.ahead.values()]):
+            if outstanding.sampling is not None:
+                outstanding.sampling.task.cancel()  # then the runner samples it in its turn
+            if number < room:
+                self.is_met = True
+                inbox.is_sampled_again(outstanding.call)
+                self.takes(outstanding)
 
     def look(self, lent: Outstanding) -> None:
         """Start to sample calls that arrive while the runner samples another one.

@@ -91,7 +91,7 @@ async def do_parallel_rollout(
     Raises:
         Exception: As ``do_single_rollout``.
     """
-    ahead = Ahead(policy, max_calls)
+    ahead = policy if isinstance(policy, Ahead) else Ahead(policy, max_calls)
     _play_by(env, ahead)
     try:
         trajectory = await do_single_rollout(ahead, env)

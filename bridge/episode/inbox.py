@@ -251,6 +251,11 @@ class Inbox(Generic[P]):
             self._sampled.append(call)
             self._rouse()
 
+    def is_sampled_again(self, call: ParkedCall) -> None:
+        """Note that a call gets another sample, which is not ready yet."""
+        if call in self._sampled:
+            self._sampled.remove(call)
+
     def _on_timer(self, patience: float) -> None:
         """Time out the current wait, or set the timer again for its deadline.
 

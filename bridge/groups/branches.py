@@ -12,7 +12,6 @@ from typing import Any, Unpack
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import InitialObservationOverflow, Observation
 
-from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.transcript import Transcript
@@ -74,7 +73,7 @@ class BranchEnv(ChatAgentEnv):
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
         overlap, policy = self._turns.overlap, InOrder(self._record, self)
-        ahead, overlap.ahead = overlap.ahead, (replayed := Ahead(policy, policy.max_calls))
+        ahead, overlap.ahead = overlap.ahead, (replayed := policy.ahead())
         overlap.is_met = True  # so that every call waits for its turn in the record
         begun = await super().initial_observation()
         for turn in range(self._turn):
@@ -93,8 +92,7 @@ class BranchEnv(ChatAgentEnv):
             policy.check_over()
             return begun
         policy.check_at(self._turn, begun[0])
-        replayed.cancel()  # other calls that wait get the new policy's replies
-        overlap.ahead, overlap.is_met = ahead, False
+        overlap.go_on(ahead)  # other calls that wait get the new policy's replies
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()

@@ -38,7 +38,7 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.logprobs import unavailable, with_logprobs
-from evert.bridge.tokens.loop_budget import LongTexts
+from evert.bridge.tokens.loop_budget import LongTextError, LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
 MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, by default
@@ -168,7 +168,11 @@ async def _ask_for_message(
     if request.logprobs:
         raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
-    messages = await off_loop(lambda: [*map(Images().shown, messages)])
+    images = Images()
+    try:
+        messages = [images.shown(message, 0) for message in messages]
+    except LongTextError:  # it has images
+        messages = await off_loop(lambda: [*map(images.shown, messages)])
     if request.format is not None:
         messages.append(request.format.request())
     parsed = await completer(messages)

@@ -15,6 +15,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.conversations.differences import in_field, in_messages, shortened, words
+from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import MAX_CALLS, do_parallel_rollout
@@ -111,20 +112,19 @@ that were given up before their reply; the agent gives them up again, or it diff
 
 
 class InOrder(ReplayPolicy):
-    """Answers concurrent calls in the recorded order, for an Env that is played by an ``Ahead``.
-
-    Attributes:
-        max_calls: Most calls that the ``Ahead`` is to sample at the same time.
-    """
+    """Answers concurrent calls in the recorded order, for an Env that is played by ``ahead()``."""
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)
-        self.max_calls = max(MAX_CALLS, record.turns)
         self._overlap = env._turns.overlap
         self._patience = patience = env._settings.agent_timeout
         self._giving_up = GIVING_UP if patience is None else min(GIVING_UP, patience / 2)
         self._answered, self._moved = 0, asyncio.Condition()
         self._overlap.is_met |= _has_met(record, 0)
+
+    def ahead(self) -> Ahead:
+        """Return a policy that takes all of the agent's calls; each waits for its turn."""
+        return Ahead(self, max(MAX_CALLS, self.record.turns), is_timed=False)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -199,7 +199,7 @@ async def replay(
     try:
         if _has_met(record, *range(record.turns)):
             policy = in_order = InOrder(record, env)
-            trajectory = await do_parallel_rollout(policy, env, in_order.max_calls)
+            trajectory = await do_parallel_rollout(in_order.ahead(), env)
         else:
             policy = ReplayPolicy(record, env)
             trajectory = await do_single_rollout(policy, env)

@@ -117,6 +117,8 @@ def _check_path(subject: str, path: str, error: type[EvertError]) -> None:
 def check_some_tasks(tasks: Any) -> None:
     """Check that tasks are a sequence, and not empty."""
     check_tasks(tasks)
+    if isinstance(tasks, str):
+        raise InvalidDatasetError(f"tasks are the text {tasks!r:.200}; expected a list of tasks.")
     if len(tasks) == 0:
         raise InvalidDatasetError(
             "tasks are empty: an episode draws one of them. Give at least one, or leave tasks out "

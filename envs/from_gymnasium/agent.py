@@ -154,7 +154,10 @@ class GymAgent:
                     return Outcome(0.0, {"illegal": wrong}, truncated=cut and not over)
                 messages.append(self.told(env, actions, observation, info))
         finally:
-            await finished(call(env.close))
+            if self.off_loop:
+                await finished(call(env.close))
+            else:  # without a wait, so also if the event loop is closed
+                env.close()
 
     def _given_up(self, wrong: int) -> Outcome:
         reward = 0.0 if isinstance(self.illegal, str) else self.illegal

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -290,6 +291,20 @@ def test_a_run_needs_no_git(monkeypatch: Patch) -> None:
     cookbook: Any = ml_log
     with redacting():
         assert cookbook.code_state() == ""
+
+
+def test_changes_that_are_no_utf_8_are_left_out_of_code_diff(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_bytes(b"caf\xe9\n")
+    person = ["-c", "user.name=a", "-c", "user.email=a@example.invalid"]
+    for command in (["init", "-q"], ["add", "."], [*person, "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], check=True)
+    (tmp_path / "a.csv").write_bytes(b"th\xe9\n")
+    cookbook: Any = ml_log
+    with redacting():
+        assert "its changes are not in UTF-8" in cookbook.code_state()
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:

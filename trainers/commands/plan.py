@@ -8,7 +8,7 @@ from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, device, setting, size, trust
-from evert.trainers.config.model_names import check_weights, find_model
+from evert.trainers.config.model_names import OR_RUN, check_weights, find_model
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
@@ -55,7 +55,7 @@ main = COMMAND.main
 
 def make_plan(settings: PlanSettings) -> "Plan":
     """Estimate the memory that the settings' model takes."""
-    found = check_weights(find_model(settings.model), f"model={settings.model}", "planned")
+    found = check_weights(find_model(settings.model), f"model={settings.model}", "planned", OR_RUN)
 
     from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars

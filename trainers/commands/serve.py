@@ -15,6 +15,7 @@ from evert.trainers.config.backend import threads_of
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, device, port, setting, size, trust
 from evert.trainers.config.model_names import (
+    OR_RUN,
     ModelNameError,
     NamedWeights,
     check_weights,
@@ -106,7 +107,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _weights(name: str) -> NamedWeights:
-    found = check_weights(find_model(name), f"model={name}", "served")
+    found = check_weights(find_model(name), f"model={name}", "served", OR_RUN)
     if not is_here(found.base_model or ""):
         raise ModelNameError(
             f"model={name} is no shipped base, no folder, and not in the local Hugging Face cache. "

@@ -148,13 +148,17 @@ def check_model(
     return found
 
 
-def check_weights(found: NamedModel, setting: str, done: str) -> NamedWeights:
+OR_RUN = ", runs/NAME or runs/NAME@STEP"
+"""The end of the list of models where a run's weights are taken, too."""
+
+
+def check_weights(found: NamedModel, setting: str, done: str, also: str = "") -> NamedWeights:
     """Return weights whose base is known; refuse other models, which cannot be ``done`` here."""
     if isinstance(found, NamedWeights) and found.base_model is not None:
         return found
     raise ModelNameError(
         f"{setting} is not on this machine, so it cannot be {done} here; expected a base of "
-        "evert's, a Hugging Face folder, a model's name on the Hugging Face Hub, or runs/NAME."
+        f"evert's, a Hugging Face folder, a model's name on the Hugging Face Hub{also}."
     )
 
 

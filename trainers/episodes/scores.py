@@ -175,8 +175,8 @@ def as_csv(rows: Iterable[Score]) -> str:
 
 
 def _as_row(score: Score) -> dict[str, Any]:
-    values = {**vars(score), **score.play}
-    del values["play"]
+    own = {name: value for name, value in vars(score).items() if name != "play"}
+    values = own | {name: value for name, value in score.play.items() if name not in own}
     return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
 
 

@@ -166,8 +166,11 @@ def _check(policies: Sequence[object]) -> None:
 
 def _check_vocabularies(policies: Sequence[Policy]) -> None:
     """Raise if models have different tokens: the prompts of all seats are written in the same."""
-    tokenizers = [each.renderer.tokenizer for each in policies if isinstance(each, InTraining)]
-    clients = [each for each in dict.fromkeys(policies) if isinstance(each, tinker.SamplingClient)]
+    tokenizers: list[Any] = [
+        each.renderer.tokenizer for each in policies if isinstance(each, InTraining)
+    ]
+    kinds = tinker.SamplingClient | ServedSamplingClient
+    clients = [each for each in dict.fromkeys(policies) if isinstance(each, kinds)]
     bases = {each.get_base_model(): each for each in clients}
     if len(bases) + len(tokenizers) > 1:
         tokenizers += [each.get_tokenizer() for each in bases.values()]

@@ -27,8 +27,8 @@ EPISODES = 2
 STEPS = 3
 MOST_TURNS = 12
 """Turns shown of an episode: the first ones and the last."""
-MOST_NOTES, MOST_CHARACTERS = 12, 2_000
-"""Notes and messages shown of a turn, and characters of each."""
+MOST_CHARACTERS = 2_000
+"""Of a turn's notes and messages together."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,11 @@ def _episode(reward: float | None, ending: str, turns: Sequence[Turn]) -> Episod
 
 
 def _turn(heading: str, notes: Mapping[str, Any]) -> Turn:
-    texts = [(shorten(str(k), 60), shorten(str(v), MOST_CHARACTERS)) for k, v in notes.items()]
-    if len(texts) > MOST_NOTES:
-        more = len(texts) - MOST_NOTES
-        texts[MOST_NOTES:] = [("…", f"{more} more notes are not shown")]
+    texts, left = list[tuple[str, str]](), MOST_CHARACTERS
+    for number, (name, value) in enumerate(notes.items()):
+        if left <= 0:
+            texts.append(("…", f"{len(notes) - number} more notes are not shown"))
+            break
+        texts.append((shorten(str(name), 60), shorten(str(value), left)))
+        left -= sum(map(len, texts[-1]))
     return Turn(heading, texts)

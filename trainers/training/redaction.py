@@ -34,7 +34,10 @@ def redacting() -> Iterator[None]:
         return redacted_tree(dump(config))
 
     def code_state() -> str:
-        return redacted(code([here])) if shutil.which("git") else ""
+        try:
+            return redacted(code([here])) if shutil.which("git") else ""
+        except UnicodeDecodeError:  # git writes the bytes of a file as they are
+            return "### the working folder: its changes are not in UTF-8, and are left out\n"
 
     logging.setLogRecordFactory(record_of)
     ml_log.dump_config, ml_log.code_state = dump_config, code_state

@@ -85,6 +85,7 @@ class Index:
         """The stamps of files when they were read to their ends."""
         self._is_damaged = False
         """Whether the database has to be made anew."""
+        self._read = self._write = sqlite3.connect(":memory:")  # until it is open
         try:
             self._open()
         except sqlite3.DatabaseError:
@@ -104,6 +105,7 @@ class Index:
         self._write.executescript(SCHEMA)
 
     def _make_anew(self) -> None:
+        self._is_damaged = True  # until it is made: this may fail, on a full disk
         with self._lock:
             self._read.close()
             self._write.close()

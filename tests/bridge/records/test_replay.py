@@ -15,6 +15,7 @@ from tests.kit import Numbered, ask, assistant, call, policy_of, rewards, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -201,6 +202,63 @@ async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
         rewarded = [{"A": 1, "B": 2, "C": 3}[str(t.logs["who"])] for t in branch.transitions]
         assert rewards(branch) == [*rewarded[:-1], rewarded[-1] + 0.5]
         assert env.earned + sum(rewards(branch)) == 12.5
+
+
+class Counts(ScriptedPolicy):
+    """Counts how many calls wait at the same time."""
+
+    waiting = most = 0
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        """The next reply, once the others have asked."""
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        self.waiting -= 1
+        return await super().__call__(*args, **options)
+
+
+async def test_calls_that_wait_where_a_branch_begins_are_sampled_together(tmp_path: Path) -> None:
+    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
+    env = recorder.watch(ChatAgentEnv(agent))
+    recorder.add([await do_parallel_rollout(LaterFirst(), env)], [env])
+    [record] = read_records(tmp_path)
+
+    for turn in (0, 1, 2):
+        policy = Counts(lambda _: "yes")
+        await do_parallel_rollout(policy, BranchEnv(record, turn, agent))
+        assert policy.most == 3
+
+
+async def test_a_call_of_a_replay_may_wait_longer_than_a_sample_may_take(tmp_path: Path) -> None:
+    asked_again = asyncio.Event()
+
+    async def reply(prompt: str) -> str:
+        if "again" in prompt:
+            asked_again.set()
+        elif "slow" in prompt:
+            await asked_again.wait()
+        return "yes"
+
+    async def agent(client: Any) -> float:
+        async def works() -> None:
+            await ask(client, "first")
+            await asyncio.sleep(0.3)
+            await ask(client, "again")
+
+        await asyncio.gather(ask(client, "slow"), works())
+        return 1.0
+
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    env = recorder.watch(ChatAgentEnv(agent))
+    recorder.add([await do_parallel_rollout(ScriptedPolicy(reply), env)], [env])
+    [record] = read_records(tmp_path)
+
+    limits = RolloutLimits(sampling_turn_timeout_seconds=0.1)
+    assert rewards(await replay(record, agent, limits=limits))[-1] == 1.0
+    branch = BranchEnv(record, -1, agent, limits=limits)
+    assert rewards(await do_single_rollout(ScriptedPolicy(["yes"]), branch)) == [1.0]
 
 
 async def test_a_call_that_was_given_up_is_given_up_again(tmp_path: Path) -> None:

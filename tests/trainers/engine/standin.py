@@ -23,8 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 from unittest.mock import Mock, patch
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -157,11 +158,26 @@ _current = StandIn()
 """The device that is in use."""
 
 
+class Stream:
+    """A stream, or the current one. Without a device, CUDA would take the thread's."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == CUDA
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Do nothing: all work is done at once."""
+
+
 class Graph:
     """A CUDA graph: the operations of a capture, with the memory that they read and write."""
 
+    _of_pools: ClassVar["WeakKeyDictionary[Any, WeakSet[Graph]]"] = WeakKeyDictionary()
+
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         """Begin to capture this thread's operations."""
+        if not self._of_pools.get(pool, True):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED: the pool's graphs are gone")
+        self._of_pools.setdefault(pool, WeakSet()).add(self)
         self._operations = _current.captures[threading.get_ident()] = []
 
     def capture_end(self) -> None:
@@ -267,8 +283,8 @@ def stand_in() -> Iterator[StandIn]:
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
         "CUDAGraph": Graph,
-        "Stream": Mock,
-        "current_stream": Mock,
+        "Stream": Stream,
+        "current_stream": Stream,
         "stream": lambda stream: nullcontext(),
         "graph_pool_handle": Mock,
     }

@@ -160,6 +160,9 @@ def test_how_a_game_is_played_is_shown_where_it_says_with_the_metrics_of_ones_ow
     assert rows[0].play == {"jumps": 1.5}
     assert next(csv.DictReader(io.StringIO(as_csv(rows))))["jumps"] == "1.5000"
     assert as_play_table(rows) is not None
+    game = Game("my/Jump-v0", "m:agent", "m:TASKS", metrics={"success": Metric("Lands", "jumps")})
+    rows = scores([episode(success=True, metrics={"success": 0.2})], game=game)
+    assert next(csv.DictReader(io.StringIO(as_csv(rows))))["success"] == "1.0000"
 
 
 def test_the_table_has_every_model_and_the_columns_that_say_something() -> None:

@@ -256,8 +256,11 @@ async def test_seats_of_different_bases_are_refused_in_words(engine: Any) -> Non
         service.create_sampling_client(base_model=base)
         for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
     ]
-    with pytest.raises(InvalidDatasetError, match="on different bases .*; expected one base"):
-        await evert.rollout(duel, ["Go."], seats={"player": player, "judge": judge})
+    with PolicyService() as served:
+        for pair in ((player, judge), (served.offer(player), served.offer(judge))):
+            named: Any = dict(zip(("player", "judge"), pair, strict=True))
+            with pytest.raises(InvalidDatasetError, match="on different bases .*; expected one"):
+                await evert.rollout(duel, ["Go."], seats=named)
     seats = {"player": player, "judge": alike}
     assert await evert.rollout(duel, ["Go."], seats=seats, group_size=1, max_tokens=2)
 

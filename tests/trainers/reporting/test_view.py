@@ -4,13 +4,14 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -463,23 +464,52 @@ def test_a_damaged_index_is_made_anew(finished: RunFolder, tmp_path: Path) -> No
         assert asking.counts(index)[1]["recorded"] == 12
 
 
+def damage(database: Path, table: str) -> None:
+    with closing(sqlite3.connect(database)) as there:
+        [[page]] = there.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", [table])
+        [[size]] = there.execute("PRAGMA page_size")
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
 @pytest.mark.parametrize("table", ["files", "by_step"])  # a look finds it, or a question
 async def test_an_index_with_a_damaged_page_is_made_anew_when_that_is_noticed(
     finished: RunFolder, tmp_path: Path, table: str
 ) -> None:
     database = tmp_path / "index"
-    with indexed(finished.path, database=database) as index:
-        [root] = index.ask("SELECT rootpage FROM sqlite_master WHERE name = ?", table)
-        [size] = index.ask("PRAGMA page_size")
-    with database.open("r+b") as file:
-        file.seek((root["rootpage"] - 1) * size["page_size"])
-        file.write(b"\xff" * size["page_size"])
+    with indexed(finished.path, database=database):
+        pass
+    damage(database, table)
     async with opened(finished.path, database=database) as page:
         while (await page.client.get("/api/runs")).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         while (await page.get("runs"))["runs"][0]["recorded"] != 12:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert (await page.get("state"))["trouble"] == ""
+
+
+def test_an_index_that_could_not_be_made_anew_is_at_the_next_look(
+    finished: RunFolder, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    database, opens = tmp_path / "index", Index._open
+    with indexed(finished.path, database=database):
+        pass
+    damage(database, "files")
+    full = [sqlite3.OperationalError("the disk is full")]
+
+    def opens_later(index: Index) -> None:
+        if full:
+            raise full.pop()
+        opens(index)
+
+    index = Index([finished.path], database)
+    monkeypatch.setattr(Index, "_open", opens_later)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        index.look(threading.Event())
+    index.look(threading.Event())
+    assert asking.counts(index)[1]["recorded"] == 12
+    index.close()
 
 
 async def test_a_page_finds_what_a_run_writes_while_it_is_looked_at(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ Shapes: B rows, H hidden.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ class Graphs:
         call: Callable[..., Tensor],
         inputs: Sequence[Tensor],
     ) -> Tensor:
-        """Return ``call(*inputs)`` for inputs that are padded with zero rows.
+        """Return ``call(*inputs)`` for inputs that are padded with zeros or with earlier rows.
 
         Args:
             owners: Objects whose memory ``call`` uses. With another one, all is captured anew.
@@ -56,7 +58,7 @@ class Graphs:
         if [*map(id, owners)] != [*map(id, self._owners)]:
             self._steps.clear()
             self._owners = owners
-        self._capture = self._capture or _Capture()
+        self._capture = self._capture or _Capture(inputs[0].device)
         if (step := self._steps.get(sizes)) is None:
             step = self._steps[sizes] = _Step(call, sizes[0], inputs)
         return step.run(inputs, self._capture)[: len(inputs[0])]
@@ -91,20 +93,23 @@ class _Capture:
     Graphs may share a pool: one runs at a time, and all results are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.failed = False
-        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._latest: Any = None
+        """The latest graph: PyTorch captures nothing more into a pool whose graphs are all gone."""
 
     def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor]:
         """Return the graph of a call, and what each replay writes its result into.
 
         If the call cannot be captured, the graph is None, and the result that of the call.
         """
-        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        self._stream.wait_stream(now)
+        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        stream = _stream(self._device, threading.get_ident())
+        stream.wait_stream(now)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream):
                 # Other threads may use the device meanwhile: a trainer does.
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 try:
@@ -117,5 +122,12 @@ class _Capture:
             )
             self.failed = True
             return None, call()
-        now.wait_stream(self._stream)
+        now.wait_stream(stream)
+        self._latest = graph
         return graph, result
+
+
+@cache
+def _stream(device: torch.device, thread: int) -> Any:
+    """A thread's stream for captures; PyTorch keeps memory for each stream that was used."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
