@@ -183,6 +183,12 @@ def test_what_is_no_agent_or_no_tasks_is_refused_and_a_path_that_leads_nowhere_i
     assert "test/Bad-v0" not in gymnasium.registry
     for agent, tasks, error, message in (
         ("no.such:agent", None, InvalidAgentError, r"No agent at 'no\.such:agent'"),
+        (
+            "evert.envs.identity:identity_agent",
+            "string:digits",
+            InvalidDatasetError,
+            "are the text",
+        ),
         ("evert.envs.identity:identity_agent", "no.such:TASKS", InvalidDatasetError, "No tasks at"),
     ):
         register("test/Nowhere-v0", agent, tasks, replace=True)

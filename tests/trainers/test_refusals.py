@@ -40,6 +40,7 @@ LIGHT = {
     "train train_tasks=mine:TASKS": "agent= is missing: got train_tasks=mine:TASKS alone.",
     "train agent=missing:x train_tasks=mine:TASKS": "No agent at 'missing:x'",
     "train agent=mine.py:agent train_tasks=mine:TASKS": "Did you mean mine:agent?",
+    "train agent=../mine.py:agent train_tasks=mine:TASKS": "mine.py:agent'. Expected an",
     "train agent=mine:agent train_tasks=mine:nothing": "No tasks at 'mine:nothing'",
     "train agent=mine:agent train_tasks=mine:EMPTY": "train_tasks=mine:EMPTY has no task;",
     "train agent=mine:agent train_tasks=mine:yields": "train_tasks=mine:yields is a function;",
