@@ -94,10 +94,14 @@ class Index:
     def close(self) -> None:
         """Close the database."""
         with self._lock:
-            self._read.close()
-            self._write.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._read.close()
+        self._write.close()
 
     def _open(self) -> None:
+        self._close()  # also what a failed attempt has opened
         self._database.touch(mode=0o600)  # the runs may be private
         self._write = sqlite3.connect(self._database, check_same_thread=False)
         self._read = sqlite3.connect(self._database, check_same_thread=False)
@@ -107,8 +111,7 @@ class Index:
     def _make_anew(self) -> None:
         self._is_damaged = True  # until it is made: this may fail, on a full disk
         with self._lock:
-            self._read.close()
-            self._write.close()
+            self._close()
             for end in ("", "-wal", "-shm"):
                 self._database.with_name(self._database.name + end).unlink(missing_ok=True)
             self._open()

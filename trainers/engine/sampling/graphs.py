@@ -71,20 +71,19 @@ class _Step:
         self._call = call
         self._inputs = [each.new_zeros(rows) for each in inputs]
         self._has_run = False
-        self._graph: Any = None
-        self._result = torch.zeros(0)
+        self._captured: tuple[Any, Tensor] | None = None
 
     def run(self, inputs: Sequence[Tensor], capture: "_Capture") -> Tensor:
         for held, given in zip(self._inputs, inputs, strict=True):
             held[: len(given)].copy_(given)
-        if not self._has_run or capture.failed:
-            self._has_run = True
+        if self._captured is None and self._has_run:
+            self._captured = capture(lambda: self._call(*self._inputs))
+        self._has_run = True
+        if self._captured is None:
             return self._call(*self._inputs)
-        if self._graph is None:
-            self._graph, self._result = capture(lambda: self._call(*self._inputs))
-        if self._graph is not None:
-            self._graph.replay()
-        return self._result
+        graph, result = self._captured
+        graph.replay()
+        return result
 
 
 class _Capture:
@@ -94,17 +93,19 @@ class _Capture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.failed = False
+        self._has_failed = False
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._latest: Any = None
         """The latest graph: PyTorch captures nothing more into a pool whose graphs are all gone."""
 
-    def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+    def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor] | None:
         """Return the graph of a call, and what each replay writes its result into.
 
-        If the call cannot be captured, the graph is None, and the result that of the call.
+        None: the call, or one before it, could not be captured.
         """
+        if self._has_failed:
+            return None
         graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         stream = _stream(self._device, threading.get_ident())
         stream.wait_stream(now)
@@ -120,8 +121,8 @@ class _Capture:
             logger.warning(
                 "Decoding without CUDA graphs, since a step cannot be captured: %s", error
             )
-            self.failed = True
-            return None, call()
+            self._has_failed = True
+            return None
         now.wait_stream(stream)
         self._latest = graph
         return graph, result
