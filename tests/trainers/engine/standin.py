@@ -41,6 +41,8 @@ operations in the thread that asks for them, as it does not for CUDA's without a
 MEMORY = 64 * 2**30
 """Bytes that the device says it has free."""
 
+HALVES = {torch.bfloat16, torch.float16}
+
 aten = torch.ops.aten
 
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
@@ -71,6 +73,8 @@ class StandIn:
     """In order; threads append to it."""
     replays: int = 0
     """How often a graph was launched."""
+    pending: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """By thread, copies to the host, from the second to the first, that nobody has waited for."""
     captures: dict[int, list[Any]] = field(default_factory=dict)
     """By thread, the operations of the graph that it captures."""
 
@@ -112,11 +116,11 @@ class StandIn:
         return _laid_on_device(operation, found, ours) if on_device else found
 
     def _computed(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        if operation is aten.mm.dtype:
+        if operation in (aten.mm.dtype, aten.bmm.dtype):
             first, second, wanted = args
-            if first.dtype not in (torch.bfloat16, torch.float16) or wanted != torch.float32:
+            if {first.dtype, second.dtype} - HALVES or wanted != torch.float32:
                 raise RuntimeError(f"mm(out_dtype={wanted}) of {first.dtype} is not CUDA's")
-            return torch.mm(first.float(), second.float())
+            operation = _float_product
         found = operation(*args, **kwargs)
         if (capture := self.captures.get(threading.get_ident())) is not None:
             capture.append((operation, args, kwargs, found))
@@ -148,6 +152,10 @@ class StandIn:
             found = self._computed(operation, (_numbers(source),), {**kwargs, "device": HOST})
             result = NumbersOnCuda(found) if to_device else found
             waits = not kwargs.get("non_blocking")
+            if from_device and not to_device and not waits:
+                copies = self.pending.setdefault(threading.get_ident(), [])
+                copies.append((result, found.clone()))
+                result.zero_()
         waits = waits or threading.get_ident() in self.captures
         if waits and isinstance(source, NumbersOnCuda) != to_device:
             self.wait("copy to the device" if to_device else "copy to the host")
@@ -166,6 +174,20 @@ class Stream:
 
     def wait_stream(self, other: "Stream") -> None:
         """Do nothing: all work is done at once."""
+
+
+class Event:
+    """A moment of the device's, up to which the host can wait."""
+
+    def record(self) -> None:
+        """Note what is under way."""
+        self._copies = _current.pending.pop(threading.get_ident(), [])
+
+    def synchronize(self) -> None:
+        """Wait until all of it is done."""
+        _current.wait("event")
+        for result, numbers in self._copies:
+            result.copy_(numbers)
 
 
 class Graph:
@@ -284,6 +306,7 @@ def stand_in() -> Iterator[StandIn]:
         "memory_allocated": lambda device=None: 0,
         "CUDAGraph": Graph,
         "Stream": Stream,
+        "Event": Event,
         "current_stream": Stream,
         "stream": lambda stream: nullcontext(),
         "graph_pool_handle": Mock,
@@ -339,6 +362,10 @@ def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnCuda]) -
 
     with mode:
         return tree_map(laid, found)
+
+
+def _float_product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    return first.float() @ second.float()
 
 
 def _place() -> str:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from tests.trainers.engine.standin import CUDA, stand_in
 from tests.trainers.engine.training.test_trainer import (
     ADAM,
     CPU,
@@ -106,12 +107,23 @@ def test_logits_of_bfloat16_weights_are_not_rounded_to_bfloat16() -> None:
     assert float((found - exact).abs().max()) < 1e-4 < 0.03 < rounded
 
 
-def test_on_other_devices_logits_come_out_of_the_product_in_float32() -> None:
-    hidden = torch.zeros(2, 3, 8, dtype=torch.bfloat16, device="meta")
-    weight = torch.zeros(50, 8, dtype=torch.bfloat16, device="meta")
-    with torch.no_grad():
-        found = float_logits(hidden, weight)
-    assert (found.shape, found.dtype) == ((2, 3, 50), torch.float32)
+def test_on_cuda_logits_and_their_gradient_come_out_of_products_in_the_weights_type() -> None:
+    given = [torch.randn(6, 64).bfloat16(), torch.randn(50, 64).bfloat16()]
+    exact = [each.double().requires_grad_() for each in given]
+    expected = exact[0] @ exact[1].T
+    slope = torch.randn(6, 50)
+    expected.backward(slope.double())  # type: ignore[no-untyped-call]
+    with stand_in():
+        ours = [each.to(CUDA).requires_grad_() for each in given]
+        with patch.object(logits, "linear", side_effect=AssertionError("converts the weights")):
+            found = float_logits(ours[0].view(2, 3, 64), ours[1])
+        found.backward(slope.view(2, 3, 50).to(CUDA))  # type: ignore[no-untyped-call]
+        slopes = [each.grad.cpu() for each in ours if each.grad is not None]
+    assert found.dtype == torch.float32
+    assert float((found.cpu().view(6, 50) - expected).detach().abs().max()) < 1e-4
+    for one, other in zip(slopes, exact, strict=True):
+        assert other.grad is not None
+        assert float((one - other.grad).norm() / other.grad.norm()) < 0.01
 
 
 def test_checkpointing_computes_layers_twice_to_the_same_gradient(trainer: Trainer) -> None:
@@ -130,7 +142,11 @@ QWEN: Any = transformers.Qwen3Config
 
 
 def budget(
-    free: int, lengths: list[int], checkpointing: bool | None = None, lanes: int = 1
+    free: int,
+    lengths: list[int],
+    checkpointing: bool | None = None,
+    lanes: int = 1,
+    device: torch.device = CPU,
 ) -> PassBudget:
     """Of a model of the size of Qwen3-0.6B."""
     with patch.multiple(memory, free_bytes=lambda _: free, lanes=lambda _: lanes):
@@ -138,7 +154,7 @@ def budget(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
             num_attention_heads=16, num_key_value_heads=8, head_dim=128,
         )  # fmt: skip
-        return pass_budget(lengths, config, torch.float32, CPU, checkpointing=checkpointing)
+        return pass_budget(lengths, config, torch.float32, device, checkpointing=checkpointing)
 
 
 def test_layers_are_computed_again_where_the_pass_would_not_fit_otherwise() -> None:
@@ -148,6 +164,15 @@ def test_layers_are_computed_again_where_the_pass_would_not_fit_otherwise() -> N
     assert 256 < budget(2**33, lengths, checkpointing=False).tokens < 1024
     assert budget(2**40, lengths, checkpointing=True).checkpointing
     assert budget(0, lengths) == PassBudget(256, checkpointing=True)
+
+
+def test_a_gpu_computes_fewer_tokens_at_a_time_rather_than_layers_twice() -> None:
+    lengths = [500] * 100
+    assert budget(2**40, lengths, device=CUDA) == PassBudget(8192, checkpointing=False)
+    fewer = budget(2**35, lengths, device=CUDA)
+    assert 2048 <= fewer.tokens < 8192
+    assert not fewer.checkpointing
+    assert budget(2**33, lengths, device=CUDA).checkpointing
 
 
 def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradients() -> None:

@@ -1,12 +1,13 @@
-"""What the engine does on a GPU, on a machine without one (``standin.py``).
+"""What the engine does on a GPU, most of it on a machine without one (``standin.py``).
 
 It runs under the rules of CUDA, as the engine sets itself up there, and computes what it computes
-on a CPU.
+on a CPU. On a machine with a GPU, the GPU itself is compared with the CPU.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from tinker import types
 
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.training.losses import LOSSES
+
+HAS_GPU = torch.cuda.is_available()
+standin_only = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 
 HOST = torch.arange(4.0)
 WEIGHT = torch.ones(4, 4)
@@ -63,6 +67,7 @@ def error_of(call: Callable[[torch.Tensor], Any]) -> str:
     return ""
 
 
+@standin_only
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_what_cuda_refuses_is_refused_and_what_the_host_waits_for_is_counted(
     mode: Callable[[], Any],
@@ -303,14 +308,17 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
     with embedded_engine(tmp_path / "cpu", full_parameter=setup.whole, **on_cpu):
         expected = play(Scene(str(folder), exact))
     on_cuda: dict[str, Any] = {"device": str(CUDA), "dtype": setup.dtype}
-    with stand_in(), embedded_engine(tmp_path / "cuda", full_parameter=setup.whole, **on_cuda):
+    cuda: Any = nullcontext() if HAS_GPU else stand_in()
+    with cuda, embedded_engine(tmp_path / "cuda", full_parameter=setup.whole, **on_cuda):
         found = play(Scene(str(folder), exact))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
     for stage, numbers in expected.items():
         for ours, theirs in zip(found[stage], numbers, strict=True):
             assert ours == pytest.approx(theirs, abs=setup.tolerance), stage
 
 
+@standin_only
 def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
     tiny_model: str, tmp_path: Path
 ) -> None:
@@ -329,6 +337,7 @@ def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
             assert sum(more.values()) <= steps, more  # for the tokens and their log-probabilities
 
 
+@standin_only
 def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

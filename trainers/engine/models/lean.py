@@ -50,6 +50,14 @@ class Fused:
         """[..., in] -> [..., out]."""
         return changed(linear(x, self.weight, self.bias), x, self.delta)
 
+    def onto(self, sum_: Tensor, x: Tensor) -> Tensor:
+        """``sum_ + self(x)``; without a gradient, ``sum_`` [..., out] may be overwritten."""
+        plain = self.bias is None and self.delta is None and not torch.is_grad_enabled()
+        if plain and x.device.type == "cuda":  # one operation less for a short step
+            rows = sum_.view(-1, sum_.shape[-1]).addmm_(x.flatten(0, -2), self.weight.T)
+            return rows.view_as(sum_)
+        return sum_ + self(x)
+
 
 @dataclass(frozen=True)
 class LeanLayer:
@@ -57,7 +65,7 @@ class LeanLayer:
 
     attention_norm: Tensor  # [H]
     qkv: Fused  # H -> (Hq + 2 Hkv) D
-    qk_norm: Tensor | None  # [Hq + Hkv, D], or None if queries and keys are not normalised
+    qk_weight: Tensor | None  # [Hq + Hkv, D or 1] float32, times queries and keys; None if all 1
     out: Fused  # Hq D -> H
     mlp_norm: Tensor  # [H]
     gate_up: Fused  # H -> 2 I
@@ -80,6 +88,7 @@ class LeanModel:
         tied = getattr(head, "weight", None) is base.model.embed_tokens.weight
         self.head = self.embedding if tied else self._as_one(head).weight
         self.head_delta = None if copied else delta_of(head)
+        self._normalises_heads = hasattr(base.model.layers[0].self_attn, "q_norm")
         self.layers = [self._fuse(layer) for layer in base.model.layers]
         self._inverse_frequencies: Tensor = base.model.rotary_emb.inv_freq.detach().float().clone()
         self._rotary_scale = float(base.model.rotary_emb.attention_scaling)
@@ -123,26 +132,23 @@ class LeanModel:
     def _layer(
         self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
     ) -> Tensor:
-        x = x + self._attention(index, layer, x, rotary, attend)
-        return x + self._feed_forward(layer, x)
+        x = layer.out.onto(x, self._attention(index, layer, x, rotary, attend))
+        return layer.down.onto(x, self._feed_forward(layer, x))
 
     def _attention(
         self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
     ) -> Tensor:
-        heads, exact = self.query_heads + self.key_heads, x.dtype == torch.float32
+        heads = self.query_heads + self.key_heads
         normed = self._normalise(x, layer.attention_norm)
         projected = layer.qkv(normed).view(*x.shape[:2], heads + self.key_heads, self.head_size)
         both, values = projected[:, :, :heads], projected[:, :, heads:]
-        if layer.qk_norm is not None:
-            both = F.rms_norm(both, (self.head_size,), None, self.eps) * layer.qk_norm
-        pairs = self._pairs(both if exact else both.float())
-        both = torch.view_as_real(pairs * rotary).flatten(-2)
+        if self._normalises_heads:
+            both = F.rms_norm(both, (self.head_size,), None, self.eps)
+        if layer.qk_weight is not None:
+            both = both * layer.qk_weight
+        both = torch.view_as_real(self._pairs(both.float()) * rotary).flatten(-2).to(x.dtype)
         queries, keys = both[:, :, : self.query_heads], both[:, :, self.query_heads :]
-        if not self._copied:
-            queries = queries * self._scale
-        if not exact:
-            queries, keys = queries.to(x.dtype), keys.to(x.dtype)
-        return layer.out(attend(index, queries, keys, values))
+        return attend(index, queries, keys, values)
 
     def _pairs(self, heads: Tensor) -> Tensor:
         """[..., D] -> [..., D / 2] complex: the pairs that the rotary embedding rotates."""
@@ -152,7 +158,7 @@ class LeanModel:
 
     def _feed_forward(self, layer: LeanLayer, x: Tensor) -> Tensor:
         gate, up = layer.gate_up(self._normalise(x, layer.mlp_norm)).chunk(2, dim=-1)
-        return layer.down(F.silu(gate) * up)
+        return F.silu(gate) * up
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
@@ -165,25 +171,31 @@ class LeanModel:
     def _fuse(self, layer: Any) -> LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = self._as_one(attention.q_proj, attention.k_proj, attention.v_proj)
-        norms = None
-        if hasattr(attention, "q_norm"):
-            query, key = self._own(attention.q_norm.weight), self._own(attention.k_norm.weight)
-            if self._copied:
-                query, key = self._interleave(query) * self._scale, self._interleave(key)
-            norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
         if self._copied:
-            scale = self._scale if norms is None else 1.0
+            scale = 1.0 if self._normalises_heads else self._scale
             bias = None if qkv.bias is None else self._turned(qkv.bias, scale)
             qkv = Fused(self._turned(qkv.weight, scale), bias)
         return LeanLayer(
             attention_norm=self._own(layer.input_layernorm.weight),
             qkv=qkv,
-            qk_norm=norms,
+            qk_weight=self._qk_weight(attention),
             out=self._as_one(attention.o_proj),
             mlp_norm=self._own(layer.post_attention_layernorm.weight),
             gate_up=self._as_one(mlp.gate_proj, mlp.up_proj),
             down=self._as_one(mlp.down_proj),
         )
+
+    def _qk_weight(self, attention: Any) -> Tensor | None:
+        if self._normalises_heads:
+            query, key = attention.q_norm.weight.float(), attention.k_norm.weight.float()
+            if self._copied:
+                query, key = self._interleave(query.detach()), self._interleave(key.detach())
+        elif self._copied:  # the projections are scaled
+            return None
+        else:
+            query = key = torch.ones(1, device=self.device)
+        heads = [query * self._scale] * self.query_heads + [key] * self.key_heads
+        return torch.stack(heads)
 
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone() if self._copied else tensor

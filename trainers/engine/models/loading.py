@@ -51,7 +51,7 @@ class Loader:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self._dtype = read_dtype(settings.dtype)
-        self.device = _resolve_device(settings.device)
+        self.device = prepared_device(settings.device)
         self._shared = SharedBases()
 
     def trains_whole(self, model: Any) -> bool:
@@ -113,13 +113,19 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _resolve_device(device: str) -> torch.device:
+def prepared_device(device: str) -> torch.device:
+    """Read a device's name, and set PyTorch up for it; "auto" is CUDA if there is a GPU."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelNotFoundError(
-            f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or 'auto'."
-        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise ModelNotFoundError(
+                f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or "
+                "'auto'."
+            )
+        # cuDNN makes a plan for each new shape, in 50 to 130 ms: a pass over prompts or over data
+        # has another shape each time, and takes less.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return torch.device(device)
     except RuntimeError as error:

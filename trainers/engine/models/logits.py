@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from evert.trainers.engine.models.products import linear
 
 STRETCH_BYTES = 2**27  # Of a slice of logits in training; a backward pass holds about three
-_BLOCK = {"cpu": 2**10, "cuda": 2**14}
+_BLOCK = 2**10
 """Rows of the output layer that are converted to float32 at once; a CPU's cache holds them."""
 
 
@@ -26,14 +26,33 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     """[..., H] -> [..., V] in float32, whatever the type of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    if weight.device.type != "cpu" and not torch.is_grad_enabled():
-        flat = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
+    if weight.device.type == "cuda":
+        flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
         logits = flat.view(*hidden.shape[:-1], len(weight))
     else:
-        exact, rows = hidden.float(), _BLOCK.get(weight.device.type, 2**14)
-        blocks = [linear(exact, block.float()) for block in torch.split(weight, rows)]
+        exact = hidden.float()
+        blocks = [linear(exact, block.float()) for block in torch.split(weight, _BLOCK)]
         logits = torch.cat(blocks, dim=-1)
     return logits if bias is None else logits + bias.float()
+
+
+class _Product(torch.autograd.Function):
+    """[N, H] and [V, H] in bfloat16 or float16 -> [N, V] in float32; PyTorch has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        hidden, weight = ctx.saved_tensors
+        slope = slope.to(weight.dtype)
+        return (
+            slope @ weight if ctx.needs_input_grad[0] else None,
+            slope.T @ hidden if ctx.needs_input_grad[1] else None,
+        )
 
 
 def computed_again(call: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -33,6 +33,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _product(x, weight, bias)
 
 
+def float_product(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y`` in float32 of [..., n, m] and [..., m, k], without a gradient.
+
+    On CUDA x is rounded to the type of y, and products are summed in float32.
+    """
+    if y.device.type != "cuda" or y.dtype == torch.float32:
+        return x.float() @ y.float()
+    batches = x.to(y.dtype).flatten(0, -3), y.flatten(0, -3)
+    made: Tensor = torch.bmm(*batches, out_dtype=torch.float32)
+    return made.view(*x.shape[:-1], y.shape[-1])
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+_BLOCK = 128  # Tokens summed together
 
 _AT_ONCE = 2**20  # Logits sampled from at once on a CPU, so that its cache holds them
 
@@ -71,14 +74,37 @@ def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tenso
 def _draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax(logits, dim=-1)
     weights = logprobs.exp() if temper.plain else _shape(logprobs, temper).exp()
-    # float64: a float32 running sum over a large vocabulary loses the rare tokens.
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    target = uniform[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
+    tokens = _pick(weights, uniform[:, None])
     if not temper.plain:
         greedy = (temper.temperature == 0)[:, None]
         tokens = torch.where(greedy, logprobs.argmax(dim=-1, keepdim=True), tokens)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+
+
+def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The token [B, 1] at which the running sum of [B, V] weights passes a share [B, 1] of it.
+
+    In float64: in float32 it would lose the rare tokens. A running sum over a large vocabulary is
+    slow, so the token is looked for among blocks, then in its block.
+    """
+    if weights.shape[1] <= 8 * _BLOCK:
+        return _passing(weights.cumsum(-1, dtype=torch.float64), uniform)
+    gap = -weights.shape[1] % _BLOCK
+    blocks = (F.pad(weights, (0, gap)) if gap else weights).view(len(weights), -1, _BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    block = _passing(sums, uniform)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0]
+    before = F.pad(sums, (1, 0)).gather(1, block)
+    running = before + inside.cumsum(-1, dtype=torch.float64)
+    return block * _BLOCK + _passing(running, uniform, sums[:, -1:])
+
+
+def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
+    """Index [B, 1] of the first of [B, N] running sums above a share of the total: there is one."""
+    last = sums[:, -1:]
+    target = share * (last if total is None else total)
+    # Rounded, the target may be the last sum, or above it.
+    return torch.searchsorted(sums, target.minimum(last * (1 - 2**-52)), right=True)
 
 
 def _shape(logprobs: Tensor, temper: Temper) -> Tensor:

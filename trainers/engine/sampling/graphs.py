@@ -19,13 +19,14 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_PARTS = 4
-"""Sizes between a power of two and the next: a graph computes at most a fifth in vain."""
 
+def rounded(size: int, parts: int = 2, least: int = 1) -> int:
+    """Round a size up to a multiple of ``least``, one of ``parts`` from a power of two to the next.
 
-def rounded(size: int, least: int = 1) -> int:
-    """Round a size up to one of a few, each a multiple of ``least``."""
-    step = max(least, (1 << (size - 1).bit_length()) // (2 * _PARTS))
+    A capture takes several steps, so sizes are few. For few rows a step reads the weights, and
+    takes as long as for more of them.
+    """
+    step = max(least, (1 << (size - 1).bit_length()) // (2 * parts))
     return -(-size // step) * step
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from evert.trainers.engine.common.parallel import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
+from evert.trainers.engine.models.products import float_product
 from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
 from evert.trainers.engine.sampling.graphs import Graphs, rounded
 from evert.trainers.engine.sampling.prefill import Job
@@ -97,7 +98,7 @@ class LeanBatch(Batch):
 
     def _step_by_graph(self, tokens: Tensor, graphs: Graphs) -> Tensor:
         rows = rounded(self.size)
-        length = min(rounded(self._widest + 1, 64), self._cache.length)
+        length = min(rounded(self._widest + 1, parts=8, least=128), self._cache.length)
         inputs = [tokens, self._positions, self._columns]
         if self._stem is not None and self._without is not None:
             inputs.append(self._without)
@@ -126,8 +127,6 @@ class LeanBatch(Batch):
             values = self._cache.values[layer][ours, :, :length]
             if self._stem:
                 return self._stem.attend(layer, queries, keys, values, bias, without)
-            if queries.dtype != torch.float32 and self.device.type != "cpu":
-                return attention(queries, keys, values, mask=seen[:, None, None])
             return _attention_of_one(queries, keys, values, bias)
 
         return self._decoder.hidden(tokens[:, None], positions[:, None], attend)[:, 0]
@@ -215,18 +214,19 @@ class LeanBatch(Batch):
     def _attend_resumed(self, row: int, columns: Tensor, stems: Tensor) -> Attend:
         rows = torch.arange(row, row + columns.shape[0], device=columns.device)[:, None]
         length = int(columns.max()) + 1
-        seen = (torch.arange(length, device=columns.device) <= columns[..., None])[:, None]
+        seen = torch.arange(length, device=columns.device) <= columns[..., None]
         stem = self._stem if stems.any() else None
         if stem:
-            on_it = (stems > 0)[:, None, None, None].expand(*seen.shape[:3], len(stem))
+            on_it = (stems > 0)[:, None, None].expand(*seen.shape[:2], len(stem))
             seen = torch.cat([on_it, seen], dim=-1)
+        mask = mask_of(seen, self.weights.model)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self._cache.keys[layer][rows, :, columns] = keys
             self._cache.values[layer][rows, :, columns] = values
             stretch = slice(row, row + keys.shape[0]), slice(None), slice(length)
             both = self._cache.keys[layer][stretch], self._cache.values[layer][stretch]
-            return attention(queries, *(stem.before(layer, *both) if stem else both), mask=seen)
+            return attention(queries, *(stem.before(layer, *both) if stem else both), mask=mask)
 
         return attend
 
@@ -275,6 +275,9 @@ def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
         heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
+    elif queries.device.type == "cuda":
+        shares = torch.softmax(float_product(grouped, keys.transpose(-1, -2)) + bias, dim=-1)
+        heads = (shares.to(values.dtype).flatten(0, 1) @ values.flatten(0, 1)).view_as(grouped)
     else:  # Rounds as PyTorch's kernel does: the trainer runs it, but it is slow here
         scores = grouped.float() @ keys.float().transpose(-1, -2) + bias
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
@@ -282,8 +285,20 @@ def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     return heads.flatten(1)[:, None].to(queries.dtype)
 
 
+def mask_of(seen: Tensor, model: LeanModel) -> Tensor:
+    """[B,T,L], True for tokens that a query sees -> the mask for ``attention``, in any layer."""
+    if seen.device.type == "cpu":
+        return seen[:, None]
+    rows, count, length = seen.shape
+    groups = model.query_heads // model.key_heads
+    # CUDA's kernels add numbers; each row of them begins at a multiple of 16 bytes.
+    bias = torch.zeros(rows, count, -(-length // 8) * 8, dtype=model.dtype, device=seen.device)
+    bias[..., :length].masked_fill_(~seen, float("-inf"))
+    return bias[:, None, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)[..., :length]
+
+
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of [B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask`` [B,1,T,L]: None if causal."""
+    """Attention of [B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask``: None if causal."""
     attend = partial(F.scaled_dot_product_attention, scale=1.0)
     if mask is None or queries.device.type == "cpu":
         mixed = attend(
@@ -295,5 +310,5 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     rows, count, heads, size = queries.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = queries.reshape(rows, count, key_heads, groups, size).permute(0, 2, 3, 1, 4)
-    mixed = attend(grouped.flatten(2, 3), keys, values, attn_mask=mask.repeat(1, 1, groups, 1))
+    mixed = attend(grouped.flatten(2, 3), keys, values, attn_mask=mask)
     return mixed.view(rows, key_heads, groups, count, size).permute(0, 3, 1, 2, 4).flatten(2)

@@ -17,6 +17,7 @@ from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
 _SHARE = 2  # A training pass gets the free memory divided by this
+_ENOUGH_TOKENS = 2048  # A pass of so many is faster than one of more whose layers run twice
 _LEAST_TOKENS = 256  # Fewer would be slow; if these do not fit, the pass runs out of memory
 _CACHE_SHARE = 4  # A sampler's keys and values get the free memory divided by this
 _CACHE_BYTES = 2 * 2**30  # No sampler needs more on a CPU
@@ -56,10 +57,11 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     heads, key_heads, size = attention_sizes(config)
-    layer = 8 * hidden + 6 * (heads + 2 * key_heads) * size + 5 * inner
-    kept = layers * hidden + layer if checkpointing else layers * layer
+    turned, itemsize = (heads + key_heads) * size, dtype.itemsize
     # Norms and rotations are computed in float32 whatever the weights are.
-    return int(kept * (dtype.itemsize + 4) // 2)
+    layer = itemsize * (4 * hidden + 5 * inner + 2 * turned) + 8 * hidden + 13 * turned
+    # A layer that is computed again is beside its own gradient.
+    return int(layers * itemsize * hidden + layer * 3 // 2 if checkpointing else layers * layer)
 
 
 def logits_bytes(config: Any, device: torch.device) -> int:
@@ -100,7 +102,7 @@ def pass_budget(
     logits = logits_bytes(config, device)
     room = max(0, (free_bytes(device) if free is None else free) // _SHARE - logits)
     if checkpointing is None:
-        largest = max(max(lengths), min(wanted, sum(lengths)))
+        largest = max(*lengths, min(wanted, _ENOUGH_TOKENS, sum(lengths)))
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     each = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(wanted, max(_LEAST_TOKENS, room // each))

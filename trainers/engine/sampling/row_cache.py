@@ -4,6 +4,8 @@ Shapes: B rows, L tokens a row, Hkv key heads, D head size.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -46,13 +48,18 @@ class RowCache:
         self.places = torch.arange(length, device=self._like.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of some rows to others."""
-        if not sources:
-            return
-        origin = torch.tensor(sources, device=self._like.device)
-        target = torch.tensor(targets, device=self._like.device)
+        """Copy the first ``length`` tokens of some rows to others.
+
+        A row that is given several times in a row is copied to rows that follow one another.
+        """
+        runs = [
+            (row, [pair[1] for pair in run])
+            for row, run in groupby(zip(sources, targets, strict=True), key=itemgetter(0))
+        ]
         for tensor in (*self.keys, *self.values):
-            tensor[target, :, :length] = tensor[origin, :, :length]
+            part = tensor[:, :, :length]
+            for source, rows in runs:
+                part[rows[0] : rows[-1] + 1] = part[source]
 
     def read(self, row: int, start: int, end: int) -> Tensor:
         """A copy of some tokens of a row: [2 layers, Hkv, end - start, D], keys, then values."""

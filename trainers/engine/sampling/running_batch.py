@@ -69,8 +69,14 @@ class RunningBatch:
         self.batch = model.new_batch()
         self.rows: list[Row] = []
         self._device = self.batch.device
-        self._logits = torch.zeros(0, 0)
-        self._tokens = torch.zeros(0, dtype=torch.long)
+        self.is_ahead = self._device.type == "cuda"
+        """Whether to call ``step`` before ``read``: a GPU computes while the host looks at tokens.
+
+        Rows that end are computed once in vain.
+        """
+        self._logits: Tensor | None = None  # [B, V] of the next tokens, until they are drawn
+        self._tokens: Tensor | None = None  # [B] drawn, until they are run
+        self._drawn = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to be read
         self._describe_rows()
 
     def _describe_rows(self) -> None:
@@ -99,20 +105,31 @@ class RunningBatch:
             groups = list(waiting.values())
             owners, logits = self.batch.admit(list(waiting), [len(group) for group in groups])
             self.rows += [groups[owner].pop(0) for owner in owners]
-            known = [self._logits] if len(self._logits) else []
-            self._logits = torch.cat([*known, logits])
+            self._logits = logits if self._logits is None else torch.cat([self._logits, logits])
         self._describe_rows()
 
-    def draw(self) -> list[Ended]:
-        """Sample a token for each row; drops rows that ended, and returns those not cancelled."""
+    def draw(self) -> None:
+        """Sample a token for each row."""
         uniform = torch.from_numpy(uniforms(self._keys, self._steps))
+        assert self._logits is not None
         self._tokens, logprobs = draw(
             self._logits, self._temper, uniform.to(self._device, non_blocking=True)
         )
+        self._logits = None
         self._steps = self._steps + np.uint64(1)
+        both = torch.stack([self._tokens.double(), logprobs.double()])  # one wait, not two
+        self._drawn = both.to("cpu", non_blocking=True)
+        if self.is_ahead:
+            self._is_drawn = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_drawn.record()
+
+    def read(self) -> list[Ended]:
+        """Read the sampled tokens; drops rows that ended, and returns those not cancelled."""
+        if self.is_ahead:
+            self._is_drawn.synchronize()
+        drawn = self._drawn.tolist()
         ended: dict[int, types.StopReason | None] = {}
-        both = torch.stack([self._tokens.double(), logprobs.double()]).tolist()  # one wait, not two
-        for i, (row, token, logprob) in enumerate(zip(self.rows, *both, strict=True)):
+        for i, (row, token, logprob) in enumerate(zip(self.rows, *drawn, strict=True)):
             row.tokens.append(int(token))
             row.logprobs.append(logprob)
             if row.request.stops.hit(row.tokens, row.request.decode):
@@ -124,8 +141,11 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[Row]:
-        """Drop and return the rows that there is no memory for, the shortest replies first."""
-        longest = int((self._prompts + self._steps).max())
+        """Drop and return the rows that there is no memory for, the shortest replies first.
+
+        To be called before ``draw``: the rows that are dropped have no token that was not read.
+        """
+        longest = int((self._prompts + self._steps).max()) + 1
         most = max(1, self.rows[0].request.model.cache_tokens // longest)
         if len(self.rows) <= most:  # the usual case
             return []
@@ -136,7 +156,9 @@ class RunningBatch:
 
     def step(self) -> None:
         """Run the sampled tokens through the model, in one pass."""
+        assert self._tokens is not None
         self._logits = self.batch.step(self._tokens)
+        self._tokens = None
 
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
         answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
@@ -149,7 +171,9 @@ class RunningBatch:
     def _keep(self, rows: Sequence[int]) -> None:
         origin = self.batch.keep(rows)
         self.rows = [self.rows[i] for i in origin]
-        self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
+        left = torch.tensor(origin, dtype=torch.long, device=self._device)
+        self._tokens = None if self._tokens is None else self._tokens[left]
+        self._logits = None if self._logits is None else self._logits[left]
         self._describe_rows()
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:

@@ -1,9 +1,10 @@
 """Many requests in, one running batch, one worker thread.
 
 The worker scores given tokens, admits new rows (common prefixes are computed once), samples one
-token for every row, answers the rows that ended and steps the rest. Requests join between two
-steps. The worker starts with the first request and ends after a while without work. Samplers of
-several adapters of one base share a scheduler, and their rows share a batch.
+token for every row, answers the rows that ended and steps the rest. A GPU steps all of them while
+the worker looks at their tokens. Requests join between two steps. The worker starts with the first
+request and ends after a while without work. Samplers of several adapters of one base share a
+scheduler, and their rows share a batch.
 
 Rows are admitted as long as there is memory for their expected length. If replies grow longer, the
 rows with the shortest replies are put back and resumed later; the sampled tokens stay the same. If
@@ -150,24 +151,28 @@ class Scheduler:
         self._answer_scores()
         self._admit()
         for run in list(self._runs):
-            for row, reason in run.draw():
+            dropped = run.make_room()
+            with self._lock:
+                self._waiting.extendleft(reversed(dropped))
+            run.draw()
+            if run.is_ahead and not self._step(run):
+                continue
+            for row, reason in run.read():
                 self._finish(row, reason)
-            if run.rows:
-                self._step(run)
-            else:
+            if not run.rows:
                 self._runs.remove(run)
+            elif not run.is_ahead:
+                self._step(run)
 
-    def _step(self, run: RunningBatch) -> None:
-        dropped = run.make_room()
-        with self._lock:
-            self._waiting.extendleft(reversed(dropped))
+    def _step(self, run: RunningBatch) -> bool:
         try:
             run.step()
         except Exception as error:
             self._runs.remove(run)
             self._try_fewer(run.rows, error)
-        else:
-            self.stats.forward_passes += 1
+            return False
+        self.stats.forward_passes += 1
+        return True
 
     def _try_fewer(self, rows: Sequence[Row], error: Exception) -> None:
         """Put back rows that ran out of memory, to run half as many; other errors fail them."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evert.trainers.engine.models.products import float_product
 from evert.trainers.engine.sampling.prefill import beginnings
 from evert.trainers.engine.sampling.prefix_cache import Kept
 
@@ -64,16 +65,17 @@ class Stem:
                 parts.append(self.attend(layer, queries[at], keys[at], values[at], bias[at], off))
             return torch.cat(parts)
         batch, heads, _, size = keys.shape
-        grouped = queries.float().view(batch, heads, -1, size)
-        own = (grouped @ keys.float().transpose(-1, -2) + bias).transpose(0, 1)
+        grouped = queries.view(batch, heads, -1, size)
+        own = (float_product(grouped, keys.transpose(-1, -2)) + bias).transpose(0, 1)
         flat = grouped.transpose(0, 1).flatten(1, 2)
-        ours = (flat @ self._keys[layer].float().transpose(-1, -2)).view(*own.shape[:-1], -1)
+        ours = float_product(flat, self._keys[layer].transpose(-1, -2)).view(*own.shape[:-1], -1)
         if without is not None:
             ours = ours.masked_fill_(without[None, :, None, None], float("-inf"))
         weights = torch.softmax(torch.cat([ours, own], dim=-1), dim=-1)
         ours, own = weights[..., : len(self)], weights[..., len(self) :]
-        mixed = (ours.flatten(1, 2) @ self._values[layer].float()).view(*ours.shape[:-1], size)
-        mixed = mixed.transpose(0, 1) + own.transpose(0, 1) @ values.float()
+        mixed = float_product(ours.flatten(1, 2), self._values[layer])
+        mixed = mixed.view(*own.shape[:-1], size).transpose(0, 1)
+        mixed = mixed + float_product(own.transpose(0, 1), values)
         return mixed.flatten(1)[:, None].to(queries.dtype)
 
 

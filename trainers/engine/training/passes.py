@@ -18,7 +18,7 @@ from evert.trainers.engine.models.lean import Attend, LeanModel, can_be_lean
 from evert.trainers.engine.models.logits import float_logits, logprobs_of, target_logprobs
 from evert.trainers.engine.models.pictures import sight_of
 from evert.trainers.engine.sampling.batches import pad
-from evert.trainers.engine.sampling.lean_batch import attention
+from evert.trainers.engine.sampling.lean_batch import attention, mask_of
 from evert.trainers.engine.training.families import Folded, fold
 
 
@@ -119,7 +119,7 @@ class Passes:
         owners = torch.tensor(folded.owners, device=self.device)
         starts = torch.tensor([len(stem) for stem in folded.stems], device=self.device)[owners]
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
-        attend = _after(kept, owners, starts)
+        attend = _after(lean, kept, owners, starts, tokens.shape[1])
         hidden = lean.hidden(tokens, positions, attend, checkpointing=again)
         return torch.cat([flat, hidden[_real(folded.tails, self.device)]])
 
@@ -154,24 +154,28 @@ def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
     return attend
 
 
-def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tensor) -> Attend:
-    """Attention to each row's stem, then to its tail so far.
+def _after(
+    lean: LeanModel,
+    kept: dict[int, tuple[Tensor, Tensor]],
+    owners: Tensor,
+    starts: Tensor,
+    count: int,
+) -> Attend:
+    """Attention of ``count`` tokens a row to the row's stem, then to its tail so far.
 
     ``owners`` [B] is the index of a row's stem, ``starts`` [B] the stem's length.
     """
-    length = kept[0][0].shape[2]
-    on_stem = torch.arange(length, device=owners.device) < starts[:, None]
+    length, device = kept[0][0].shape[2], owners.device
+    on_stem = torch.arange(length, device=device) < starts[:, None]
+    causal = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+    parts = on_stem[:, None].expand(-1, count, -1), causal.expand(len(owners), -1, -1)
+    mask = mask_of(torch.cat(parts, dim=-1), lean)
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        rows, count = queries.shape[:2]
-        causal = torch.ones(count, count, dtype=torch.bool, device=queries.device).tril()
-        seen = torch.cat(
-            [on_stem[:, None].expand(-1, count, -1), causal.expand(rows, -1, -1)], dim=-1
-        )
         before = kept[layer]
         keys = torch.cat([before[0][owners], keys.transpose(1, 2)], dim=2)
         values = torch.cat([before[1][owners], values.transpose(1, 2)], dim=2)
-        return attention(queries, keys, values, mask=seen[:, None])
+        return attention(queries, keys, values, mask)
 
     return attend
 

@@ -55,6 +55,23 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
         assert int(draw(logits, temper().of(slice(1)), number)[0]) == 1
 
 
+@pytest.mark.parametrize("size", [1, 100, 1025, 1536, 5000])
+def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size: int) -> None:
+    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(size)) * 3
+    logits[:, 1::2] = float("-inf")  # the last token, too
+    logits[2, 0] = 90  # beside it the others are lost in float32
+    weights = torch.log_softmax(logits, -1).exp().double()
+    sums = weights.cumsum(-1)
+    for number in (0.0, 1e-40, 0.3, 0.999999, 1 - 2**-53):
+        target = number * sums[:, -1:]
+        uniform = torch.full((3,), number, dtype=torch.float64)
+        tokens = draw(logits, temper().of(slice(3)), uniform)[0][:, None]
+        passed, weight = sums.gather(1, tokens), weights.gather(1, tokens)
+        assert bool((passed >= target - 1e-15).all())
+        assert bool((passed - weight <= target + 1e-15).all())
+        assert bool((weight > 0).all())
+
+
 def test_many_rows_are_drawn_as_each_alone() -> None:
     logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
     numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

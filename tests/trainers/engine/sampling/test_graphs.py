@@ -71,9 +71,11 @@ def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
     ]
 
 
-def test_sizes_are_rounded_to_few_and_by_a_fifth_at_most() -> None:
+@pytest.mark.parametrize(("parts", "least", "most"), [(2, 1, 1.5), (8, 1, 1.125), (8, 128, 1.125)])
+def test_sizes_are_rounded_up_to_few(parts: int, least: int, most: float) -> None:
     sizes = range(1, 4097)
+    found = {size: rounded(size, parts, least) for size in sizes}
 
-    assert len({rounded(size) for size in sizes}) < 50
-    assert all(size <= rounded(size) <= 1.25 * size for size in sizes)
-    assert {rounded(size, 64) % 64 for size in sizes} == {0}
+    assert len({*found.values()}) <= 12 * parts + 1
+    assert all(size <= found[size] <= max(most * size, size + least) for size in sizes)
+    assert {size % least for size in found.values()} == {0}
