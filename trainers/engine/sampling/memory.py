@@ -60,8 +60,8 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
     turned, itemsize = (heads + key_heads) * size, dtype.itemsize
     # Norms and rotations are computed in float32 whatever the weights are.
     layer = itemsize * (4 * hidden + 5 * inner + 2 * turned) + 8 * hidden + 13 * turned
-    # A layer that is computed again is beside its own gradient.
-    return int(layers * itemsize * hidden + layer * 3 // 2 if checkpointing else layers * layer)
+    # A layer that is computed again has its gradient beside it: measured, three times its bytes.
+    return int(layers * itemsize * hidden + 3 * layer if checkpointing else layers * layer)
 
 
 def logits_bytes(config: Any, device: torch.device) -> int:
