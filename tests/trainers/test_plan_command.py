@@ -107,5 +107,5 @@ def test_on_cuda_the_base_is_planned_in_bfloat16(qwen: str, monkeypatch: Patch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     free(monkeypatch, 80)
     found = make_plan(PlanSettings(model=qwen, device="cuda"))
-    assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 8192)
+    assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 4272)  # 8192 if layers ran twice
     assert found.cache == (80 * 10**9 - found.held) // 4

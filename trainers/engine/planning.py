@@ -80,7 +80,7 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
     free = free_bytes(device)
     room = max(0, free - base - adapter - optimizer - copies)
     budget = pass_budget(
-        [chunk_tokens(device)], config, dtype, device, room,
+        [1] * chunk_tokens(device), config, dtype, device, room,  # of short data, as many as fit
         checkpointing=settings.gradient_checkpointing,
     )  # fmt: skip
     each = activation_bytes(config, dtype, checkpointing=budget.checkpointing)

@@ -179,8 +179,8 @@ class Stream:
 class Event:
     """A moment of the device's, up to which the host can wait."""
 
-    def record(self) -> None:
-        """Note what is under way."""
+    def record(self, stream: Stream) -> None:
+        """Note what is under way. Without a stream, CUDA would take that of the thread's device."""
         self._copies = _current.pending.pop(threading.get_ident(), [])
 
     def synchronize(self) -> None:

@@ -337,6 +337,16 @@ def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
             assert sum(more.values()) <= steps, more  # for the tokens and their log-probabilities
 
 
+def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
+    with stand_in():
+        sampler = gpu.sampler(gpu.make_base("small", torch.bfloat16, CUDA))
+        for row, length in ((LONG, 1), (BEGINNING, 4)):
+            passes = sampler.stats.forward_passes
+            sampler.sample(row, 3, gpu.how(length)).result()
+            assert sampler.stats.forward_passes - passes == length
+        sampler.scheduler.close()
+
+
 @standin_only
 def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

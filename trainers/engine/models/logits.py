@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from evert.trainers.engine.models.products import linear
 
 STRETCH_BYTES = 2**27  # Of a slice of logits in training; a backward pass holds about three
-_BLOCK = 2**10
+_BLOCK = {"cpu": 2**10}
 """Rows of the output layer that are converted to float32 at once; a CPU's cache holds them."""
 
 
@@ -26,18 +26,20 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     """[..., H] -> [..., V] in float32, whatever the type of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    if weight.device.type == "cuda":
+    # Small slopes of the logits are 0 in float16.
+    is_exact = weight.dtype == torch.bfloat16 or not torch.is_grad_enabled()
+    if weight.device.type == "cuda" and is_exact:
         flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
         logits = flat.view(*hidden.shape[:-1], len(weight))
     else:
-        exact = hidden.float()
-        blocks = [linear(exact, block.float()) for block in torch.split(weight, _BLOCK)]
+        exact, rows = hidden.float(), _BLOCK.get(weight.device.type, 2**14)
+        blocks = [linear(exact, block.float()) for block in torch.split(weight, rows)]
         logits = torch.cat(blocks, dim=-1)
     return logits if bias is None else logits + bias.float()
 
 
 class _Product(torch.autograd.Function):
-    """[N, H] and [V, H] in bfloat16 or float16 -> [N, V] in float32; PyTorch has no gradient."""
+    """[N, H] and [V, H] in bfloat16 -> [N, V] in float32; PyTorch's product has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:

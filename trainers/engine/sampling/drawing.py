@@ -96,15 +96,20 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0]
     before = F.pad(sums, (1, 0)).gather(1, block)
     running = before + inside.cumsum(-1, dtype=torch.float64)
-    return block * _BLOCK + _passing(running, uniform, sums[:, -1:])
+    found = block * _BLOCK + _passing(running, uniform, sums[:, -1:])
+    return found.clamp_(max=weights.shape[1] - 1)  # of NaN
 
 
 def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
-    """Index [B, 1] of the first of [B, N] running sums above a share of the total: there is one."""
+    """Index [B, 1] of the first of [B, N] running sums above a share of the total.
+
+    The last index if the sums are NaN, which nothing is above.
+    """
     last = sums[:, -1:]
     target = share * (last if total is None else total)
     # Rounded, the target may be the last sum, or above it.
-    return torch.searchsorted(sums, target.minimum(last * (1 - 2**-52)), right=True)
+    target = target.minimum(torch.nextafter(last, torch.zeros_like(last)))
+    return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
 
 
 def _shape(logprobs: Tensor, temper: Temper) -> Tensor:

@@ -79,6 +79,11 @@ class RunningBatch:
         self._drawn = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to be read
         self._describe_rows()
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no row may have a token after those that were drawn and not yet read."""
+        return all(len(row.tokens) + 1 >= row.request.max_tokens for row in self.rows)
+
     def _describe_rows(self) -> None:
         """Update the arrays that each step needs; called when rows come or go."""
         self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
@@ -121,7 +126,7 @@ class RunningBatch:
         self._drawn = both.to("cpu", non_blocking=True)
         if self.is_ahead:
             self._is_drawn = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._is_drawn.record()
+            self._is_drawn.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[Ended]:
         """Read the sampled tokens; drops rows that ended, and returns those not cancelled."""

@@ -155,13 +155,14 @@ class Scheduler:
             with self._lock:
                 self._waiting.extendleft(reversed(dropped))
             run.draw()
-            if run.is_ahead and not self._step(run):
+            ahead = run.is_ahead and not run.is_last
+            if ahead and not self._step(run):
                 continue
             for row, reason in run.read():
                 self._finish(row, reason)
             if not run.rows:
                 self._runs.remove(run)
-            elif not run.is_ahead:
+            elif not ahead:
                 self._step(run)
 
     def _step(self, run: RunningBatch) -> bool:

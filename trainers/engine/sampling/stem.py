@@ -55,7 +55,7 @@ class Stem:
         """Attention [B, 1, Hkv G D] of a token a row over the stem and [B, Hkv, L, D] of its own.
 
         ``bias`` [B, 1, 1, L] is 0 for tokens that a row has, else minus infinity. ``without`` [B]
-        is True for rows without the stem; None if all rows have it. Computed in float32.
+        is True for rows without the stem; None if all rows have it. Summed in float32.
         """
         most = _ROWS.get(queries.device.type, len(queries))
         if len(queries) > most:

@@ -72,6 +72,20 @@ def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size:
         assert bool((weight > 0).all())
 
 
+@pytest.mark.parametrize("size", [100, 5000])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_leave_the_other_rows_alone(
+    size: int, temperature: float
+) -> None:
+    logits, numbers = torch.randn(3, size), torch.full((3,), 0.5, dtype=torch.float64)
+    expected = draw(logits, temper(temperature).of(slice(3)), numbers)[0]
+    logits[1] = float("nan")
+    tokens, logprobs = draw(logits, temper(temperature).of(slice(3)), numbers)
+    assert 0 <= int(tokens[1]) < size
+    assert logprobs.isnan().tolist() == [False, True, False]
+    assert tokens[::2].tolist() == expected[::2].tolist()
+
+
 def test_many_rows_are_drawn_as_each_alone() -> None:
     logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
     numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
