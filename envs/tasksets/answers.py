@@ -2,7 +2,8 @@
 
 Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
 built-in functions. These scorers get only harmless answers: no calls except of mathematical
-functions, no power that could take long. Other answers score 0. The other scorers read any answer.
+functions, no power that could take long. Other answers score 0. The other scorers read any answer,
+except for one that reads fractions.
 """
 
 import re
@@ -23,6 +24,10 @@ SUMS = {"countdown", "puzzle24"}
 TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
 """Answers have powers and functions of symbols, too."""
 
+FRACTIONS = {"coin_flip"}
+"""Answers are read by ``Fraction``, for which 1e9999999 takes seconds."""
+
+_LONG_EXPONENT = re.compile(r"e[+-]?[\d_]{3}", re.IGNORECASE)
 _LITERAL = re.compile(r"[\w\s\[\],'\".+-]*", re.ASCII)
 _SUM = re.compile(r"(?:[\d\s+\-/().]|\*(?!\*))*", re.ASCII)
 _TERM = re.compile(r"[\w\s+\-*/(),.^=]*", re.ASCII)
@@ -41,6 +46,8 @@ sympy takes minutes for a power or a root of a number with thousands of digits.
 
 def may_be_read(generator: str, answer: str) -> bool:
     """Whether the scorer of a generator may read an answer."""
+    if generator in FRACTIONS:
+        return _LONG_EXPONENT.search(answer) is None
     if generator not in LITERALS | SUMS | TERMS:
         return True
     if len(answer) > LONGEST.get(generator, 2_000):

@@ -65,6 +65,8 @@ def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
         sums = "+".join("1" * (length // 2))
         assert may_be_read(generator, sums), generator
         assert not may_be_read(generator, f"{sums}+{sums}"), generator
+    assert may_be_read("coin_flip", "6.103515625e-05")
+    assert not may_be_read("coin_flip", "1e9999999")
     assert may_be_read("tower_of_hanoi", "Move disk 1 from Peg 1 to Peg 2\n" * 127)
 
 
