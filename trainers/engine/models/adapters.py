@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evert.trainers.engine.models.products import linear
+from evert.trainers.engine.models.products import added, linear
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ def delta_of(*linears: Any) -> Delta | None:
 
 
 def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """A layer's ``result`` [..., out] of x [..., in], plus the adapter's addition."""
+    """A layer's ``result`` [..., out] of x [..., in] plus the adapter's part; see ``added``."""
     if delta is None:
         return result
     inner = linear(x, delta.down)
     if delta.used is not None:
         inner = inner * (delta.used if inner.ndim == 2 else delta.used[:, None])
-    return result + linear(inner, delta.up)
+    return added(result, inner, delta.up)
 
 
 def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from evert.trainers.engine.models.adapters import Delta, base_layer, changed, dealt, delta_of
 from evert.trainers.engine.models.base_models import attention_sizes, base_of
 from evert.trainers.engine.models.logits import computed_again, float_logits
-from evert.trainers.engine.models.products import linear
+from evert.trainers.engine.models.products import added, linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B,T,Hq,D], keys [B,T,Hkv,D], values [B,T,Hkv,D]) -> [B,T,Hq*D]"""
@@ -51,12 +51,10 @@ class Fused:
         return changed(linear(x, self.weight, self.bias), x, self.delta)
 
     def onto(self, sum_: Tensor, x: Tensor) -> Tensor:
-        """``sum_ + self(x)``; without a gradient, ``sum_`` [..., out] may be overwritten."""
-        plain = self.bias is None and self.delta is None and not torch.is_grad_enabled()
-        if plain and x.device.type == "cuda":  # one operation less for a short step
-            rows = sum_.view(-1, sum_.shape[-1]).addmm_(x.flatten(0, -2), self.weight.T)
-            return rows.view_as(sum_)
-        return sum_ + self(x)
+        """``sum_ + self(x)``; see ``added``."""
+        if self.bias is not None:
+            return sum_ + self(x)
+        return changed(added(sum_, x, self.weight), x, self.delta)
 
 
 @dataclass(frozen=True)

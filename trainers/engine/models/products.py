@@ -33,6 +33,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _product(x, weight, bias)
 
 
+def added(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``onto + linear(x, weight)``; on CUDA, without a gradient, ``onto`` [..., O] is overwritten.
+
+    A short step of a GPU takes as long as its operations are many: this is one, not two.
+    """
+    if x.device.type != "cuda" or torch.is_grad_enabled() or onto.dtype != weight.dtype:
+        return onto + linear(x, weight)
+    onto.view(-1, onto.shape[-1]).addmm_(x.flatten(0, -2), weight.T)
+    return onto
+
+
 def float_product(x: Tensor, y: Tensor) -> Tensor:
     """``x @ y`` in float32 of [..., n, m] and [..., m, k], without a gradient.
 
