@@ -337,6 +337,7 @@ def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
             assert sum(more.values()) <= steps, more  # for the tokens and their log-probabilities
 
 
+@standin_only
 def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
     with stand_in():
         sampler = gpu.sampler(gpu.make_base("small", torch.bfloat16, CUDA))

@@ -50,11 +50,11 @@ class Fused:
         """[..., in] -> [..., out]."""
         return changed(linear(x, self.weight, self.bias), x, self.delta)
 
-    def onto(self, sum_: Tensor, x: Tensor) -> Tensor:
-        """``sum_ + self(x)``; see ``added``."""
+    def onto(self, before: Tensor, x: Tensor) -> Tensor:
+        """``before + self(x)``, which may overwrite ``before`` [..., out]; see ``added``."""
         if self.bias is not None:
-            return sum_ + self(x)
-        return changed(added(sum_, x, self.weight), x, self.delta)
+            return before + self(x)
+        return changed(added(before, x, self.weight), x, self.delta)
 
 
 @dataclass(frozen=True)

@@ -275,13 +275,13 @@ def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
         heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
-    elif queries.device.type == "cuda":
-        shares = torch.softmax(float_product(grouped, keys.transpose(-1, -2)) + bias, dim=-1)
-        heads = (shares.to(values.dtype).flatten(0, 1) @ values.flatten(0, 1)).view_as(grouped)
+        return heads.flatten(1)[:, None]
+    scores = float_product(grouped, keys.transpose(-1, -2)) + bias
+    if queries.device.type == "cuda":
+        heads = torch.softmax(scores, dim=-1).to(values.dtype) @ values
     else:  # Rounds as PyTorch's kernel does: the trainer runs it, but it is slow here
-        scores = grouped.float() @ keys.float().transpose(-1, -2) + bias
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
-        heads = shares.to(values.dtype).float() @ values.float() / shares.sum(-1, keepdim=True)
+        heads = float_product(shares.to(values.dtype), values) / shares.sum(-1, keepdim=True)
     return heads.flatten(1)[:, None].to(queries.dtype)
 
 

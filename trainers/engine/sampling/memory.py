@@ -52,7 +52,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """Bytes that a training pass keeps for each token, without logits: a high estimate."""
+    """Bytes that a training pass keeps for each token, without logits: an estimate, mostly high."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
@@ -102,7 +102,7 @@ def pass_budget(
     logits = logits_bytes(config, device)
     room = max(0, (free_bytes(device) if free is None else free) // _SHARE - logits)
     if checkpointing is None:
-        largest = max(*lengths, min(wanted, _ENOUGH_TOKENS, sum(lengths)))
+        largest = max(max(lengths), min(wanted, _ENOUGH_TOKENS, sum(lengths)))
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     each = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(wanted, max(_LEAST_TOKENS, room // each))

@@ -77,5 +77,5 @@ def test_sizes_are_rounded_up_to_few(parts: int, least: int, most: float) -> Non
     found = {size: rounded(size, parts, least) for size in sizes}
 
     assert len({*found.values()}) <= 12 * parts + 1
-    assert all(size <= found[size] <= max(most * size, size + least) for size in sizes)
+    assert all(size <= found[size] <= max(most * size, -(-size // least) * least) for size in sizes)
     assert {size % least for size in found.values()} == {0}
