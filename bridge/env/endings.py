@@ -105,6 +105,7 @@ class Account:
         stop_reason: Why the episode must stop before the next turn; None: it continues.
         overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
+        given_up: Number of actions whose reply the agent never read.
         turns, sampled: Number of actions so far, and of the tokens in them.
     """
 
@@ -118,16 +119,19 @@ class Account:
     stop_reason: StopReason | None = None
     overflow: openai.BadRequestError | None = None
     turns: int = 0
+    given_up: int = 0
     was_cut: bool = False
     sampled: int = 0
 
     def report(self) -> Metrics:
-        """Return the counts of lineages, drift, handoffs and tool calls so far, as metrics."""
+        """Return the counts of lineages, drift, handoffs and calls so far, as metrics."""
         metrics: Metrics = {"lineages": self.book.lineages, "drift": self.book.drift.total()}
         for cause, count in self.book.drift.items():
             metrics[f"drift/{cause}"] = count
         if self.book.handoffs:
             metrics["handoffs"] = self.book.handoffs
+        if given_up := self.given_up + (self.inbox.given_up if self.inbox is not None else 0):
+            metrics["calls/given_up"] = given_up
         self.tools.report(metrics)
         return metrics
 

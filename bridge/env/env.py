@@ -243,11 +243,8 @@ class ChatAgentEnv(Env):
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
-        inbox = self._turns.account.inbox
-        for outstanding in [*inbox.ahead.values()] if inbox is not None else []:
-            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
-                return outstanding.call.request
-        return self.request
+        outstanding = self._turns.outstanding_of(observation)
+        return None if outstanding is None else outstanding.call.request
 
     @property
     def conversation(self) -> Conversation | None:

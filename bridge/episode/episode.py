@@ -261,8 +261,14 @@ class Episode:
 
     # -- the agent's calls -----------------------------------------------------------------------
 
-    async def call(self, request: ChatRequest) -> Reply:
+    async def call(
+        self, request: ChatRequest, has_reader: Callable[[], bool] = lambda: True
+    ) -> Reply:
         """Park a request from a task, on any event loop, and wait for its reply.
+
+        Args:
+            request: The request.
+            has_reader: Whether somebody got the reply or still waits for it: see ``ParkedCall``.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
@@ -277,12 +283,17 @@ class Episode:
         speaker = task or threading.current_thread()
         future = loop.create_future()
         if loop is self.loop:
-            self._arrive(ParkedCall(request, caller, speaker, future, None))
+            call = ParkedCall(request, caller, speaker, future, None, has_reader)
+            self._arrive(call)
         else:
             caller = f"{threading.current_thread().name} {caller}"
-            self._arrive_from_outside(ParkedCall(request, caller, speaker, future, loop))
+            call = ParkedCall(request, caller, speaker, future, loop, has_reader)
+            self._arrive_from_outside(call)
         try:
             reply: Reply = await future
+        except asyncio.CancelledError:
+            call.drop()
+            raise
         except (Exception, AgentAborted) as error:
             await self.refusals.hold_back(error)
             raise

@@ -76,7 +76,8 @@ class BranchEnv(ChatAgentEnv):
         ahead, overlap.ahead = overlap.ahead, (replayed := policy.ahead())
         overlap.is_met = True  # so that every call waits for its turn in the record
         begun = await super().initial_observation()
-        for turn in range(self._turn):
+        replayed_turns = (t for t in range(self._turn) if not self._record.is_given_up(t))
+        for turn in replayed_turns:
             if isinstance(begun, InitialObservationOverflow):
                 break
             action = await replayed(*begun)

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
+from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import RecordError
 from evert.bridge.records.files import record_files
@@ -122,6 +123,10 @@ class RolloutRecord:
         ]
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
+    def is_given_up(self, turn: int) -> bool:
+        """Whether the agent gave a turn's call up and never read its reply."""
+        return GIVEN_UP in self.row["steps"][turn]["metrics"]
+
     def asked(self, turn: int) -> list[Row]:
         """Return the messages of a turn's call; a RecordError if they were not kept."""
         return self._conversation(turn, self._reply)
@@ -144,12 +149,16 @@ class RolloutRecord:
         return found
 
     def last_turns(self) -> list[int]:
-        """Return the last turns of conversations: no other turn continues their replies."""
+        """Return the last turns of conversations: no other turn continues their replies.
+
+        A call that the agent gave up ends no conversation.
+        """
         calls = [step.get("call", {}) for step in self.row["steps"][: self.turns]]
         gone_on = {call.get("after") for call in calls}
         given = [self.row["steps"][turn].get("reply") is not None for turn in range(self.turns)]
         last = self.turns - 1  # the turn that ended the episode ended a conversation, too
-        return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
+        ends = [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
+        return [turn for turn in ends if not self.is_given_up(turn)]
 
     def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
         first, *later = self._calls(turn)

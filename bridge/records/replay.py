@@ -26,13 +26,17 @@ from evert.bridge.records.rows import Row, as_message
 from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
+MOMENT = 0.01
+"""Seconds between two looks at whether an agent has given a call up."""
+
 
 class ReplayPolicy(TokenCompleter):
     """Returns the actions of a recorded rollout, without a model.
 
     Args:
         record: The recorded rollout.
-        env: The Env that is played, to name the message that differs. None: compare only tokens.
+        env: The Env that is played, to name the message that differs, and to see when the agent
+            gives a call up that it gave up in the record. None: compare only tokens.
 
     Attributes:
         record: As given.
@@ -43,6 +47,7 @@ class ReplayPolicy(TokenCompleter):
         self.record = record
         self.left = list(range(record.turns))
         self._env = env
+        self._patience = None if env is None else env._settings.agent_timeout
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -54,7 +59,24 @@ class ReplayPolicy(TokenCompleter):
         """
         turn = self.find(model_input)
         self.left.remove(turn)
+        await self._given_up(turn, model_input)
         return self.record.action(turn)
+
+    async def _given_up(self, turn: int, model_input: tinker.ModelInput) -> None:
+        """Wait until the agent gives a call up if it did so in the record."""
+        outstanding = self._env and self._env._turns.outstanding_of(model_input)
+        if outstanding is None or not self.record.is_given_up(turn):
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                while outstanding.call.is_waiting:
+                    await asyncio.sleep(MOMENT)
+        except TimeoutError:
+            raise ReplayError(
+                f"The agent differs from its record at turn {turn}: in the record it gave that "
+                f"call up{_quoted(self._asked(turn))}; now it waits for the reply, for "
+                f"agent_timeout={self._patience} s."
+            ) from None
 
     def find(self, model_input: tinker.ModelInput) -> int:
         """Return the first turn with this prompt that was not played yet; or a ReplayError."""
@@ -117,7 +139,7 @@ class InOrder(ReplayPolicy):
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)
         self._overlap = env._turns.overlap
-        self._patience = patience = env._settings.agent_timeout
+        patience = self._patience
         self._giving_up = GIVING_UP if patience is None else min(GIVING_UP, patience / 2)
         self._answered, self._moved = 0, asyncio.Condition()
         self._overlap.is_met |= _has_met(record, 0)
@@ -150,6 +172,7 @@ class InOrder(ReplayPolicy):
                 f"The agent differs from its record at turn {missing}: it does not make that "
                 f"call{_quoted(self._asked(missing))} within agent_timeout={self._patience} s."
             ) from None
+        await self._given_up(turn, model_input)
         return self.record.action(turn)
 
 

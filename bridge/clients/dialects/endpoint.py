@@ -241,15 +241,15 @@ class Endpoint:
         except REFUSALS as error:
             return call.refused(error)
 
-    async def reply_to(self, call: Call) -> Reply:
-        """Return the reply to a call.
+    async def reply_to(self, call: Call, has_reader: Callable[[], bool] = lambda: True) -> Reply:
+        """Return the reply to a call; see ``Episode.call``.
 
         Raises:
             openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call is refused, or its
                 frozen model has failed (code ``model_failed``).
         """
         with _failures_named(call):
-            return await self.episode.call(call.request)
+            return await self.episode.call(call.request, has_reader)
 
     def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
         """Return a request to one of the APIs, or the answer to any other request."""
