@@ -147,7 +147,8 @@ class Turns:
             return self.account.cut()
         self.account.tools.count(call.request, reply)
         self.account.was_cut = reply.finish_reason == "length"
-        verdict = self.parse_errors.judge(reply, problem, turn, row)
+        one_call = call.request.one_call
+        verdict = self.parse_errors.judge(reply, problem, turn, row, one_call=one_call)
         if verdict is Verdict.END:
             return await self._stop(StopReason.PARSE_ERROR)
         if verdict is Verdict.ASK_AGAIN and problem is not None:

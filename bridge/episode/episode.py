@@ -22,6 +22,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.episode.agent import AgentForm
@@ -277,7 +278,15 @@ class Episode:
         """
         if self.life is not Life.RUNNING:  # first: a garbage-collected agent stops at this await
             await asyncio.sleep(0)
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise bad_request(
+                "This async call was made without a running asyncio event loop (under trio, say), "
+                "and evert answers only asyncio's. Run the agent with asyncio, or use a blocking "
+                "client in a thread.",
+                code="no_asyncio",
+            ) from None
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
         speaker = task or threading.current_thread()

@@ -104,8 +104,8 @@ class Inbox(Generic[P]):
     """
 
     __slots__ = (
-        "_agent", "_asking", "_boxes", "_deadline", "_final", "_given_up", "_loop", "_most", "_on_call",
-        "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest", "notes",
+        "_agent", "_asking", "_boxes", "_deadline", "_final", "_given_up", "_loop", "_most",
+        "_on_call", "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest", "notes",
     )  # fmt: skip
 
     def __init__(

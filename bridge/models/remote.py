@@ -60,6 +60,7 @@ class RemoteModel:
             "stop": list(request.stop) or None,
             "temperature": self.temperature,
             "logprobs": request.logprobs or None,
+            "parallel_tool_calls": False if request.one_call and request.tools else None,
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]

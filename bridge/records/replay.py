@@ -64,12 +64,14 @@ class ReplayPolicy(TokenCompleter):
 
     async def _given_up(self, turn: int, model_input: tinker.ModelInput) -> None:
         """Wait until the agent gives a call up if it did so in the record."""
-        outstanding = self._env and self._env._turns.outstanding_of(model_input)
-        if outstanding is None or not self.record.is_given_up(turn):
+        if self._env is None or not self.record.is_given_up(turn):
+            return
+        outstanding = self._env._turns.outstanding_of(model_input)
+        if outstanding is None:
             return
         try:
             async with asyncio.timeout(self._patience):
-                while outstanding.call.is_waiting:
+                while outstanding.call.is_waiting:  # noqa: ASYNC110 (its thread sets no event)
                     await asyncio.sleep(MOMENT)
         except TimeoutError:
             raise ReplayError(

@@ -77,6 +77,9 @@ def read_action(
         completion_tokens=len(action),
     )
     problem = None if truncated else classify_parse_failure(parsed, termination)
+    if problem is None and request.one_call and len(reply.tool_calls) > 1:
+        detail = f"You called {len(reply.tool_calls)} tools at once. Call one at a time."
+        problem = ParseFailureKind.CONTENT, detail
     return as_asked(reply, request), problem
 
 
@@ -86,6 +89,8 @@ def as_asked(reply: Reply, request: ChatRequest) -> Reply:
         reply = reply.after(request.prefill)
     if not request.may_call:
         reply = reply.with_calls(0)
+    elif request.one_call and len(reply.tool_calls) > 1:
+        reply = reply.with_calls(1)
     cuts = [(reply.text.index(string), string) for string in request.stop if string in reply.text]
     if cuts:
         cut, string = min(cuts)
