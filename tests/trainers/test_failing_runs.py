@@ -84,7 +84,7 @@ def calls_from_the_second_batch_on(client, task):
 '''
 SMALL = [
     "train_tasks=failing_agents:TASKS", "device=cpu", "batch_size=2", "group_size=2",
-    "max_tokens=8", "samples=0", "eval_every=0", "agent_timeout=2", "log_path=run",
+    "max_tokens=8", "samples=0", "eval_every=0", "log_path=run",
 ]  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def test_where_few_fail_the_step_is_silent_and_the_end_says_it(capsys: Shown) ->
 
 
 def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too() -> None:
-    scored = ["on_agent_error=-1.0", "cookbook.rollout_error_tolerance=False"]
+    scored = ["on_agent_error=-1.0", "agent_timeout=2", "cookbook.rollout_error_tolerance=False"]
     assert run("one_hangs", "steps=2", *scored) == 0
     assert result()["failures"]["kinds"] == {"agent_timeout": 1}
     assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 8
