@@ -53,6 +53,9 @@ CAUSES = {
         "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
         "the traceback points.",
     r"^AttributeError: 'coroutine' object": "Put await before the call that the agent makes there.",
+    r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
+        "A service that the agent itself calls, or the endpoint of a frozen model, gave no answer: "
+        "check its address, key and limits.",
     r"^CommandError:": "Run the agent's command by hand; its last output is above.",
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
     r"float|invalid literal for int": UNREADABLE,

@@ -72,7 +72,6 @@ async def score_weights(
             group.options,
             group.seats,
             strict=_fails_fast(config),
-            endpoints_fail=True,
             dialogues=0 if temperature else samples,
             opponents=dataset.opponents,
         )
