@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import chz
 import pytest
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
 
 from evert.bridge.errors import AgentError, EvertError
 from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
@@ -215,6 +216,17 @@ def test_a_command_without_a_loop_is_stopped_too(number: signal.Signals, capsys:
     assert run_command(body, [], usage) == INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) == before
     assert capsys.readouterr() == ("\nInterrupted.\n", "")
+
+
+def test_ctrl_c_that_arrives_in_a_finalizer_stops_the_command_too(capsys: Shown) -> None:
+    def body(arguments: list[str]) -> None:
+        interrupt_in_finalizer()
+        for _ in range(6000):
+            time.sleep(0.01)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert run_command(body, [], usage) == INTERRUPTED
+    assert capsys.readouterr().out == "\nInterrupted.\n"
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])

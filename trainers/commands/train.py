@@ -178,8 +178,6 @@ def run(
 
 
 def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
-    gc.collect()
-    gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     stopped: BaseException | None = None
     try:
         return run_async(training)
@@ -213,6 +211,8 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
+    gc.collect()  # inside the loop: Ctrl-C cancels its task, where a finalizer would swallow it
+    gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
