@@ -126,6 +126,7 @@ class Turns:
         row = call if self.overlap.is_met else None
         if not call.request.train:
             turn.metrics |= UNTRAINED
+        self.account.was_cut = turn.truncated
         if turn.truncated and self._settings.on_truncation == "end":
             await self._end()
             return self.account.cut()

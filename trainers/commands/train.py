@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from evert.bridge.episode.agent import Agent
     from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import Evaluation
     from evert.trainers.training.summary import Report
 
@@ -167,6 +168,8 @@ def run(
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
             begun = f"{say(facts)}\nrun folder: {folder.path}{frozen}"
             console.print(redacted(begun), soft_wrap=True, markup=False)
+            for text in () if folder.resumed else prepared.warnings:
+                _warn(console, text)
             about["engine"] = facts
             folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:
@@ -175,6 +178,12 @@ def run(
                 logger.log_metrics(final_scores(summarise(facts, folder, done, console)))
             clean_up(folder)
         return folder
+
+
+def _warn(console: Console, text: str) -> None:
+    """Show a warning, and write it into the run's ``logs.log``."""
+    console.print(redacted(f"warning: {text}"), soft_wrap=True, markup=False)
+    logging.getLogger(__name__).warning("%s", text)
 
 
 def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
@@ -203,6 +212,7 @@ async def _run(
     workers: "Executor | None",
 ) -> "Report":
     from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import score_weights
     from evert.trainers.training.strategies import Counted, strategy_of
     from evert.trainers.training.summary import Report
@@ -225,8 +235,10 @@ async def _run(
     before = await _score_before(config, folder, warm, score)
     start = folder.steps_done()
     tally = Tally(folder, say, start, settings.steps, settings.failed_steps)
+    first = FirstSteps(settings, partial(_warn, console))
     if before is not None and not start:
         tally.tell("held-out tasks, untrained", before.failures)
+        first.see_replies("of the held-out tasks", before.cut)
     if start >= settings.steps:
         say(f"all {start} steps are done; a larger steps= trains further")
     elif start:
@@ -238,7 +250,7 @@ async def _run(
     places = asyncio.Semaphore(max(1, at_once // settings.test_group_size))
     strategy = Counted(config.effective_rollout_strategy(), tally, places)
     config = chz.replace(config, rollout_error_tolerance=strategy)
-    await _train(config, folder, console, logger, tally, workers)
+    await _train(config, folder, console, logger, tally, first, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _trained(config, folder))
     return Report(settings, before, after, max(start, settings.steps), {"training": seconds})
@@ -305,6 +317,7 @@ async def _train(
     console: Console,
     logger: "Logger",
     tally: "Tally",
+    first: "FirstSteps",
     workers: "Executor | None",
 ) -> None:
     from tinker_cookbook.rl import train as cookbook
@@ -320,6 +333,7 @@ async def _train(
         step = row.get("step", total)
         whole = {**tally.row(step), **with_before(row, folder.path)}
         show(whole)
+        first.take(whole)
         if step < total:  # the Cookbook 0.6 ends with a row that belongs to no step
             logger.log_metrics(whole, step)
 

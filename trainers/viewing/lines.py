@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from evert.bridge.env.endings import CUT
 from evert.bridge.redaction import redacted
 
 Row = dict[str, Any]
@@ -144,7 +145,7 @@ def _task(task: Any) -> tuple[str, int]:
 
 
 def _ending(row: Row, last: Row) -> str:
-    stops = [name.removeprefix("stop/") for name in last if name.startswith("stop/")]
+    stops = [n.removeprefix("stop/") for n in last if n.startswith("stop/") and n != CUT]
     return str(row.get("stop_reason") or "") or ", ".join(stops)
 
 
