@@ -16,6 +16,7 @@ import chz
 import pytest
 from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
 
+import evert
 from evert.bridge.errors import AgentError, EvertError
 from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
 from evert.trainers.system.command import INTERRUPTED, run_async, run_command
@@ -107,6 +108,12 @@ def test_an_error_is_a_line_with_its_notes_and_an_agents_own_shown_where_it_happ
     assert said in errors
     assert errors.endswith("\nTo go on: do that\n")
     assert "Traceback" not in errors
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "evert", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"evert {evert.__version__}\n"
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:

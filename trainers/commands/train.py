@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import chz
 from rich.console import Console
@@ -26,6 +26,7 @@ from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.backend import context_of, running_engine, say
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import in_words as frozen_in_words
+from evert.trainers.config.options import TrainOptions
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir import folder as run_folder
@@ -98,7 +99,7 @@ def train(
     *,
     test_tasks: Sequence[Any] | str | None = None,
     console: Console | None = None,
-    **settings: Any,
+    **settings: Unpack[TrainOptions],
 ) -> RunFolder:
     """Train an agent, as ``evert train`` does. This works in a notebook, too.
 
@@ -126,7 +127,7 @@ def train(
     """
     what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
     named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
-    given = settings | {key: value for key, value in named.items() if value is not None}
+    given = {**settings, **{key: value for key, value in named.items() if value is not None}}
     given = {key: _listed(value) for key, value in given.items()}
     if given.get("log_path") is not None:
         given["log_path"] = str(given["log_path"])
