@@ -68,7 +68,14 @@ async def no_call(client: Any) -> float:
 
 
 def forgets_to_declare(client: Any) -> Any:
-    return client.openai.chat.completions.create(model="policy", messages=[])[0]
+    async def call() -> list[float]:
+        return [0.0]
+
+    reply: Any = call()
+    try:
+        return reply[0]
+    finally:
+        reply.close()
 
 
 def awaits_in_vain(client: Any) -> float:
@@ -80,7 +87,8 @@ def awaits_in_vain(client: Any) -> float:
 
 
 async def own_judge_is_down(client: Any) -> None:
-    raise openai.APIConnectionError(request=httpx.Request("POST", "http://judge.example"))
+    request: Any = httpx.Request("POST", "http://judge.example")
+    raise openai.APIConnectionError(request=request)
 
 
 async def no_key(client: Any) -> None:
@@ -140,7 +148,8 @@ async def loses_its_server(client: Any) -> None:
 
 
 async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory:
-    return await do_single_rollout(POLICY, ChatAgentEnv(agent, agent_timeout=0.2, **options))
+    seconds = 0.2 if agent is hangs else 60.0
+    return await do_single_rollout(POLICY, ChatAgentEnv(agent, agent_timeout=seconds, **options))
 
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:

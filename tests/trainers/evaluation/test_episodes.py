@@ -112,11 +112,14 @@ async def test_an_agents_failure_is_an_episode_without_a_reward() -> None:
     assert failures([episode, replace(episode, failure="")]).kinds == {"agent_error": 1}
 
 
+REQUEST: Any = httpx.Request("POST", "http://judge.example")
+
+
 @pytest.mark.parametrize(
     "error",
     [
         openai.OpenAIError("no key"),
-        openai.APIConnectionError(request=httpx.Request("POST", "http://judge.example")),
+        openai.APIConnectionError(request=REQUEST),
         EvertError("raised by the agent"),
         ExceptionGroup("of a task group", [openai.OpenAIError("inside")]),
         SystemExit(3),
