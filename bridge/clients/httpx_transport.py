@@ -95,6 +95,8 @@ def response_for(request: Any, answer: Any) -> Any:
 
 
 def was_sent(record: logging.LogRecord) -> bool:
-    """Whether a log record of httpx's is not of a response that was made here: those are no news,
-    and name the host of a service that nobody called."""
+    """Whether a log record of httpx's is about a request that left this process.
+
+    The lines of other requests would name the host of a service that nobody called.
+    """
     return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

@@ -48,7 +48,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
             [Episode.read(sample) for sample in record["samples"]],
             Failures.read(record["failures"]),
-            float(record.get("cut", 0.0)),  # new in 0.3
+            float(record.get("cut", 0.0)),  # older records have none
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeldOutError(

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from evert.bridge.env.endings import CUT
 from evert.bridge.redaction import redacted
 
 Row = dict[str, Any]
@@ -145,7 +144,8 @@ def _task(task: Any) -> tuple[str, int]:
 
 
 def _ending(row: Row, last: Row) -> str:
-    stops = [n.removeprefix("stop/") for n in last if n.startswith("stop/") and n != CUT]
+    reasons = [name for name in last if name.startswith("stop/") and name != "stop/length"]
+    stops = [name.removeprefix("stop/") for name in reasons]
     return str(row.get("stop_reason") or "") or ", ".join(stops)
 
 
