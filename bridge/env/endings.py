@@ -61,6 +61,10 @@ AGENT_TRACEBACK = "agent_traceback"
 CUT_REPLY = "The model's last reply was cut at max_tokens."
 """Added to the text of a failure: the agent may not have understood the cut reply."""
 
+CUT = f"{STOP_METRIC_PREFIX}length"
+"""Metric of each turn: 1 if its reply was cut at its cap, else 0. Not a reason to stop: in a
+transition's metrics it comes after that, because the Cookbook takes the first ``stop/...``."""
+
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called nor ended in time."""
 
@@ -153,6 +157,8 @@ class Account:
         ending = Ending(reward)
         ending.reward += self.take_notes(ending.metrics, ending.logs)
         ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
+        if self.turns:
+            ending.metrics[CUT] = float(self.was_cut)
         ending.metrics.update(self.report())
         return ending
 

@@ -138,6 +138,7 @@ class Turns:
     async def _answer(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
         call = outstanding.call
         row = call if self.overlap.is_met else None
+        self.account.was_cut = turn.truncated
         reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
         if not call.is_waiting:  # nobody reads the reply, so nothing judges it
             turn.metrics |= UNTRAINED

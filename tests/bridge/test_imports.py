@@ -79,7 +79,10 @@ def test_a_path_that_leads_nowhere_or_would_have_something_done_is_refused(
 def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(module: Path) -> None:
     for source, said in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
-        ("def agent(client:\n", r"SyntaxError: .*a_users_module\.py, line 1"),
+        ("def agent(client:\n", rf"SyntaxError: .*\)\. Correct {module}, line 1\."),
+        ("import not_there\n", rf"ModuleNotFoundError: .* \(at {module}:1\)\. Correct that import"),
+        ("from json import not_there\n", rf"ImportError: .* \(at {module}:1\)\. Correct that im"),
+        ("None.missing\n", rf"AttributeError: .* \(at {module}:1\)\. Importing a module runs it"),
         ("def key():\n    raise RuntimeError('Set KEY')\n\n\nkey()\n", "RuntimeError: Set KEY"),
     ):
         module.write_text(source)

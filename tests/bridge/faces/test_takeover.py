@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import json
+import logging
 import os
 import pickle
 import queue
@@ -318,6 +319,24 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
     assert models == ["gpt-4o", "policy-2", "", "gpt-4o", "gpt-4o", "gpt-5.2"]
     assert asked[0][2]["messages"] == messages("Hi")
     assert path == "/v1/models/gemini-2.5-flash:generateContent"
+
+
+async def test_the_log_has_a_line_for_each_request_that_was_sent_and_none_for_taken_over_calls(
+    elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def agent() -> float:
+        for library in (httpx, httpx2):
+            async with library.AsyncClient() as client:
+                for url, model in ((URL, MODEL), (f"{elsewhere.url}/chat/completions", "gpt-4o")):
+                    await client.post(url, json={"model": model, "messages": messages("Hi")})
+        return 1.0
+
+    for name in ("httpx", "httpx2"):
+        caplog.set_level(logging.INFO, name)
+    await play(agent)
+    lines = [r.getMessage() for r in caplog.records if r.name in ("httpx", "httpx2")]
+    assert len(lines) == len(elsewhere.asked) == 2
+    assert all(elsewhere.url in line for line in lines)
 
 
 async def test_what_is_no_model_call_is_not_taken_over(elsewhere: Elsewhere) -> None:
