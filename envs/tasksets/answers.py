@@ -4,6 +4,9 @@ Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, w
 built-in functions. These scorers get only harmless answers: no calls except of mathematical
 functions, no power that could take long. Other answers score 0. The other scorers read any answer,
 except for one that reads fractions.
+
+This is the second line of defence: the first is that scorers run in isolates
+(``bridge/isolation.py``), which bound the time of what no pattern foresees.
 """
 
 import re

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.faults import stalls
 from tests.kit import play, reward
 
 from evert import Curriculum, GameError
@@ -57,6 +58,28 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
         assert reward(await play(agent, code, task=0)) < 0.1
     assert not mark.exists()
     assert name not in LITERALS or not may_be_read(name, "[0for a in'01'if 1for b in'01']")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("polynomial_multiplication", "1e-99999999999"),  # sympy computes its digits
+        ("chain_sum", "<answer>" * 20_000),  # the pattern that looks for an answer backtracks
+    ],
+)
+async def test_an_answer_on_which_a_scorer_hangs_earns_nothing_is_counted_and_holds_no_loop(
+    name: str, answer: str
+) -> None:
+    agent = Reasoning(name, size=50)
+    assert reward(await play(agent, str(agent.item(0)[1]["answer"]), task=0)) == 1
+    async with stalls.watched() as stall:
+        [transition] = (await play(agent, lambda _: answer, task=0)).transitions
+    assert transition.reward == transition.metrics["solved"] == 0
+    assert transition.metrics["scorer_stopped"] == 1
+    assert "took more than 3 s" in str(transition.logs["scorer"])
+    assert stall.longest < 2 * stalls.LONGEST  # the scripted policy tokenises on the loop
+    [transition] = (await play(agent, "7", task=0)).transitions
+    assert transition.metrics["scorer_stopped"] == 0
 
 
 def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
