@@ -124,11 +124,11 @@ class Isolate:
         start = _message((make, arguments))
         self._calling = threading.Lock()
         for _ in range(2):  # the server may just have ended
-            self._begin(start)
+            server = self._begin(start)
             if (answer := self._answer(None)) is not None:
                 break
             self.close()
-            end_server()
+            server.end()
         else:
             raise IsolateError(
                 f"The process that forks isolates ended when it was to call {make.__qualname__}. "
@@ -138,13 +138,15 @@ class Isolate:
             self.close()
             raise IsolateError(f"{make.__qualname__} raised in an isolate: {answer['error']}")
 
-    def _begin(self, start: bytes) -> None:
-        """Have the server fork a process."""
+    def _begin(self, start: bytes) -> "_Server":
+        """Have the server fork a process, and return the server."""
+        server = _server()
         self._socket, theirs = socket.socketpair()
         self._life, end = socket.socketpair()
         with theirs, end, suppress(OSError):
-            _server().fork(theirs, end)
+            server.fork(theirs, end)
             self._socket.sendall(start)
+        return server
 
     def call(self, *args: Any) -> Any:
         """Call the function with arguments that can be pickled; return what JSON keeps of it.
@@ -249,8 +251,10 @@ _running: _Server | None = None
 def _server() -> _Server:
     global _running
     with _lock:
-        if _running is None or not _running.is_there():
-            _running = _Server()
+        if _running is not None and not _running.is_there():
+            _running.end()
+            _running = None
+        _running = _running or _Server()
         return _running
 
 

@@ -30,7 +30,7 @@ TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integr
 FRACTIONS = {"coin_flip"}
 """Answers are read by ``Fraction``, for which 1e9999999 takes seconds."""
 
-_LONG_EXPONENT = re.compile(r"e[+-]?[\d_]{3}", re.IGNORECASE)
+_LONG_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{3}", re.IGNORECASE)
 _LITERAL = re.compile(r"[\w\s\[\],'\".+-]*", re.ASCII)
 _SUM = re.compile(r"(?:[\d\s+\-/().]|\*(?!\*))*", re.ASCII)
 _TERM = re.compile(r"[\w\s+\-*/(),.^=]*", re.ASCII)
@@ -69,6 +69,7 @@ def _is_term(answer: str) -> bool:
     computed += ["1"] * names.count("sqrt")
     return (
         _TERM.fullmatch(answer) is not None
+        and _LONG_EXPONENT.search(answer) is None
         and all(_FUNCTIONS.fullmatch(name) for name in names)
         and not re.search(r"\.\s*[A-Za-z_]|\b[A-Za-z]\s*\(", answer)  # like N(pi, 999999)
         and not ("exp" in names and {"log", "ln"} & {*names})  # exp(999999*log(9)) is a power
