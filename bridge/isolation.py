@@ -3,7 +3,7 @@
     async with isolate(make, *arguments) as call:
         value = await call(*more)
 
-An answer of 13 characters can keep sympy busy for hours, and ``eval`` runs what it reads. So
+An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs what it reads. So
 ``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is a
 fork of it, without a network and with limits on time and memory. What an answer does to an isolate
 ends with it, and the event loop only waits. A process has one server, from its first isolate on.

@@ -12,8 +12,8 @@ copy of the policy's renderer that remembers the messages of each prompt (``Hear
 action is the sampled tokens of the reply. If they are unknown, since the reply came as text, it is
 tokens that this renderer parses as that reply.
 
-The environment of the recipe ``math_rl`` computes on answers with sympy, for hours if an answer is
-made for that. They are graded in an isolate (``_Told``).
+The environment of the recipe ``math_rl`` computes on answers with sympy, without end if an
+answer is made for that. They are graded in an isolate (``_Told``).
 """
 
 import copy
@@ -216,7 +216,7 @@ class _Told(Env):
 
 
 def _is_maths(env: Env) -> bool:
-    """Whether the Env's own clock is the recipe's, which waits for a slow grader all the same."""
+    """Whether the Env checks answers as the recipe does, whose clock waits for a slow grader."""
     check = getattr(type(env), "check_answer", None)
     return MATHS in sys.modules and check is sys.modules[MATHS].MathEnv.check_answer
 
