@@ -72,6 +72,11 @@ async def no_call(client, task):
     return task / 4
 
 
+async def always_earns_one(client, task):
+    await call(client)
+    return 1.0
+
+
 def calls_from_the_second_batch_on(client, task):
     """Blocking, as most agents are."""
     with Path("episodes").open("a") as file:
@@ -264,3 +269,20 @@ def test_nothing_but_failures_ends_every_mode(mode: list[str], capsys: Shown) ->
         assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
     else:
         assert "steps in a row nearly all episodes failed" in said
+
+
+@pytest.mark.parametrize(
+    "mode", [[], STREAM, ASYNC, [*STREAM, *ASYNC]], ids=["all", "stream", "async", "both"]
+)
+def test_a_batch_of_constant_rewards_that_are_removed_ends_no_run_in_a_bare_error(
+    mode: list[str], capsys: Shown
+) -> None:
+    removing = "cookbook.remove_constant_reward_groups=True"
+    status = run("always_earns_one", "steps=1", removing, *mode)
+    said = capsys.readouterr().err
+    if mode is STREAM and version("tinker-cookbook") < "0.6":
+        assert status == 1
+        assert "whole batch (each of its groups has one reward, and remove_constant_" in said
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
+    else:
+        assert status == 0, said

@@ -28,7 +28,9 @@ from evert.trainers.commands.serve import ServeSettings
 from evert.trainers.config import names
 from evert.trainers.config.arguments import UsageError, cookbook_fields
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.train import LossFn, TrainSettings
+from evert.trainers.config.train import TrainSettings
+from evert.trainers.engine.training.loss_names import LossFn
+from evert.trainers.engine.training.losses import LOSSES
 from evert.trainers.sweeping.study import SweepSettings
 from evert.trainers.training.resuming import settings_of_run
 
@@ -314,9 +316,10 @@ def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch)
         names.check_renderer("qwen3x")
 
 
-def test_the_losses_to_choose_from_are_those_of_tinker_that_take_advantages() -> None:
-    others = {"cross_entropy", "custom"}
-    assert {*get_args(LossFn)} == {*get_args(LossFnType)} - others
+def test_the_losses_to_choose_from_are_those_of_tinker_and_the_engine_has_all() -> None:
+    policy = {*get_args(LossFn)}
+    assert {"cross_entropy", *policy} == {*LOSSES} == {*get_args(LossFnType)} - {"custom"}
+    assert policy == {name for name, loss in LOSSES.items() if "advantages" in loss.required}
 
 
 @pytest.mark.parametrize(

@@ -343,14 +343,19 @@ async def _train(
     with display(console, folder.path, total) as show, unsaved_shown(console), follow(take):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:
-            if config.stream_minibatch_config is None or not tally.has_skipped:
+        except AssertionError as error:  # a bare one, of an empty batch
+            removes = config.remove_constant_reward_groups
+            could_be_empty = tally.has_skipped or removes
+            if config.stream_minibatch_config is None or error.args or not could_be_empty:
                 raise
+            why = "batches.jsonl in the run's folder says why"
+            if not tally.has_skipped:
+                why = "each of its groups has one reward, and remove_constant_reward_groups is set"
             raise NothingToLearnError(
-                "Nothing could be learned from a whole batch (batches.jsonl in the run's folder "
-                "says why). With stream_minibatch_config, a Cookbook before 0.6 cannot skip a "
-                "batch. Train without stream_minibatch_config, or install tinker-cookbook 0.6; "
-                "either way in a new log_path."
+                f"Nothing could be learned from a whole batch ({why}). With "
+                "stream_minibatch_config, a Cookbook before 0.6 cannot skip a batch. Train "
+                "without stream_minibatch_config, or install tinker-cookbook 0.6; either way in a "
+                "new log_path."
             ) from error
         finally:
             await _finish_saving()

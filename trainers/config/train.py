@@ -26,14 +26,12 @@ from evert.trainers.config.fields import (
 )
 from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, path_of, taskset_of
+from evert.trainers.engine.training.loss_names import LossFn
 
 
 def _named(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
 
-
-LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
-"""Tinker's losses that take advantages."""
 
 TASKS = (
     "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its arguments: "
