@@ -128,6 +128,7 @@ class ConversationBook:
         check_text(list(messages), most)
         escaped = [renderer.escape(message) for message in messages]
         self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
+        conversation.added += messages
 
     def forget(self) -> None:
         """Free the conversations, which refer to each other, after the last prompt."""
@@ -266,9 +267,11 @@ class ConversationBook:
             conversation.tools = _kept_tools(request.tools)
             if request.tools:
                 _offer_tools(request.tools, messages, renderer)
+        added: list[Message] = []
         if request.format is not None and request.format != conversation.format:
             check_text(request.format.schema, most)
-            messages.append(renderer.escape(request.format.request()))
+            added.append(request.format.request())
+            messages.append(renderer.escape(added[0]))
         kept = keep(request.messages[match.kept :])
         conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
@@ -278,7 +281,7 @@ class ConversationBook:
                 conversation.note_calls(calls)
         conversation.place = self._index.enter(conversation.place, match.new)
         conversation.before = match.new[-1].key if match.new else None
-        conversation.format = request.format
+        conversation.format, conversation.added = request.format, added
         conversation.reply = None
         self.handoffs += match.is_handed
         self._note(conversation, match.cause, drift, where)
