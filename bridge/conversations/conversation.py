@@ -85,6 +85,8 @@ class Conversation:
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
         shown: For templates that are rendered whole: the log's tokens by the renderer itself.
+        added: Messages after the latest action that the agent did not send, as for a format.
+        is_retried: Whether the agent does not see the latest action, which is asked for again.
     """
 
     index: Index[Point]
@@ -108,6 +110,8 @@ class Conversation:
     first: int | None = None
     before: Key | None = None
     shown: FlatPrompt = field(default_factory=list)
+    added: list[Message] = field(default_factory=list)
+    is_retried: bool = False
     last_user: int = -1
     tool_names: dict[str, str] = field(default_factory=dict)
     _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
@@ -181,6 +185,7 @@ class Conversation:
         if not renderer.renders_tails:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.opened, self.action = [], [], [], ended
+        self.added, self.is_retried = [], not is_seen
         self._add([renderer.escape(reply.parsed)])
         if reply.tool_calls:
             self.note_calls(reply.tool_calls)

@@ -128,6 +128,7 @@ class ConversationBook:
         check_text(list(messages), most)
         escaped = [renderer.escape(message) for message in messages]
         self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
+        conversation.added += messages
 
     def forget(self) -> None:
         """Free the conversations, which refer to each other, after the last prompt."""
@@ -275,10 +276,11 @@ class ConversationBook:
             conversation.tools = _kept_tools(request.tools)
             if request.tools:
                 _offer_tools(request.tools, messages, renderer)
-        wanted = request.format
+        wanted, added = request.format, list[Message]()
         if wanted is not None and wanted.is_asked_for and wanted != conversation.format:
             check_text(wanted.schema, most)
-            messages.append(renderer.escape(wanted.request()))
+            added.append(wanted.request())
+            messages.append(renderer.escape(added[0]))
         kept = keep(request.messages[match.kept :])
         conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
@@ -288,7 +290,7 @@ class ConversationBook:
                 conversation.note_calls(calls)
         conversation.place = self._index.enter(conversation.place, match.new)
         conversation.before = match.new[-1].key if match.new else None
-        conversation.format = wanted
+        conversation.format, conversation.added = wanted, added
         conversation.reply = None
         self.handoffs += match.is_handed
         self._note(conversation, match.cause, drift, where)
