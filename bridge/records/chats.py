@@ -124,6 +124,7 @@ def _tokens(row: Row, renderer: Renderer) -> list[int]:
     if not isinstance(renderer, TemplateRenderer):  # the tokens do not depend on the weights
         whole, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
         return whole.to_ints()
+    text: Any
     if renderer.template.hermes:
         text = renderer.template.text(messages)
     else:

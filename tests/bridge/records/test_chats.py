@@ -13,7 +13,7 @@ from tinker_cookbook.renderers.base import Message, Renderer, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, Recorder, RolloutRecord, ScriptedPolicy, read_records
-from evert.bridge.records.record import GIVEN_UP
+from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.trainers.rundir.exports import FORMATS
 
@@ -52,7 +52,7 @@ class AsTheRenderer(TokenCompleter):
             body = ToolCall.FunctionBody(name="look", arguments='{"at": "x"}')
             call = ToolCall(id="functions.look:0", function=body)
             said = Message(role="assistant", content="", tool_calls=[call])
-        before = [user("?")]
+        before = [Message(role="user", content="?")]
         whole = self.renderer.build_supervised_example([*before, said])[0].to_ints()
         tokens = whole[self.renderer.build_generation_prompt(before).length :]
         return TokensWithLogprobs(tokens, [-0.5] * len(tokens), "stop")
