@@ -290,3 +290,23 @@ async def test_an_interrupted_notebook_waits_until_it_is_cleaned_up() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert cleaned == [True]
+
+
+def test_a_file_of_the_current_folder_hides_no_module_and_a_users_own_is_still_found(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "http.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "who.py").write_text("")
+    code = """
+import sys
+from evert.trainers.system.command import run_command
+for name in [name for name in sys.modules if name.partition(".")[0] == "http"]:
+    del sys.modules[name]
+def body(arguments):
+    import http, who
+run_command(body, [], lambda arguments: "")
+print("fine")
+"""
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr

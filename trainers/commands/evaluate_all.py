@@ -134,7 +134,7 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
 def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     """Evaluate on one taskset; return "", or what went wrong."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
-    command = [python, "-m", "evert.trainers.cli", "evaluate", *pairs]
+    command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
         # In a new session, the process gets neither the terminal's Ctrl-C nor its hang-up: we pass

