@@ -33,11 +33,26 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
             ) from cause
         parts = Path(module).with_suffix("").parts if module.endswith(".py") else ()
         dotted = ".".join(parts) if all(part.isidentifier() for part in parts) else ""
-        hint = f" Did you mean {dotted}:{name}?" if dotted else ""
+        hint = f" Did you mean {dotted}:{name}?" if dotted else _hidden_file(module)
         raise error(
             f"No {what} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
             "modules are searched for in the current folder and the installed packages."
         ) from cause
+
+
+def _hidden_file(module: str) -> str:
+    """A sentence on a file of the current folder that an installed module of its name hides."""
+    top = module.partition(".")[0]
+    files = [file for file in (Path(f"{top}.py"), Path(top, "__init__.py")) if file.is_file()]
+    if not files or top not in sys.modules:
+        return ""
+    imported = getattr(sys.modules[top], "__file__", None)
+    if imported is not None and Path(imported).resolve() == files[0].resolve():
+        return ""
+    return (
+        f" {top} is {imported or 'a module of Python itself'}, which comes before {files[0]} in "
+        "the current folder: give your file another name."
+    )
 
 
 def _advice(cause: BaseException) -> str:

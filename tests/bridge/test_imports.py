@@ -47,6 +47,17 @@ def test_a_path_names_what_stands_in_a_module_or_a_class_that_says_so_made_with_
     assert found("a_users_module:Other.first") == 1
 
 
+def test_a_file_that_an_installed_module_hides_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("json.py").write_text("agent = print")
+    with pytest.raises(
+        InvalidAgentError, match=r"json is .*__init__.py, which comes before json\.py"
+    ):
+        found("json:agent")
+
+
 FORM = r"expected an import path 'package\.module:name'"
 OURS = "a_users_module:"
 

@@ -40,6 +40,7 @@ LAST_WORD = 10.0
 """Seconds to wait until the trainer writes to the lifeline, or the kernel closes it."""
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANDLED = (signal.SIGCHLD, signal.SIGCONT, *ENDING)
 LIFELINE, REPORTS = 0, 1
@@ -84,6 +85,7 @@ def main() -> None:
     _on_linux(PR_SET_CHILD_SUBREAPER, 1)
     _on_linux(PR_SET_PDEATHSIG, signal.SIGCONT)
     _on_linux(PR_SET_DUMPABLE, 0)  # only root may read its memory, or trace it
+    _leave_keys()
     alarm = _alarm()
     for file in (int(out), int(err)):
         os.set_inheritable(file, False)
@@ -118,6 +120,12 @@ def _is_abandoned() -> bool:
 def _on_linux(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _leave_keys() -> None:
+    """Join a new keyring: Kerberos and others keep keys in the session's."""
+    if sys.platform == "linux" and (number := KEYCTL.get(os.uname().machine)):
+        ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 def _alarm() -> int:
