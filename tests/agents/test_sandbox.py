@@ -257,9 +257,10 @@ async def test_files_for_a_folder_that_stays_follow_no_link_of_an_earlier_comman
     (outside / "file").write_text("mine")
     (tree / "deep/file").write_text("laid")
     leave = f"import os, shutil; name = NAME; shutil.rmtree(name); os.symlink('{outside}', name)"
-    for link, files in {
+    laid: dict[str, dict[str, str | bytes | Path]] = {
         "conf": {"conf/file": "laid"}, "tree": {"tree": tree}, "tree/deep": {"tree": tree},
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for link, files in laid.items():
         code = leave.replace("NAME", repr(link))
         agent = ProcessAgent(
             [sys.executable, "-S", "-c", code],

@@ -52,9 +52,7 @@ def test_a_file_that_an_installed_module_hides_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("agent = print")
-    with pytest.raises(
-        InvalidAgentError, match="which comes before json.py in"
-    ):
+    with pytest.raises(InvalidAgentError, match="which comes before json.py in"):
         found("json:agent")
 
 
