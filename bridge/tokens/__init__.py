@@ -6,7 +6,11 @@ In reading order:
     pretrained.py     loads model folders without running untrusted code
     token_log.py      a growing token sequence
     escaping.py       keeps text from becoming control tokens
-    call_format.py    how a chat template writes tool calls
+    call_values.py    values of arguments, typed by the tools' schemas
+    call_format.py    how a chat template writes tool calls, and their reader
+    call_learning.py  learns a format of calls from what a template shows
+    harmony.py        replies made of several messages
+    template_variables.py  the variables that a chat template reads
     probes.py         made-up conversations for a chat template
     chat_template.py  renders with a chat template, and learns its format
     template.py       a renderer that uses a chat template

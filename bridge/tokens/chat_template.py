@@ -1,14 +1,19 @@
 """Renders texts with a tokenizer's chat template, and learns the template's format.
 
 When a ``ChatTemplate`` is created, it renders a few small made-up conversations. They show what
-opens and ends a reply, how a thought and a tool call are written, what separates messages, and
-whether a message always adds the same text, whatever comes before it.
+opens and ends a reply, how a thought and a tool call are written, what frames a text, what
+separates messages, and whether a message always adds the same text, whatever comes before it.
+Texts are compared token by token, so that no difference cuts through a mark (``<think>``).
 
 For a template the date is always ``TODAY``, so that a run can be resumed on another day.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import chain, pairwise
@@ -24,24 +29,25 @@ from tinker_cookbook.renderers.base import (
 )
 
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.tokens.call_format import (
-    HERMES_CALLS,
-    Call,
-    CallFormat,
-    common,
-    find_format,
-    hermes_text,
-)
-from evert.bridge.tokens.escaping import ControlTokens
+from evert.bridge.tokens.call_format import HERMES_CALLS, Call, CallFormat
+from evert.bridge.tokens.call_learning import FIRST, SAY, NotLearnedError, learn_calls, of_table
+from evert.bridge.tokens.escaping import MARK, ControlTokens
+from evert.bridge.tokens.harmony import STOPS as HARMONY_STOPS
+from evert.bridge.tokens.harmony import is_harmony
 from evert.bridge.tokens.pretrained import read_json
 from evert.bridge.tokens.probes import (
+    CALLS,
+    PROBE_IDS,
+    PROBE_IDS_WITH_NAMES,
     RESULT,
     SAID,
     SYSTEM,
+    THOUGHTFUL,
     TOOL,
     TOOLS,
     USER,
     carrier,
+    common,
     is_tool,
     made_up,
     parts,
@@ -49,11 +55,23 @@ from evert.bridge.tokens.probes import (
     stand_in,
     thinking,
 )
+from evert.bridge.tokens.template_variables import check_variables
 
 TODAY = datetime(2024, 7, 26)
 """The date that a template gets: the one that Llama's templates use without a clock."""
 
-_KEYS_OF_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+PARTS, BLOCKS = "parts", "blocks"
+"""Ways to hand over a thought: a part of the content (Ministral), a block of it (Apertus)."""
+
+_EDGE = re.compile(r"\s|[>\]|]")
+_WAYS_OF_THOUGHTS = ("reasoning_content", "thinking", "reasoning", PARTS, BLOCKS)
+_KNOWN_THOUGHTS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+)
+"""Marks of thoughts that a template may not show: it strips them, or its prompt opens them."""
 
 
 class ChatTemplate:
@@ -63,12 +81,17 @@ class ChatTemplate:
         tokenizer: The model's, with its ``chat_template``.
         hermes: Whether to write tools, calls and results into the messages' texts in Hermes'
             format, for a template that ignores them.
+        variables: Values of variables that the template reads, such as ``enable_thinking``.
 
     Attributes:
         opening: Text that opens a reply.
         stops: Token ids: the template's end of a reply, then the model's other end tokens.
         thought: Texts before a thought, and between it and the reply; None: thoughts are not shown.
+        heads: What may stand between the opening, or a thought, and a reply's text.
+        foot: What stands between a reply's text and its end.
         calls: Format of tool calls; None: tools are not shown, or calls cannot be read back.
+        why_no_calls: Why ``calls`` is None: which probe failed, and what it saw.
+        harmony: Whether replies are made of several messages (``harmony.py``).
         frames: Texts without a control token that separate messages (``[/INST]``).
         is_additive: Whether each message adds its own text and changes no other text.
 
@@ -76,7 +99,9 @@ class ChatTemplate:
         RendererMismatchError: There is no template, or it cannot be used; the message says why.
     """
 
-    def __init__(self, tokenizer: Any, *, hermes: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, *, hermes: bool, variables: Mapping[str, Any] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise RendererMismatchError(
@@ -85,13 +110,21 @@ class ChatTemplate:
                 "the Cookbook renderer that it was trained with: renderer_name=."
             )
         self.hermes = hermes
+        self.variables = {**(variables or {})}
+        check_variables(tokenizer, self.variables)
         self._control = ControlTokens(tokenizer)
-        self._thought_key, self._takes_parts = "", False
+        self._ids = {name: number for number, name in self._control.by_id.items()}
+        self._way_of_thoughts, self._takes_parts = "", False
+        self._ids_of_nine = self._arguments_as_text = False
+        self._probe_ids, self._writes_calls = PROBE_IDS, hermes
         self._stand_ins: dict[tuple[str, bool], str] = {}  # rendered texts of ``stand_in``
         self.opening = self._learn_opening()
+        self.harmony = is_harmony(self._control.names)
         self._ends_replies = True
         self.stops = self._learn_stops()
         self.thought = self._learn_thought()
+        self.heads, self.foot = self._learn_frame_of_text()
+        self.why_no_calls = ""
         self.calls = HERMES_CALLS if hermes else self._learn_calls()
         self._opens_alone = self._can_open_alone()
         self.frames = self._learn_frames()
@@ -125,27 +158,50 @@ class ChatTemplate:
                 tokenize=False,
                 add_generation_prompt=opens,
                 strftime_now=TODAY.strftime,
+                **self.variables,
             )
         )
 
     def _as_chat(self, message: Message) -> dict[str, Any]:
-        chat: dict[str, Any] = {"role": message["role"], "content": get_text_content(message)}
-        if not isinstance(content := message["content"], str):
-            thought = "".join(part["thinking"] for part in content if part["type"] == "thinking")
-            if thought and self._thought_key:
-                chat[self._thought_key] = thought
-            elif thought and self.thought is not None:
-                chat["content"] = thought.join(self.thought) + chat["content"]
-        calls = [_as_call(call) for call in message.get("tool_calls", ())]
-        if calls and self.hermes:
-            functions = [json.dumps(call["function"]) for call in calls]
-            chat["content"] = "\n".join(filter(None, [chat["content"], hermes_text(functions)]))
+        text = get_text_content(message)
+        chat: dict[str, Any] = {"role": message["role"], "content": text}
+        calls = [self._as_call(*call) for call in enumerate(message.get("tool_calls", ()))]
+        if calls and self._writes_calls and self.calls is not None:
+            functions = [call["function"] for call in calls]
+            written = self.calls.written([(f["name"], f["arguments"]) for f in functions])
+            chat["content"] = "\n".join(filter(None, [text, written]))
         elif calls:
             chat["tool_calls"] = calls
+        if not isinstance(content := message["content"], str):
+            thought = "".join(part["thinking"] for part in content if part["type"] == "thinking")
+            chat |= self._with_thought(thought, str(chat["content"])) if thought else {}
         chat |= {key: message[key] for key in ("name", "tool_call_id") if key in message}
-        if self._takes_parts:
+        if self._ids_of_nine and "tool_call_id" in chat:
+            chat["tool_call_id"] = id_of_nine(chat["tool_call_id"])
+        if self._takes_parts and isinstance(chat["content"], str):
             chat["content"] = parts(chat["content"])
         return chat
+
+    def _with_thought(self, thought: str, text: str) -> dict[str, Any]:
+        """The fields of a message with a thought, in the template's way."""
+        if self._way_of_thoughts == PARTS:
+            return {"content": thinking(thought, text)}
+        if self._way_of_thoughts == BLOCKS:
+            blocks = [{"type": "thoughts", "text": thought}, {"type": "response", "text": text}]
+            return {"content": {"blocks": blocks}}
+        if self._way_of_thoughts:
+            return {self._way_of_thoughts: thought}
+        return {} if self.thought is None else {"content": thought.join(self.thought) + text}
+
+    def _as_call(self, number: int, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = call.function.arguments
+        with suppress(ValueError, RecursionError):
+            arguments = arguments if self._arguments_as_text else json.loads(arguments)
+        call_id = call.id
+        if self._ids_of_nine:
+            call_id = id_of_nine(call_id or f"{call.function.name} {number}")
+        function = {"name": call.function.name, "arguments": arguments}
+        return {"type": "function", "id": call_id, "function": function}
 
     # -- one message at a time -------------------------------------------------------------------
 
@@ -192,8 +248,8 @@ class ChatTemplate:
         """A text up to the end of its last reply; the rest belongs to the next message."""
         if not self._ends_replies:
             return text
-        name = self._control.by_id[self.stops[0]]
-        return text[: text.rindex(name) + len(name)]
+        names = (self._control.by_id[stop] for stop in self.stops)
+        return text[: max(text.rindex(name) + len(name) for name in names if name in text)]
 
     # -- the template's format ---------------------------------------------------------------------
 
@@ -203,7 +259,7 @@ class ChatTemplate:
                 self._takes_parts = takes_parts
                 opened = self.text([USER], opens=True)
                 if "Qzuser" in opened:
-                    return opened.removeprefix(common(opened, self.text([USER])))
+                    return opened.removeprefix(self.common(opened, self.text([USER])))
         except Exception as error:
             raise self._unusable(
                 f"cannot show a user's message: {type(error).__name__}: {error}"
@@ -217,65 +273,182 @@ class ChatTemplate:
             "renderer_name=."
         )
 
+    def common(self, text: str, other: str) -> str:
+        """The longest common prefix that cuts through no mark and no word."""
+        shared = common(text, other)
+        for mark in self._control.pattern.finditer(text):
+            if mark.start() < len(shared) < mark.end():
+                return text[: mark.start()]
+        edges = [match.end() for match in _EDGE.finditer(shared)]
+        if shared in (text, other) or _EDGE.match(text, len(shared)) or edges[-1:] == [len(shared)]:
+            return shared
+        return text[: edges[-1] if edges else 0]
+
+    def _probed(self, *messages: Message, opens: bool = False) -> str:
+        """The text of made-up messages; "" if the template refuses them."""
+        try:
+            return self.text(messages, opens=opens)
+        except Exception:  # a template may raise anything
+            return ""
+
     def _learn_stops(self) -> list[int]:
-        found = None
-        for shape in ([USER, SAID], [USER, SAID, USER]):  # some end it only before the next message
-            rest = self.text(shape).rpartition("Qzreply")[2]
-            found = self._control.pattern.search(rest)
-            if found is not None:
-                break
-            self._ends_replies = False
-        if found is None:
+        end = self._end_of_a_reply()
+        ends = [self._tokenizer.eos_token_id, *_ends_of(self._tokenizer.name_or_path)]
+        if self.harmony:
+            ends += [self._ids[name] for name in HARMONY_STOPS if name in self._ids]
+        known = [stop for stop in ends if stop in self._control.by_id]
+        inside = {self._ids[name] for name in self._marks_inside_replies() - {end}}
+        stops = [self._ids[end], *(stop for stop in known if stop not in inside)]
+        return list(dict.fromkeys(stops))
+
+    def _end_of_a_reply(self) -> str:
+        """The control token that ends a reply, and is not one that stands inside replies."""
+        inside = self._marks_inside_replies()
+        ends: list[tuple[bool, str]] = []
+        rest, why = "", ""
+        for ends_replies in (True, False):  # some end a reply only before the next message
+            try:
+                text = self.text([USER, SAID] if ends_replies else [USER, SAID, USER])
+            except Exception as error:  # the last message may have to be the user's
+                why = f"{type(error).__name__}: {error}"
+                continue
+            rest = text.rpartition("Qzreply")[2]
+            marks = self._control.pattern.findall(rest)
+            ends += [(ends_replies, mark) for mark in marks]
+        if why and not ends:
+            raise self._unusable(f"cannot show a reply: {why}")
+        choices = [choice for choice in ends if choice[1] not in inside] or ends
+        if not choices:
             raise self._unusable(
                 f"ends a reply with {rest!r:.100}, which holds no control token, so that a reply "
                 "would never end"
             )
-        ids = {name: number for number, name in self._control.by_id.items()}
-        stops = [
-            ids[found[0]],
-            self._tokenizer.eos_token_id,
-            *_ends_of(self._tokenizer.name_or_path),
-        ]
-        return list(dict.fromkeys(stop for stop in stops if stop in self._control.by_id))
+        self._ends_replies, end = choices[0]
+        return end
+
+    def _marks_inside_replies(self) -> set[str]:
+        """Control tokens between a reply's thought and its text, or its text and its calls."""
+        marks: set[str] = set()
+        try:
+            for self._way_of_thoughts in _WAYS_OF_THOUGHTS:
+                text = self._probed(USER, THOUGHTFUL)
+                between = text.rpartition("Qzthought")[2].partition("Qzreply")
+                if "Qzthought" in text and between[1]:
+                    marks |= set(self._control.pattern.findall(between[0]))
+        finally:
+            self._way_of_thoughts = ""
+        said = Message(role="assistant", content="Qzreply", tool_calls=CALLS["tool_calls"])
+        head, _, rest = self._probed(carrier([TOOL], ""), USER, said).partition("Qzreply")
+        if "qzname" in rest and "qzname" not in head.rpartition("Qzuser")[2]:
+            marks |= set(self._control.pattern.findall(rest.partition("qzname")[0]))
+        return marks
 
     def _reply_to(self, *messages: Message) -> str:
         """The last message's text after the opening; "" if the template refuses."""
+        opened, text = self._probed(*messages[:-1], opens=True), self._probed(*messages)
         try:
-            opened = self.text(messages[:-1], opens=True)
-            text = self._to_its_end(self.text(messages))
-        except Exception:  # a template may raise anything
+            text = self._to_its_end(text) if text else ""
+        except ValueError:
             return ""
         end = self._control.by_id[self.stops[0]]
-        return text.removeprefix(common(text, opened)).removesuffix(end)
+        return text.removeprefix(self.common(text, opened)).removesuffix(end)
 
     def _learn_thought(self) -> tuple[str, str] | None:
-        said = Message(role="assistant", content=thinking("Qzthought", "Qzreply"))
-        for key in _KEYS_OF_THOUGHTS:
-            self._thought_key = key
-            before, found, rest = self._reply_to(USER, said).partition("Qzthought")
-            between, found_too, _ = rest.partition("Qzreply")
-            if found and found_too:
-                return before, between
-        self._thought_key = ""
-        known = {"<think>", "</think>"} <= set(self._control.names)
-        return ("<think>", "</think>") if known or "<think>" in self.opening else None
+        for self._way_of_thoughts in _WAYS_OF_THOUGHTS:
+            text = self._reply_to(USER, THOUGHTFUL)
+            before, thought, rest = text.partition("Qzthought")
+            between, reply, _ = rest.partition("Qzreply")
+            if thought and reply and before[-1:] not in ("'", '"'):  # quoted: the parts as they are
+                return before, self._before_calls(between)
+        self._way_of_thoughts = ""
+        marks = set(self._control.names)
+        pairs = (pair for pair in _KNOWN_THOUGHTS if {*pair} <= marks or pair[0] in self.opening)
+        return next(pairs, None)
+
+    def _before_calls(self, between: str) -> str:
+        """What closes a thought, before a text and before a call."""
+        calls = CALLS["tool_calls"]
+        called = Message(role="assistant", content=thinking("Qzthought", ""), tool_calls=calls)
+        rest = self._probed(carrier([TOOL], ""), USER, called).rpartition("Qzthought")[2]
+        shared = self.common(between, rest) if "qzname" in rest else ""
+        return shared if shared.strip() else between
+
+    def _learn_frame_of_text(self) -> tuple[list[str], str]:
+        plain, _, rest = self._reply_to(USER, SAID).partition("Qzreply")
+        heads = [plain]
+        if self._way_of_thoughts and self.thought is not None:
+            text = self._reply_to(USER, THOUGHTFUL).partition("Qzthought")[2]
+            heads.append(text.partition("Qzreply")[0].removeprefix(self.thought[1]))
+        heads = sorted({head.strip() for head in heads} - {""}, key=len, reverse=True)
+        return heads, rest.strip()
 
     def _learn_calls(self) -> CallFormat | None:
         offered = carrier([TOOL], "")
         try:
             if "qzname" not in self.text([offered, USER]):
+                self.why_no_calls = "it does not show the tools that are offered"
                 return None
-        except Exception:  # a template may raise anything
+        except Exception as error:  # a template may raise anything
+            self.why_no_calls = f"it refuses tools: {error}"
             return None
+        for self._arguments_as_text in (False, True):
+            for self._probe_ids in (PROBE_IDS, PROBE_IDS_WITH_NAMES):
+                try:
+                    form = learn_calls(self.shown_calls)
+                except NotLearnedError as error:
+                    self.why_no_calls = self.why_no_calls or str(error)
+                else:
+                    self.why_no_calls = ""
+                    self._ids_of_nine = self._demands_ids_of_nine()
+                    return self._without_its_stop(form)
+        self._arguments_as_text = False
+        form_of_table = of_table(self._control.names)
+        self._writes_calls = form_of_table is not None
+        return form_of_table
 
-        def shown(calls: list[Call]) -> str:
-            written = [made_up(number, *call) for number, call in enumerate(calls)]
-            said = Message(role="assistant", content="", tool_calls=written)
-            text = self._reply_to(offered, USER, said)
-            return text.removeprefix(common(text, plain))
+    def shown_calls(self, calls: Sequence[Call], say: str = "") -> str:
+        """The text of calls in a reply, after ``say``. Raises ValueError if they are refused."""
+        offered = carrier([TOOL], "")
+        written = [
+            made_up(self._probe_ids.format(number=number, name=call.name), *call[:2])
+            for number, call in enumerate(calls)
+        ]
+        said = Message(role="assistant", content=say, tool_calls=written)
+        try:
+            text = self.text([offered, USER, said])
+        except Exception as error:  # a template may raise anything
+            raise ValueError(f"{type(error).__name__}: {error!s:.200}") from error
+        text = text.removeprefix(self.common(text, self._probed(offered, USER, opens=True)))
+        ends = (text.rfind(word) + len(word) for word in ("qzend", "qzname", "70002", SAY))
+        last = max((end for end in ends if 0 < end <= len(text)), default=0)
+        stops = [text.find(self._control.by_id[stop], last) for stop in self.stops]
+        text = text[: min((at for at in stops if at >= 0), default=len(text))]
+        text = text.removeprefix(self.common(text, self._reply_to(offered, USER, SAID)))
+        if self.thought is not None and (mark := self.thought[1].strip()):
+            head, _, rest = text.partition(mark)
+            text = rest if "qzname" in rest and "qzname" not in head else text
+        return text
 
-        plain = self._reply_to(offered, USER, SAID)
-        return find_format(shown)
+    def _demands_ids_of_nine(self) -> bool:
+        """Whether the template refuses ids in OpenAI's form; all take nine letters and digits."""
+        if self._probe_ids != PROBE_IDS:
+            return False
+        calls = [made_up("call_0123456789abcdef01234567", *FIRST[:2])]
+        called = Message(role="assistant", content="", tool_calls=calls)
+        result = Message(**{**RESULT, "tool_call_id": str(calls[0].id)})  # type: ignore[typeddict-item]
+        return not self._probed(carrier([TOOL], ""), USER, called, result)
+
+    def _without_its_stop(self, form: CallFormat) -> CallFormat:
+        """The format without a token that ends replies with calls only; it becomes a stop."""
+        end = next((token for token in reversed(form.after) if not token.isspace()), "")
+        if end not in self._ids or end in (form.between or ()):
+            return form
+        text = self._probed(carrier([TOOL], ""), USER, CALLS).rpartition("qzend")[2]
+        if not text or any(self._control.by_id[stop] in text for stop in self.stops):
+            return form
+        self.stops.append(self._ids[end])
+        cut = len(form.after) - 1 - form.after[::-1].index(end)
+        return replace(form, after=form.after[:cut])
 
     def _can_open_alone(self) -> bool:
         try:
@@ -326,16 +499,15 @@ class ChatTemplate:
         return is_safe and [*chain(*tokens)] == encode(whole)
 
 
-def _as_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments)
-    except ValueError:
-        arguments = call.function.arguments
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"type": "function", "id": call.id, "function": function}
-
-
 def _ends_of(folder: str) -> list[int]:
     ends = read_json(Path(folder) / "generation_config.json").get("eos_token_id")
     found = ends if isinstance(ends, list) else [ends]
     return [end for end in found if type(end) is int]
+
+
+def id_of_nine(call_id: str) -> str:
+    """A call's id as nine letters and digits, which every template takes; made from the id."""
+    plain = call_id.replace(MARK, "")
+    if re.fullmatch(r"[a-zA-Z0-9]{9}", plain):
+        return call_id
+    return hashlib.blake2b(plain.encode(errors="replace"), digest_size=5).hexdigest()[:9]

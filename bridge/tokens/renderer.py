@@ -83,6 +83,8 @@ class PromptRenderer:
                 or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
             )
         )
+        # Whether a reply's ids are shown in its history as the agent got them.
+        self.keeps_ids = isinstance(renderer, TemplateRenderer)
         # Whether images become chunks; other renderers would drop them silently.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
 
@@ -171,10 +173,13 @@ class PromptRenderer:
                     self._check_spells()
                 return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)
         except NotImplementedError:
+            why = ""
+            if isinstance(self.renderer, TemplateRenderer):
+                why = f" of the chat template: {self.renderer.template.why_no_calls:.600}"
             raise RendererMismatchError(
-                f"{self._name} has no tool support, but the agent offers {len(tools)} tools. Use a "
-                "renderer with tools (qwen3_instruct; template_hermes writes them into the system "
-                "message of any chat model), or put the tools into the prompt as text."
+                f"{self._name} has no tool support{why}, but the agent offers {len(tools)} tools. "
+                "Use a renderer with tools (qwen3_instruct; template_hermes writes them into the "
+                "system message of any chat model), or put the tools into the prompt as text."
             ) from None
 
     @cached_property
@@ -250,8 +255,14 @@ class PromptRenderer:
                 self._suffixes[key] = known
         return known
 
-    def parse(self, action: list[int]) -> tuple[Message, ParseTermination]:
+    def parse(
+        self, action: list[int], tools: Sequence[Any] | None = None
+    ) -> tuple[Message, ParseTermination]:
         """The renderer's parse of an action.
+
+        Args:
+            action: The sampled tokens.
+            tools: Those that were offered; None if they are unknown.
 
         Raises:
             RendererError: The action cannot be parsed at all.
@@ -259,6 +270,8 @@ class PromptRenderer:
         if len(action) > CHECKED_TOKENS:
             check_marks(self.decode(action))
         with self.lock:
+            if isinstance(self._renderer, TemplateRenderer):
+                return self._renderer.parse_response(action, tools)
             return self._renderer.parse_response(action)
 
 
