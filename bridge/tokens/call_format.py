@@ -36,7 +36,7 @@ from evert.bridge.tokens.call_values import (
     unexpected,
 )
 
-ID, INDEX, NAME, KEY = (f"\0{n}\0" for n in range(4))
+ID, INDEX, NAME, KEY, TYPE = (f"\0{n}\0" for n in range(5))
 """Holes of a literal."""
 
 Literal = tuple[str, ...]
@@ -44,7 +44,13 @@ Literal = tuple[str, ...]
 
 _NAME = r"[\w.\-]+"
 _KEY = r"[^\n<>/\s][^\n<>]{0,199}?"
-_HOLES = {ID: r"[^\s<>|\[\]\"']+?", INDEX: r"\d+", NAME: _NAME, KEY: r"[^\s<>]+?"}
+_HOLES = {
+    ID: r"[^\s<>|\[\]\"']+?",
+    INDEX: r"\d+",
+    NAME: _NAME,
+    KEY: r"[^\s<>]+?",
+    TYPE: r"\w+",
+}
 _TOKEN = re.compile(
     r"\0\d\0|<[^<>\s\0]*>|\]<\]\w+\[>\[|\[/?[A-Z_]+\]|<[^<>\s\0\]]*(?=[\s\0])|\s+|\w+|.", re.DOTALL
 )
@@ -125,7 +131,7 @@ class _Cursor:
         return value
 
 
-_SHOWN = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY"}
+_SHOWN = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
 
 
 @dataclass(frozen=True)
@@ -193,15 +199,15 @@ class CallFormat:
                 raise
             return self._read(text, schemas, to_end=False)  # a model may go on after its calls
 
-    def written(self, functions: Sequence[tuple[str, Any]]) -> str:
-        """Calls in this format, for a template that shows none; each is a name and arguments."""
-        calls = [self._written(name, arguments) for name, arguments in functions]
+    def written(self, calls: Sequence[Call]) -> str:
+        """Calls in this format, for a template that shows none."""
+        texts = [self._written(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
-            return f"{before}[{', '.join(calls)}]{after}"
-        return before + "".join(self.between).join(calls) + after
+            return f"{before}[{', '.join(texts)}]{after}"
+        return before + "".join(self.between).join(texts) + after
 
-    def _written(self, name: str, arguments: Any) -> str:
+    def _written(self, number: int, call: Call) -> str:
         raise NotImplementedError
 
     def first(self, text: str) -> tuple[list[Call], int]:
@@ -267,8 +273,8 @@ class Objects(CallFormat):
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
 
-    def _written(self, name: str, arguments: Any) -> str:
-        return json.dumps({"name": name, "arguments": arguments})
+    def _written(self, number: int, call: Call) -> str:
+        return json.dumps({"name": call.name, "arguments": call.arguments})
 
     def _one(self, cursor: _Cursor, *, to_end: bool) -> list[Call]:
         value = cursor.value("")
@@ -295,6 +301,12 @@ class Named(CallFormat):
 
     middle: Literal = ()
     quote: str = ""
+
+    def _written(self, number: int, call: Call) -> str:
+        index = (call.id or "").rpartition(":")[2]
+        index = index if index.isdigit() else str(number)
+        middle = "".join(index if token == INDEX else token for token in self.middle)
+        return f"{call.name}{middle}{json.dumps(call.arguments)}"
 
     def _one(self, cursor: _Cursor, *, to_end: bool) -> list[Call]:
         name = cursor.name()
@@ -387,9 +399,9 @@ class Python(CallFormat):
 
     _begin = r"\[\s*(?:{names})\("
 
-    def _written(self, name: str, arguments: Any) -> str:
-        pairs = arguments.items() if isinstance(arguments, dict) else ()
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in pairs)})"
+    def _written(self, number: int, call: Call) -> str:
+        pairs = call.arguments.items() if isinstance(call.arguments, dict) else ()
+        return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in pairs)})"
 
     def _one(self, cursor: _Cursor, *, to_end: bool) -> list[Call]:
         start = past_space(cursor.text, cursor.at)

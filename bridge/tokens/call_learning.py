@@ -19,6 +19,7 @@ from evert.bridge.tokens.call_format import (
     INDEX,
     KEY,
     NAME,
+    TYPE,
     Call,
     CallFormat,
     Keyed,
@@ -44,6 +45,13 @@ Shown = Callable[[Sequence[Call], str], str]
 
 TABLE: dict[str, CallFormat] = {
     "<|tool_list_start|>": Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),  # LFM2
+    "<|tool_call_argument_begin|>": Named(  # Kimi K2
+        literal("<|tool_calls_section_begin|><|tool_call_begin|>functions."),
+        literal("<|tool_call_end|><|tool_calls_section_end|>"),
+        literal("<|tool_call_end|><|tool_call_begin|>functions."),
+        names_in_ids=True,
+        middle=(":", INDEX, "<|tool_call_argument_begin|>"),
+    ),
     "<|tool_call|>": Objects(("<|tool_call|>",), ()),  # Granite 3
 }
 """A control token -> the format of calls of the models that have it."""
@@ -264,6 +272,7 @@ def _keyed(probes: _Probes) -> CallFormat:
     other = colon
     if "70001" in probes.numbers:
         other = _places(probes.numbers, "70001").literals(probes.numbers, masked)[1] or colon
+        other = _with_type(other, colon)
     form = Keyed(
         before,
         after,
@@ -295,6 +304,15 @@ def _places(text: str, value: str) -> _Places:
     at = text.index(value)
     name = max(text.rfind(word, 0, text.index("qzkey")) for word in ("qzname", "qzother"))
     return _Places(name, text.index("qzkey", name), at)
+
+
+def _with_type(other: Literal, string: Literal) -> Literal:
+    """The colon of other values, with a hole for the type if only that differs."""
+    differs = [a != b for a, b in zip(other, string, strict=False)]
+    if len(other) != len(string) or sum(differs) != 1:
+        return other
+    at = differs.index(True)
+    return (*other[:at], TYPE, *other[at + 1 :]) if other[at].isalpha() else other
 
 
 def _shared_start(one: Literal, other: Literal) -> Literal:

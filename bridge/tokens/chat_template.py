@@ -84,6 +84,7 @@ class ChatTemplate:
         variables: Values of variables that the template reads, such as ``enable_thinking``.
 
     Attributes:
+        control: The tokenizer's control tokens.
         opening: Text that opens a reply.
         stops: Token ids: the template's end of a reply, then the model's other end tokens.
         thought: Texts before a thought, and between it and the reply; None: thoughts are not shown.
@@ -112,14 +113,14 @@ class ChatTemplate:
         self.hermes = hermes
         self.variables = {**(variables or {})}
         check_variables(tokenizer, self.variables)
-        self._control = ControlTokens(tokenizer)
-        self._ids = {name: number for number, name in self._control.by_id.items()}
+        self.control = ControlTokens(tokenizer)
+        self._ids = {name: number for number, name in self.control.by_id.items()}
         self._way_of_thoughts, self._takes_parts = "", False
         self._ids_of_nine = self._arguments_as_text = False
         self._probe_ids, self._writes_calls = PROBE_IDS, hermes
         self._stand_ins: dict[tuple[str, bool], str] = {}  # rendered texts of ``stand_in``
         self.opening = self._learn_opening()
-        self.harmony = is_harmony(self._control.names)
+        self.harmony = is_harmony(self.control.names)
         self._ends_replies = True
         self.stops = self._learn_stops()
         self.thought = self._learn_thought()
@@ -167,9 +168,8 @@ class ChatTemplate:
         chat: dict[str, Any] = {"role": message["role"], "content": text}
         calls = [self._as_call(*call) for call in enumerate(message.get("tool_calls", ()))]
         if calls and self._writes_calls and self.calls is not None:
-            functions = [call["function"] for call in calls]
-            written = self.calls.written([(f["name"], f["arguments"]) for f in functions])
-            chat["content"] = "\n".join(filter(None, [text, written]))
+            written = [Call(**call["function"], id=call["id"]) for call in calls]
+            chat["content"] = "\n".join(filter(None, [text, self.calls.written(written)]))
         elif calls:
             chat["tool_calls"] = calls
         if not isinstance(content := message["content"], str):
@@ -248,7 +248,7 @@ class ChatTemplate:
         """A text up to the end of its last reply; the rest belongs to the next message."""
         if not self._ends_replies:
             return text
-        names = (self._control.by_id[stop] for stop in self.stops)
+        names = (self.control.by_id[stop] for stop in self.stops)
         return text[: max(text.rindex(name) + len(name) for name in names if name in text)]
 
     # -- the template's format ---------------------------------------------------------------------
@@ -276,7 +276,7 @@ class ChatTemplate:
     def common(self, text: str, other: str) -> str:
         """The longest common prefix that cuts through no mark and no word."""
         shared = common(text, other)
-        for mark in self._control.pattern.finditer(text):
+        for mark in self.control.pattern.finditer(text):
             if mark.start() < len(shared) < mark.end():
                 return text[: mark.start()]
         edges = [match.end() for match in _EDGE.finditer(shared)]
@@ -296,7 +296,7 @@ class ChatTemplate:
         ends = [self._tokenizer.eos_token_id, *_ends_of(self._tokenizer.name_or_path)]
         if self.harmony:
             ends += [self._ids[name] for name in HARMONY_STOPS if name in self._ids]
-        known = [stop for stop in ends if stop in self._control.by_id]
+        known = [stop for stop in ends if stop in self.control.by_id]
         inside = {self._ids[name] for name in self._marks_inside_replies() - {end}}
         stops = [self._ids[end], *(stop for stop in known if stop not in inside)]
         return list(dict.fromkeys(stops))
@@ -313,7 +313,7 @@ class ChatTemplate:
                 why = f"{type(error).__name__}: {error}"
                 continue
             rest = text.rpartition("Qzreply")[2]
-            marks = self._control.pattern.findall(rest)
+            marks = self.control.pattern.findall(rest)
             ends += [(ends_replies, mark) for mark in marks]
         if why and not ends:
             raise self._unusable(f"cannot show a reply: {why}")
@@ -334,13 +334,13 @@ class ChatTemplate:
                 text = self._probed(USER, THOUGHTFUL)
                 between = text.rpartition("Qzthought")[2].partition("Qzreply")
                 if "Qzthought" in text and between[1]:
-                    marks |= set(self._control.pattern.findall(between[0]))
+                    marks |= set(self.control.pattern.findall(between[0]))
         finally:
             self._way_of_thoughts = ""
         said = Message(role="assistant", content="Qzreply", tool_calls=CALLS["tool_calls"])
         head, _, rest = self._probed(carrier([TOOL], ""), USER, said).partition("Qzreply")
         if "qzname" in rest and "qzname" not in head.rpartition("Qzuser")[2]:
-            marks |= set(self._control.pattern.findall(rest.partition("qzname")[0]))
+            marks |= set(self.control.pattern.findall(rest.partition("qzname")[0]))
         return marks
 
     def _reply_to(self, *messages: Message) -> str:
@@ -350,7 +350,7 @@ class ChatTemplate:
             text = self._to_its_end(text) if text else ""
         except ValueError:
             return ""
-        end = self._control.by_id[self.stops[0]]
+        end = self.control.by_id[self.stops[0]]
         return text.removeprefix(self.common(text, opened)).removesuffix(end)
 
     def _learn_thought(self) -> tuple[str, str] | None:
@@ -361,7 +361,7 @@ class ChatTemplate:
             if thought and reply and before[-1:] not in ("'", '"'):  # quoted: the parts as they are
                 return before, self._before_calls(between)
         self._way_of_thoughts = ""
-        marks = set(self._control.names)
+        marks = set(self.control.names)
         pairs = (pair for pair in _KNOWN_THOUGHTS if {*pair} <= marks or pair[0] in self.opening)
         return next(pairs, None)
 
@@ -402,7 +402,7 @@ class ChatTemplate:
                     self._ids_of_nine = self._demands_ids_of_nine()
                     return self._without_its_stop(form)
         self._arguments_as_text = False
-        form_of_table = of_table(self._control.names)
+        form_of_table = of_table(self.control.names)
         self._writes_calls = form_of_table is not None
         return form_of_table
 
@@ -421,7 +421,7 @@ class ChatTemplate:
         text = text.removeprefix(self.common(text, self._probed(offered, USER, opens=True)))
         ends = (text.rfind(word) + len(word) for word in ("qzend", "qzname", "70002", SAY))
         last = max((end for end in ends if 0 < end <= len(text)), default=0)
-        stops = [text.find(self._control.by_id[stop], last) for stop in self.stops]
+        stops = [text.find(self.control.by_id[stop], last) for stop in self.stops]
         text = text[: min((at for at in stops if at >= 0), default=len(text))]
         text = text.removeprefix(self.common(text, self._reply_to(offered, USER, SAID)))
         if self.thought is not None and (mark := self.thought[1].strip()):
@@ -444,7 +444,7 @@ class ChatTemplate:
         if end not in self._ids or end in (form.between or ()):
             return form
         text = self._probed(carrier([TOOL], ""), USER, CALLS).rpartition("qzend")[2]
-        if not text or any(self._control.by_id[stop] in text for stop in self.stops):
+        if not text or any(self.control.by_id[stop] in text for stop in self.stops):
             return form
         self.stops.append(self._ids[end])
         cut = len(form.after) - 1 - form.after[::-1].index(end)
@@ -467,7 +467,7 @@ class ChatTemplate:
             for before, after in pairwise(shape):
                 rest = rest.partition(str(before["content"]))[2]
                 frame = rest.partition(str(after["content"]))[0]
-                if not self._control.pattern.search(frame):
+                if not self.control.pattern.search(frame):
                     found[frame.strip()] = None
         return [frame for frame in found if len(frame) > 1]
 
@@ -494,7 +494,7 @@ class ChatTemplate:
             runs[-1] += text
             runs += [""] if message["role"] == "assistant" else []
         tokens = [run for run in map(encode, [*runs, opening]) if run]
-        ends = self._control.by_id
+        ends = self.control.by_id
         is_safe = not opening or tokens[-1][0] in ends or tokens[-2][-1] in ends
         return is_safe and [*chain(*tokens)] == encode(whole)
 

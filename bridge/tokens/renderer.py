@@ -38,6 +38,7 @@ from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.bases import default_renderer, register_with_cookbook
 from evert.bridge.tokens.escaping import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 from evert.bridge.tokens.parse_guard import CHECKED_TOKENS, check_marks
+from evert.bridge.tokens.rendering import Rendering
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
@@ -203,6 +204,14 @@ class PromptRenderer:
         with self.lock, self._refusing:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
+
+    def full_after(self, messages: list[Message], last: Rendering) -> tuple[FlatPrompt, Rendering]:
+        """The same; what it shares with the conversation's ``last`` prompt is not encoded again."""
+        if not isinstance(self._renderer, TemplateRenderer):
+            return self.full(messages), last
+        with self.lock, self._refusing:
+            rendering = self._renderer.rendered(messages, last)
+        return [*rendering.tokens], rendering
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
         """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""

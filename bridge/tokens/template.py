@@ -23,6 +23,7 @@ from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from evert.bridge.tokens.chat_template import ChatTemplate
 from evert.bridge.tokens.harmony import read_harmony
 from evert.bridge.tokens.probes import carrier, common, thinking
+from evert.bridge.tokens.rendering import Rendering, rendered
 
 
 class TemplateRenderer(Renderer):
@@ -64,6 +65,11 @@ class TemplateRenderer(Renderer):
         """The prompt that ``apply_chat_template`` makes, with the reply's opening and prefill."""
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
+
+    def rendered(self, messages: list[Message], last: Rendering) -> Rendering:
+        """The same prompt; what it shares with the ``last`` one is not encoded again."""
+        text = self.template.text(messages, opens=True)
+        return rendered(text, last, self.template.control, self._encode)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """The tokens that one message adds, if the template is additive."""
