@@ -87,11 +87,14 @@ class ChatTemplate:
         control: The tokenizer's control tokens.
         opening: Text that opens a reply.
         stops: Token ids: the template's end of a reply, then the model's other end tokens.
+        ends_a_thought: Whether the template ends a reply with a token that also stands inside one;
+            it is a stop only if the model has no other.
         thought: Texts before a thought, and between it and the reply; None: thoughts are not shown.
         heads: What may stand between the opening, or a thought, and a reply's text.
         foot: What stands between a reply's text and its end.
         calls: Format of tool calls; None: tools are not shown, or calls cannot be read back.
         why_no_calls: Why ``calls`` is None: which probe failed, and what it saw.
+        writes_calls: Whether calls are written into the texts, since the template shows none.
         harmony: Whether replies are made of several messages (``harmony.py``).
         frames: Texts without a control token that separate messages (``[/INST]``).
         is_additive: Whether each message adds its own text and changes no other text.
@@ -117,7 +120,7 @@ class ChatTemplate:
         self._ids = {name: number for number, name in self.control.by_id.items()}
         self._way_of_thoughts, self._takes_parts = "", False
         self._ids_of_nine = self._arguments_as_text = False
-        self._probe_ids, self._writes_calls = PROBE_IDS, hermes
+        self._probe_ids, self.writes_calls = PROBE_IDS, hermes
         self._stand_ins: dict[tuple[str, bool], str] = {}  # rendered texts of ``stand_in``
         self.opening = self._learn_opening()
         self.harmony = is_harmony(self.control.names)
@@ -167,7 +170,7 @@ class ChatTemplate:
         text = get_text_content(message)
         chat: dict[str, Any] = {"role": message["role"], "content": text}
         calls = [self._as_call(*call) for call in enumerate(message.get("tool_calls", ()))]
-        if calls and self._writes_calls and self.calls is not None:
+        if calls and self.writes_calls and self.calls is not None:
             written = [Call(**call["function"], id=call["id"]) for call in calls]
             chat["content"] = "\n".join(filter(None, [text, self.calls.written(written)]))
         elif calls:
@@ -249,7 +252,8 @@ class ChatTemplate:
         if not self._ends_replies:
             return text
         names = (self.control.by_id[stop] for stop in self.stops)
-        return text[: max(text.rindex(name) + len(name) for name in names if name in text)]
+        ends = (text.rindex(name) + len(name) for name in names if name in text)
+        return text[: max(ends, default=len(text))]
 
     # -- the template's format ---------------------------------------------------------------------
 
@@ -284,21 +288,26 @@ class ChatTemplate:
             return shared
         return text[: edges[-1] if edges else 0]
 
-    def _probed(self, *messages: Message, opens: bool = False) -> str:
+    def probed(self, *messages: Message, opens: bool = False) -> str:
         """The text of made-up messages; "" if the template refuses them."""
         try:
             return self.text(messages, opens=opens)
         except Exception:  # a template may raise anything
             return ""
 
+    def marks_end(self, stop: int) -> bool:
+        """Whether the template itself ends a plain reply with this stop."""
+        return self.control.by_id[stop] in self.probed(USER, SAID).rpartition("Qzreply")[2]
+
     def _learn_stops(self) -> list[int]:
         end = self._end_of_a_reply()
         ends = [self._tokenizer.eos_token_id, *_ends_of(self._tokenizer.name_or_path)]
         if self.harmony:
             ends += [self._ids[name] for name in HARMONY_STOPS if name in self._ids]
-        known = [stop for stop in ends if stop in self.control.by_id]
-        inside = {self._ids[name] for name in self._marks_inside_replies() - {end}}
-        stops = [self._ids[end], *(stop for stop in known if stop not in inside)]
+        inside = {self._ids[name] for name in self._marks_inside_replies()}
+        known = [stop for stop in ends if stop in self.control.by_id and stop not in inside]
+        self.ends_a_thought = self._ids[end] in inside
+        stops = known if known and self.ends_a_thought else [self._ids[end], *known]
         return list(dict.fromkeys(stops))
 
     def _end_of_a_reply(self) -> str:
@@ -331,31 +340,28 @@ class ChatTemplate:
         marks: set[str] = set()
         try:
             for self._way_of_thoughts in _WAYS_OF_THOUGHTS:
-                text = self._probed(USER, THOUGHTFUL)
+                text = self.probed(USER, THOUGHTFUL)
                 between = text.rpartition("Qzthought")[2].partition("Qzreply")
                 if "Qzthought" in text and between[1]:
                     marks |= set(self.control.pattern.findall(between[0]))
         finally:
             self._way_of_thoughts = ""
         said = Message(role="assistant", content="Qzreply", tool_calls=CALLS["tool_calls"])
-        head, _, rest = self._probed(carrier([TOOL], ""), USER, said).partition("Qzreply")
+        head, _, rest = self.probed(carrier([TOOL], ""), USER, said).partition("Qzreply")
         if "qzname" in rest and "qzname" not in head.rpartition("Qzuser")[2]:
             marks |= set(self.control.pattern.findall(rest.partition("qzname")[0]))
         return marks
 
-    def _reply_to(self, *messages: Message) -> str:
+    def reply_to(self, *messages: Message) -> str:
         """The last message's text after the opening; "" if the template refuses."""
-        opened, text = self._probed(*messages[:-1], opens=True), self._probed(*messages)
-        try:
-            text = self._to_its_end(text) if text else ""
-        except ValueError:
-            return ""
+        opened = self.probed(*messages[:-1], opens=True)
+        text = self._to_its_end(self.probed(*messages))
         end = self.control.by_id[self.stops[0]]
         return text.removeprefix(self.common(text, opened)).removesuffix(end)
 
     def _learn_thought(self) -> tuple[str, str] | None:
         for self._way_of_thoughts in _WAYS_OF_THOUGHTS:
-            text = self._reply_to(USER, THOUGHTFUL)
+            text = self.reply_to(USER, THOUGHTFUL)
             before, thought, rest = text.partition("Qzthought")
             between, reply, _ = rest.partition("Qzreply")
             if thought and reply and before[-1:] not in ("'", '"'):  # quoted: the parts as they are
@@ -369,15 +375,15 @@ class ChatTemplate:
         """What closes a thought, before a text and before a call."""
         calls = CALLS["tool_calls"]
         called = Message(role="assistant", content=thinking("Qzthought", ""), tool_calls=calls)
-        rest = self._probed(carrier([TOOL], ""), USER, called).rpartition("Qzthought")[2]
+        rest = self.probed(carrier([TOOL], ""), USER, called).rpartition("Qzthought")[2]
         shared = self.common(between, rest) if "qzname" in rest else ""
         return shared if shared.strip() else between
 
     def _learn_frame_of_text(self) -> tuple[list[str], str]:
-        plain, _, rest = self._reply_to(USER, SAID).partition("Qzreply")
+        plain, _, rest = self.reply_to(USER, SAID).partition("Qzreply")
         heads = [plain]
         if self._way_of_thoughts and self.thought is not None:
-            text = self._reply_to(USER, THOUGHTFUL).partition("Qzthought")[2]
+            text = self.reply_to(USER, THOUGHTFUL).partition("Qzthought")[2]
             heads.append(text.partition("Qzreply")[0].removeprefix(self.thought[1]))
         heads = sorted({head.strip() for head in heads} - {""}, key=len, reverse=True)
         return heads, rest.strip()
@@ -403,7 +409,7 @@ class ChatTemplate:
                     return self._without_its_stop(form)
         self._arguments_as_text = False
         form_of_table = of_table(self.control.names)
-        self._writes_calls = form_of_table is not None
+        self.writes_calls = form_of_table is not None
         return form_of_table
 
     def shown_calls(self, calls: Sequence[Call], say: str = "") -> str:
@@ -418,12 +424,12 @@ class ChatTemplate:
             text = self.text([offered, USER, said])
         except Exception as error:  # a template may raise anything
             raise ValueError(f"{type(error).__name__}: {error!s:.200}") from error
-        text = text.removeprefix(self.common(text, self._probed(offered, USER, opens=True)))
+        text = text.removeprefix(self.common(text, self.probed(offered, USER, opens=True)))
         ends = (text.rfind(word) + len(word) for word in ("qzend", "qzname", "70002", SAY))
         last = max((end for end in ends if 0 < end <= len(text)), default=0)
         stops = [text.find(self.control.by_id[stop], last) for stop in self.stops]
         text = text[: min((at for at in stops if at >= 0), default=len(text))]
-        text = text.removeprefix(self.common(text, self._reply_to(offered, USER, SAID)))
+        text = text.removeprefix(self.common(text, self.reply_to(offered, USER, SAID)))
         if self.thought is not None and (mark := self.thought[1].strip()):
             head, _, rest = text.partition(mark)
             text = rest if "qzname" in rest and "qzname" not in head else text
@@ -436,14 +442,14 @@ class ChatTemplate:
         calls = [made_up("call_0123456789abcdef01234567", *FIRST[:2])]
         called = Message(role="assistant", content="", tool_calls=calls)
         result = Message(**{**RESULT, "tool_call_id": str(calls[0].id)})  # type: ignore[typeddict-item]
-        return not self._probed(carrier([TOOL], ""), USER, called, result)
+        return not self.probed(carrier([TOOL], ""), USER, called, result)
 
     def _without_its_stop(self, form: CallFormat) -> CallFormat:
         """The format without a token that ends replies with calls only; it becomes a stop."""
         end = next((token for token in reversed(form.after) if not token.isspace()), "")
         if end not in self._ids or end in (form.between or ()):
             return form
-        text = self._probed(carrier([TOOL], ""), USER, CALLS).rpartition("qzend")[2]
+        text = self.probed(carrier([TOOL], ""), USER, CALLS).rpartition("qzend")[2]
         if not text or any(self.control.by_id[stop] in text for stop in self.stops):
             return form
         self.stops.append(self._ids[end])

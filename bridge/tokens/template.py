@@ -4,7 +4,7 @@ A prompt equals what ``apply_chat_template`` makes, token for token. If the temp
 (``chat_template.py``), a turn renders only its new messages; else it renders the whole prompt.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tinker
@@ -20,6 +20,7 @@ from tinker_cookbook.renderers.base import (
 )
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
+from evert.bridge.tokens.bases import register_variant
 from evert.bridge.tokens.chat_template import ChatTemplate
 from evert.bridge.tokens.harmony import read_harmony
 from evert.bridge.tokens.probes import carrier, common, thinking
@@ -47,6 +48,10 @@ class TemplateRenderer(Renderer):
     ) -> None:
         super().__init__(tokenizer)
         self.template = ChatTemplate(tokenizer, hermes=hermes, variables=chat_template)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments = super().__reduce__()
+        return _remade, (make, *arguments)
 
     @property
     def has_extension_property(self) -> bool:
@@ -171,6 +176,12 @@ class TemplateRenderer(Renderer):
         foot = self.template.foot
         is_framed = bool(foot) and text.rstrip().endswith(foot)
         return text.rstrip().removesuffix(foot) if is_framed else text
+
+
+def _remade(make: Callable[..., Renderer], name: str, *others: Any) -> Renderer:
+    """An unpickled renderer; its name holds the values of the template's variables."""
+    register_variant(name)
+    return make(name, *others)
 
 
 def common_tokens(tokens: Sequence[int], others: Sequence[int]) -> Sequence[int]:
