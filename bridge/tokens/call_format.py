@@ -219,16 +219,23 @@ class CallFormat:
     def _read(self, text: str, schemas: Schemas | None, *, to_end: bool) -> tuple[list[Call], int]:
         cursor = _Cursor(text, schemas)
         calls: list[Call] = []
+        readable: tuple[list[Call], int] | None = None  # up to a call after which a reply may go on
         cursor.past(self.before)
         after = _unnamed(self.after) + (r"\s*\Z" if to_end else "")
         while True:
-            calls += self._one(cursor, to_end=to_end)
+            try:
+                calls += self._one(cursor, to_end=to_end)
+            except ValueError:
+                if readable is None:
+                    raise
+                return readable
             more = None if self.between is None else cursor.matches(pattern(self.between))
             end = cursor.matches(after)
             if end is not None and (more is None or to_end):
                 return calls, end.end()
             if more is None or self.between is None:
                 raise unexpected(text, cursor.at, "the end of the call")
+            readable = readable if end is None else ([*calls], end.end())
             cursor.past(self.between)
 
     def _one(self, cursor: _Cursor, *, to_end: bool) -> list[Call]:

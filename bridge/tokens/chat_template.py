@@ -441,7 +441,7 @@ class ChatTemplate:
             return False
         calls = [made_up("call_0123456789abcdef01234567", *FIRST[:2])]
         called = Message(role="assistant", content="", tool_calls=calls)
-        result = Message(**{**RESULT, "tool_call_id": str(calls[0].id)})  # type: ignore[typeddict-item]
+        result = RESULT | {"tool_call_id": str(calls[0].id)}
         return not self.probed(carrier([TOOL], ""), USER, called, result)
 
     def _without_its_stop(self, form: CallFormat) -> CallFormat:

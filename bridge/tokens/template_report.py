@@ -25,7 +25,7 @@ Row = tuple[str, str]
 
 
 def template_report(renderer: TemplateRenderer) -> list[Row]:
-    """What a template does with prompts, replies and history; what would be lost, and what helps."""
+    """What a template does with prompts, replies and history, and what would be lost."""
     template = renderer.template
     names = ", ".join(sorted(variables_of(renderer.tokenizer))) or "none"
     stops = " ".join(renderer.tokenizer.convert_ids_to_tokens(template.stops))

@@ -150,7 +150,9 @@ class EvaluateSettings(EpisodeSettings):
     def asked(self) -> dict[str, Any]:
         """Settings that overrule a run's: device, threads, and a given renderer and dtype."""
         named = {"renderer_name": self.renderer_name, "dtype": self.dtype}
-        given = {key: value for key, value in named.items() if value not in (None, "", "auto")}
+        given: dict[str, Any] = {
+            key: value for key, value in named.items() if value not in (None, "", "auto")
+        }
         if self.chat_template:
             given["chat_template"] = self.chat_template
         return {"device": self.device, "threads": self.threads, **given}
