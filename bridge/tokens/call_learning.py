@@ -22,14 +22,11 @@ from evert.bridge.tokens.call_format import (
     TYPE,
     Call,
     CallFormat,
-    Keyed,
     Literal,
-    Named,
-    Objects,
-    Python,
     literal,
     solid,
 )
+from evert.bridge.tokens.call_kinds import Keyed, Named, Objects, Python
 from evert.bridge.tokens.call_values import read_value
 
 ARGUMENTS = {"qzkey": "qzvalue", "qzlast": "qzend"}
