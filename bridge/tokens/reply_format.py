@@ -213,9 +213,9 @@ class LearnedReplies(TemplateText):
                     self._ids_of_nine = self._demands_ids_of_nine()
                     return self._without_its_stop(form)
         self._arguments_as_text = False
-        form = of_table(self.control.names)
-        self.writes_calls = form is not None
-        return form
+        known = of_table(self.control.names)
+        self.writes_calls = known is not None
+        return known
 
     def shown_calls(self, calls: Sequence[Call], say: str = "") -> str:
         """The text of calls in a reply, after ``say``. Raises ValueError if they are refused."""

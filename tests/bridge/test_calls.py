@@ -54,7 +54,7 @@ _RENDERERS: dict[str, TemplateRenderer] = {}
 
 def reply_of(family: str, functions: list[Function], say: str = "") -> str:
     """A reply with calls as the template shows it, after what opens a reply."""
-    tokenizer = renderer_of(family).tokenizer
+    tokenizer: Any = renderer_of(family).tokenizer
     asked = {"role": "user", "content": "Go."}
     calls = []
     for number, (name, arguments) in enumerate(functions):
@@ -333,7 +333,8 @@ def test_a_prompt_after_another_has_the_tokens_of_the_whole(family: str) -> None
     own, rng = renderer_of(family), random.Random(3)
     words = ["a", " b", "\n", "<|im_", "im_end|>", "<", "tool_call>", "é", " 12"]
     for _ in range(draws(30)):
-        last, messages = EMPTY, []
+        last = EMPTY
+        messages: list[Message] = []
         for turn in range(rng.randrange(2, 7)):
             if messages and rng.random() < 0.2:  # an agent rewrites its history
                 messages[rng.randrange(len(messages))]["content"] = "other"
