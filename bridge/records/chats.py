@@ -21,10 +21,10 @@ from evert.bridge.chat.messages import read_tools
 from evert.bridge.errors import RecordError
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row
-from evert.bridge.tokens.chat_template import TODAY
 from evert.bridge.tokens.probes import TOOLS
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.template import TemplateRenderer
+from evert.bridge.tokens.template_text import TODAY
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
 """Field of a recorded call, and its values; null: neither gives the sampled tokens."""

@@ -366,6 +366,18 @@ class Told:
         return read_jsonl(self.path / BATCHES)
 
 
+async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_path: Path) -> None:
+    good = await trajectory_of(kit.asks)
+    counts = {"tools/offered": 2, "tools/calls": 0, "tools/markup_in_text": 1}
+    for number, (changed, warned) in enumerate([({}, 1), ({"tools/calls": 1}, 0)]):
+        told = Told(tmp_path / str(number))
+        good.transitions[-1].metrics.update(counts | changed)
+        told.batch([], [good, good])
+        told.batch([], [good])
+        assert len(told.said) == warned
+        assert all("2 replies in 2 episodes hold the markup" in text for text in told.said)
+
+
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
     told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
     told.tally.take(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))

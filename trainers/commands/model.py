@@ -1,5 +1,7 @@
-"""Make a model ready to train: ``evert model import SOURCE out=FOLDER``."""
+"""Make a model ready to train: ``evert model import SOURCE out=FOLDER``, ``evert model check``."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,6 +9,7 @@ import chz
 
 from evert.bridge.tokens.bases import HERMES
 from evert.bridge.tokens.pretrained import trusting_code
+from evert.trainers.commands import model_check
 from evert.trainers.config.command import Command
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ Usage: evert model import SOURCE out=FOLDER
   evert model import path/to/folder out=my-model        copies a folder in Hugging Face format
 
 At the end it checks the tokenizer, the chat template, an answer, and the memory for training.
+`evert model check FOLDER` shows what the chat template can do.
 
 Settings:
 """
@@ -42,11 +46,18 @@ def _run(settings: ImportSettings) -> int:
         print(f"written: {out}")
         found = check(out)
     print(said(found, out))
+    print(model_check.screen(str(out)))
     return 0 if found.changed is None else 1
 
 
 COMMAND = Command(ImportSettings, USAGE, _run, "source", "model import")
-main = COMMAND.main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``model import``, or ``model check``."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    command = model_check.COMMAND if arguments[:1] == ["check"] else COMMAND
+    return command.main(arguments)
 
 
 def said(found: "Imported", out: Path) -> str:

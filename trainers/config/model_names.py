@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.errors import EvertError, InvalidModelError
-from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path, renderer_name_of
+from evert.bridge.tokens.bases import (
+    BASE_MODEL,
+    BASES,
+    TEMPLATE,
+    base_path,
+    renderer_name_of,
+    with_variables,
+)
 from evert.envs.games import games
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import STORE, recorded_settings
@@ -238,3 +245,10 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
     step = step or [*saved][-1]
     base = str(recorded.get("model_name") or BASE_MODEL)
     return NamedWeights(base, saved[step], step, recorded, folder / STORE)
+
+
+def recorded_renderer(run: Mapping[str, Any]) -> str | None:
+    """The renderer that a run on record names; None: the one that fits the model."""
+    name: str | None = run.get("renderer_name")
+    variables = run.get("chat_template") or {}
+    return with_variables(name or TEMPLATE, variables) if variables else name

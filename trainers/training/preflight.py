@@ -101,6 +101,7 @@ def _check_renderer(settings: TrainSettings) -> None:
     from evert.bridge.tokens.bases import model_renderer
     from evert.bridge.tokens.pretrained import trusting_code
 
-    if settings.renderer_name or Path(settings.model_name).expanduser().is_dir():
+    is_chosen = settings.renderer_name or settings.chat_template
+    if is_chosen or Path(settings.model_name).expanduser().is_dir():
         with trusting_code(settings.trust_remote_code):
-            model_renderer(settings.model_name, settings.renderer_name)
+            model_renderer(settings.model_name, renderer_of(settings))
