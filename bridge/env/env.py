@@ -244,8 +244,8 @@ class ChatAgentEnv(Env):
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
-        outstanding = self._turns.outstanding_of(observation)
-        return None if outstanding is None else outstanding.call.request
+        outstanding = self._turns.overlap.sampled_ahead(observation)
+        return self.request if outstanding is None else outstanding.call.request
 
     @property
     def conversation(self) -> Conversation | None:

@@ -8,6 +8,8 @@ A call that the agent gives up before that never becomes an observation.
 
 import asyncio
 
+from tinker_cookbook.rl.types import Observation
+
 from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.endings import Account
 from evert.bridge.env.pending import Outstanding
@@ -40,6 +42,13 @@ class Overlap:
             return None
         account = self._account
         return account.budget.calls(self.ahead.max_calls, account.turns, account.sampled)
+
+    def sampled_ahead(self, observation: Observation) -> Outstanding | None:
+        """Return the call of an observation that is sampled ahead; None: it is not."""
+        for outstanding in self._account.inbox.ahead.values() if self._account.inbox else ():
+            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
+                return outstanding
+        return None
 
     def takes(self, outstanding: Outstanding) -> bool:
         """Start to sample a call ahead of the runner; False: the runner is to sample it."""

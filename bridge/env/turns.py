@@ -107,13 +107,6 @@ class Turns:
         self.standing.becomes(Life.OPEN)
         return outstanding
 
-    def outstanding_of(self, observation: Observation) -> Outstanding | None:
-        """Return the call of an observation that is being sampled; None: there is none."""
-        for outstanding in self.account.inbox.ahead.values() if self.account.inbox else ():
-            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
-                return outstanding
-        return self.standing.lent
-
     def _look(self) -> None:
         if self.standing.lent is not None:  # else a step is running, which will take the call
             self.overlap.look(self.standing.lent)

@@ -93,7 +93,8 @@ class ReplayPolicy(TokenCompleter):
         """Wait until the agent gives a call up if it did so in the record."""
         if self._env is None or not self.record.is_given_up(turn):
             return
-        outstanding = self._env._turns.outstanding_of(model_input)
+        turns = self._env._turns
+        outstanding = turns.overlap.sampled_ahead(model_input) or turns.standing.lent
         if outstanding is None:
             return
         try:

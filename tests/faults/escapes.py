@@ -67,7 +67,6 @@ ANYWHERE: dict[str, str] = {
     "reads how its trainer's memory is laid out": "return read(f'/proc/{TRAINER}/maps')",
     "reads shared memory by its file": "return read('/dev/shm/' + NAME)",
     "attaches shared memory by its key": "return libc.shmget(KEY, 64, 0) >= 0",
-    "reads a key of its trainer's session": "return key(10, -3, b'user', NAME.encode(), 0) > 0",
     "reads a key of its trainer's user": "return key(10, -4, b'user', NAME.encode(), 0) > 0",
     "reads a key of the user's session": "return key(10, -5, b'user', NAME.encode(), 0) > 0",
     "takes the user's keys into its session": "return key(8, -4, -3) == 0",
@@ -83,6 +82,7 @@ ANYWHERE: dict[str, str] = {
 """Each succeeds without a sandbox."""
 
 SOMEWHERE: dict[str, str] = {
+    "reads a key of its trainer's session": "return key(10, -3, b'user', NAME.encode(), 0) > 0",
     "writes /etc/passwd": "return os.open('/etc/passwd', os.O_WRONLY)",
     "reads /etc/shadow": "return read('/etc/shadow')",
     "lays a program where PATH leads":

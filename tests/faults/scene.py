@@ -40,6 +40,7 @@ from tinker_cookbook.rl.types import (
 
 from evert import ChatAgentEnv, ScriptedPolicy
 from evert.bridge.clients import takeover
+from evert.bridge.env.endings import CUT
 from evert.bridge.tokens.renderer import prompt_renderer
 
 NOTHING = "nothing"
@@ -222,7 +223,7 @@ def line(result: object) -> str:
 
 
 def _reason(metrics: Mapping[str, Any]) -> str:
-    found = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX)]
+    found = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX) and name != CUT]
     return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in found)
 
 

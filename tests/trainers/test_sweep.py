@@ -133,11 +133,11 @@ def resumed(swept: Swept) -> Swept:
     assert printed[:2] == ["evert", "sweep"]
     shown, errors = io.StringIO(), io.StringIO()
     with chdir(swept.folder.parent), redirect_stdout(shown), redirect_stderr(errors):
-        sys.path.insert(0, "")
+        before = [*sys.path]
         try:
             status = sweep.main(printed[2:])
         finally:
-            sys.path.remove("")
+            sys.path[:] = before
             sys.modules.pop("few", None)
     text = shown.getvalue()
     return Swept(swept.folder, status, text, errors.getvalue(), rows_of(swept.folder))

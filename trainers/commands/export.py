@@ -12,6 +12,7 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import RecordError
+from evert.bridge.records.files import record_files
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting
 from evert.trainers.rundir.recorded import progress
@@ -69,6 +70,7 @@ class _Chosen:
 
 def export(settings: ExportSettings) -> None:
     """Write the rows, and print how many there are."""
+    record_files(settings.run)  # a wrong name is answered before the formats are imported
     from evert.trainers.rundir.exports import FORMATS
 
     console = Console(highlight=False, markup=False)

@@ -108,7 +108,8 @@ class AnthropicMessages(Dialect):
                 yield {"type": "content_block_delta", "index": index, "delta": delta}
             yield {"type": "content_block_stop", "index": index}
         ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-        yield {"type": "message_delta", "delta": ending, "usage": usage}
+        counts = {name: count for name, count in usage.items() if isinstance(count, int)}
+        yield {"type": "message_delta", "delta": ending, "usage": counts}
         yield {"type": "message_stop"}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:

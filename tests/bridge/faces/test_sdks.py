@@ -529,7 +529,8 @@ async def converse(
 @whole_and_stream
 @every_conversation
 async def test_a_conversation_is_one_lineage_of_the_sampled_tokens(api: str, stream: bool) -> None:
-    await converse(api, CONVERSATION, stream=stream)
+    # An odd call does not fit its strict tool's schema; it is delivered, not asked for again.
+    await converse(api, CONVERSATION, stream=stream, format_retries=0)
 
 
 @whole_and_stream
