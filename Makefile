@@ -178,6 +178,7 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/faces.py
 	$(BIN)/python benchmarks/commands.py
 	$(BIN)/python benchmarks/hostile_http.py
+	$(BIN)/python benchmarks/hostile_answers.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/prefixes.py
 	$(BIN)/python benchmarks/replay.py

@@ -104,7 +104,7 @@ from evert.trainers.engine.sampling.memory import (  # noqa: E402
 from evert.trainers.engine.sampling.sampler import Sampler  # noqa: E402
 from evert.trainers.engine.sampling.scheduler import Scheduler  # noqa: E402
 from evert.trainers.engine.training.families import cut  # noqa: E402
-from evert.trainers.engine.training.losses import LOSSES  # noqa: E402
+from evert.trainers.engine.training.losses import LOSSES, get_loss  # noqa: E402
 from evert.trainers.engine.training.passes import Passes  # noqa: E402
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -394,7 +394,8 @@ def _gradient(model: Any, rows: list[list[int]], inputs: list[Any], name: str) -
         }
         for one in inputs
     ]
-    total = LOSSES[name].total(logprobs, data, LOSSES[name].settings)
+    loss = get_loss(name)
+    total = loss.total(logprobs, data, loss.settings)
     factors = [p for n, p in model.named_parameters() if "lora_" in n]
     slopes = torch.autograd.grad(total, factors)
     return torch.cat([slope.detach().cpu().double().flatten() for slope in slopes])

@@ -16,6 +16,12 @@ the first fifty and the last fifty calls.
     branches      each call continues the same reply with another message
     turns         each conversation gets a second turn, in the same order
 
+In a third table an agent has a conversation in another renderer's format:
+
+    cookbook      a Cookbook renderer, of the same format
+    appends       the same by a chat template, which only appends
+    whole         a chat template that drops earlier thoughts: each prompt is rendered whole
+
     python benchmarks/overhead.py [--quick] [--turns 10 100 1000] [--repeats 5]
         [--conversations 1000]
 
@@ -24,6 +30,7 @@ Every row is the median of its repeats; the spread is (max - min) / median.
 
 import argparse
 import asyncio
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -36,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
-from tinker_cookbook.renderers import Message
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
@@ -47,8 +54,9 @@ from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import ParkedCall
-from evert.bridge.tokens.bases import default_renderer
+from evert.bridge.tokens.bases import base_tokenizer, default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.template import TemplateRenderer
 from evert.envs.guess_number import SYSTEM_PROMPT, judge
 
 TARGET = 777
@@ -234,6 +242,53 @@ async def many_conversations(count: int, repeats: int) -> Table:
     return table
 
 
+def template_renderer(template: str) -> TemplateRenderer:
+    """Return a renderer that uses a chat template, with the shipped base's tokenizer."""
+    tokenizer = copy.deepcopy(base_tokenizer())
+    tokenizer.chat_template = template
+    return TemplateRenderer(tokenizer)
+
+
+MESSAGE = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+OPENS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+APPENDS = f"{{% for m in messages %}}{MESSAGE}{{% endfor %}}{OPENS}"
+WHOLE = (
+    "{% for m in messages %}{% if loop.last and m.reasoning_content %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}" + MESSAGE + "{% endfor %}" + OPENS
+)
+
+
+def env_with(renderer: Renderer, turns: int) -> Env:
+    """Return the game as an agent, with this renderer."""
+    return ChatAgentEnv(guesser(turns), renderer=renderer)
+
+
+async def by_renderer(turn_counts: list[int], repeats: int) -> Table:
+    """Measure, and return the third table."""
+    renderers = {
+        "cookbook": default_renderer(),
+        "appends": template_renderer(APPENDS),
+        "whole": template_renderer(WHOLE),
+    }
+    table = Table(title="Microseconds per turn by renderer (median), and relative to cookbook")
+    for column in ("row", *(f"{turns} turns" for turns in turn_counts)):
+        table.add_column(column, justify="left" if column == "row" else "right")
+    medians: dict[tuple[str, int], float] = {}
+    for name, renderer in renderers.items():
+        make = partial(
+            lambda renderer, turns: ChatAgentEnv(guesser(turns), renderer=renderer), renderer
+        )
+        cells = [name]
+        for turns in turn_counts:
+            await measure(make, min(turns, 10), 2)  # warm
+            times = [await measure(make, turns, max(1, 400 // turns)) for _ in range(repeats)]
+            medians[name, turns] = statistics.median(times)
+            ratio = medians[name, turns] / medians["cookbook", turns]
+            cells.append(f"{medians[name, turns]:,.1f}  x{ratio:.2f}")
+        table.add_row(*cells)
+    return table
+
+
 async def run(turn_counts: list[int], repeats: int, skip_slow: bool) -> dict[tuple[str, int], Any]:
     """Measure all rows at all lengths: (row, turns) -> microseconds per turn of each repeat."""
     results: dict[tuple[str, int], list[float]] = {}
@@ -277,6 +332,7 @@ def main() -> None:
         table.add_row(name, *cells)
     Console().print(table)
     Console().print(asyncio.run(many_conversations(options.conversations, repeats)))
+    Console().print(asyncio.run(by_renderer([10, 40], repeats)))
 
 
 if __name__ == "__main__":

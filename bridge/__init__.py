@@ -17,6 +17,8 @@ All of them use:
     errors.py        the errors
     redaction.py     removes keys and passwords from texts
     off_loop.py      slow work in threads, beside the event loop
+    isolation.py     processes for code that computes on a model's words
+    isolation_server.py  the process that forks these
     import_paths.py  objects named by import path
     tracebacks.py    tracebacks of the agent's own code
     ownership.py     the rollout that a task or thread belongs to

@@ -8,6 +8,7 @@ are refused, because a path may come from outside, from a run's folder for examp
 
 import ast
 import pkgutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,51 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
         raise error(f"Got {path!r} for the {what}; expected an import path 'package.module:name'.")
     try:
         return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError, TypeError) as cause:
+    except (Exception, SystemExit) as cause:  # importing a user's module may raise anything
+        is_inside = module not in sys.modules and own_frames(cause)
+        usual = ImportError, AttributeError, ValueError, TypeError
+        if is_inside or not isinstance(cause, usual):
+            raise error(
+                f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
+                f"{text_of(cause)}{place_of(cause)}. {_advice(cause)}"
+            ) from cause
         parts = Path(module).with_suffix("").parts if module.endswith(".py") else ()
         dotted = ".".join(parts) if all(part.isidentifier() for part in parts) else ""
-        hint = f" Did you mean {dotted}:{name}?" if dotted else ""
+        hint = f" Did you mean {dotted}:{name}?" if dotted else _hidden_file(module)
         raise error(
             f"No {what} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
             "modules are searched for in the current folder and the installed packages."
         ) from cause
-    except (Exception, SystemExit) as cause:  # importing a user's module may raise anything
-        raise error(
-            f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
-            f"{text_of(cause)}{place_of(cause)}. Importing a module runs it. Provide what it "
-            "needs (a key in the environment, say), and put a script's own work under "
-            "`if __name__ == '__main__':`."
-        ) from cause
+
+
+def _hidden_file(module: str) -> str:
+    """A sentence on a file of the current folder that an installed module of its name hides."""
+    top = module.partition(".")[0]
+    files = [file for file in (Path(f"{top}.py"), Path(top, "__init__.py")) if file.is_file()]
+    if not files or top not in sys.modules:
+        return ""
+    imported = getattr(sys.modules[top], "__file__", None)
+    if imported is not None and Path(imported).resolve() == files[0].resolve():
+        return ""
+    return (
+        f" {top} is {imported or 'a module of Python itself'}, which comes before {files[0]} in "
+        "the current folder: give your file another name."
+    )
+
+
+def _advice(cause: BaseException) -> str:
+    """What to do about an exception that importing a module raised."""
+    if isinstance(cause, SyntaxError):
+        return f"Correct {cause.filename}, line {cause.lineno}."
+    if isinstance(cause, ImportError):
+        return (
+            "Correct that import, start evert in the folder that has the module, or install its "
+            f"package into this Python, {sys.executable}."
+        )
+    return (
+        "Importing a module runs it. Provide what it needs (a key in the environment, say), and "
+        "put a script's own work under `if __name__ == '__main__':`."
+    )
 
 
 def _made(module: str, expression: str) -> Any:

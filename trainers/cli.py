@@ -21,7 +21,7 @@ COMMANDS = {
     "report": "write one HTML page on one or several runs: curves, time, tokens, cost, transcripts",
     "rescore": "compute new rewards for recorded rollouts, and compare them with the old ones",
     "export": "write recorded conversations for supervised training",
-    "model": "model import: make a GGUF file, a folder or a package's model ready to train",
+    "model": "import: make a GGUF file or a folder ready to train; check: show its chat format",
     "engine": "engine plan: estimate the memory that training a model needs, without loading it",
 }
 

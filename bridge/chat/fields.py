@@ -17,7 +17,7 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # unknown fields that a process warns about
+MOST_WARNED = 100  # names that a process warns about
 
 _warned: set[str] = set()
 
@@ -48,7 +48,7 @@ class FieldPolicy:
                         "docs/requests.md.",
                         param=name,
                     )
-                _warn_of(name)
+                warn_once(name, "An agent sends the field %.100r, which evert does not know")
 
 
 def _is_same(value: object, other: object) -> bool:
@@ -57,14 +57,13 @@ def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _warn_of(name: str) -> None:
+def warn_once(name: str, text: str) -> None:
+    """Log that something named is ignored; ``text`` says what it is, with a place for the name."""
     if name in _warned or len(_warned) >= MOST_WARNED:
         return
     _warned.add(name)
     rest = " Further ones are not reported." if len(_warned) == MOST_WARNED else ""
-    logger.warning(
-        "An agent sends the field %.100r, which evert does not know: it is ignored.%s", name, rest
-    )
+    logger.warning(f"{text}: it is ignored.%s", name, rest)
 
 
 def is_absent(value: object) -> bool:
@@ -135,9 +134,9 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
     raise malformed(name, "a non-empty string or a list of them", value)
 
 
-def read_flag(fields: Mapping[str, Any], name: str) -> bool:
-    """A boolean field; False when it is absent."""
-    return read_kind(fields.get(name), name, bool, "true or false", False)  # type: ignore[no-any-return]
+def read_flag(fields: Mapping[str, Any], name: str, *, absent: bool = False) -> bool:
+    """A boolean field; ``absent`` when it is absent."""
+    return read_kind(fields.get(name), name, bool, "true or false", absent)  # type: ignore[no-any-return]
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Required formats of a reply: ``response_format`` and a forced ``tool_choice``.
+"""Required formats of a reply: ``response_format``, a forced ``tool_choice``, strict tools.
 
 A hosted API constrains the sampler. Here the trainer samples, so evert asks for the format and
 checks the reply. The instruction goes to the end of the prompt, once while the format stays the
@@ -6,6 +6,7 @@ same. If the reply does not fit, the policy is told why and replies again, a lim
 times. Each attempt is a transition, trained on like any other; the agent sees the last reply.
 """
 
+import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,14 +38,22 @@ class ReplyFormat:
 
     schema: str | None = None  # JSON text, for a reply without tool calls; None for any text
     must_call: tuple[str, ...] = ()  # tools; one of them must be called
+    strict: tuple[tuple[str, object], ...] = ()  # tools, and the schemas of their arguments
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the prompt asks for the format; else replies are only checked."""
+        return self.schema is not None or bool(self.must_call)
 
     def instruction(self) -> str:
-        """The text that asks the policy for the format."""
+        """The text that asks the policy for the format; "" if there is nothing to ask for."""
         if self.must_call:
             names = ", ".join(self.must_call)
             if len(self.must_call) == 1:
                 return f"Call the tool {names} now."
             return f"Call one of these tools now: {names}."
+        if self.schema is None:
+            return ""
         if self.schema == ANY_OBJECT:
             return "Answer with one JSON object and nothing else."
         if self.schema == ANY_VALUE:
@@ -57,7 +66,7 @@ class ReplyFormat:
 
     def correction(self, problem: str) -> "Message":
         """The message that names the problem and asks for the reply again."""
-        return {"role": "user", "content": f"{problem} {self.instruction()}"}
+        return {"role": "user", "content": f"{problem} {self.instruction()}".strip()}
 
     def cleaned(self, reply: "Reply") -> "Reply":
         """The reply without a code fence around its JSON, for agents that parse it."""
@@ -68,17 +77,26 @@ class ReplyFormat:
 
     def problem(self, reply: "Reply") -> str | None:
         """What is wrong with a reply; None: it fits, or is longer than ``LONGEST_CHECKED``."""
-        if self.must_call:
-            if any(call.function.name in self.must_call for call in reply.tool_calls):
-                return None
+        names = [call.function.name for call in reply.tool_calls]
+        if self.must_call and not {*names} & {*self.must_call}:
             return "You did not call a tool that was asked for."
-        if self.schema is None or reply.tool_calls:
+        schemas = dict(self.strict)
+        for call, name in zip(reply.tool_calls, names, strict=True):
+            if name in schemas:
+                text, schema = call.function.arguments, json.dumps(schemas[name])
+                if (problem := _misfit(f"Your call of {name}", text, schema)) is not None:
+                    return problem
+        if self.schema is None or names:
             return None
-        try:
-            value = orjson.loads(reply.text)  # by RFC 8259: no NaN, no lone surrogates
-        except ValueError as error:
-            return f"Your answer is no JSON ({error})."
-        if len(reply.text) > LONGEST_CHECKED:
-            return None
-        worst = first_error(self.schema, value)
-        return None if worst is None else f"Your answer does not fit the schema at {worst}."
+        return _misfit("Your answer", reply.text, self.schema)
+
+
+def _misfit(subject: str, text: str, schema: str) -> str | None:
+    try:
+        value = orjson.loads(text)  # by RFC 8259: no NaN, no lone surrogates
+    except ValueError as error:
+        return f"{subject} is no JSON ({error})."
+    if len(text) > LONGEST_CHECKED:
+        return None
+    error_place = first_error(schema, value)
+    return None if error_place is None else f"{subject} does not fit the schema at {error_place}."

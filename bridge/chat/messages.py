@@ -93,7 +93,8 @@ def _read_content(
     if isinstance(content, str):
         return _plain(content)
     if content is None and may_be_empty:
-        return ""
+        refusal = fields.get("refusal")
+        return _plain(refusal) if isinstance(refusal, str) else ""
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
@@ -111,6 +112,8 @@ def _read_part(part: object, index: int, number: int) -> ContentPart:
         kind = part.get("type")
         if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
             return TextPart(type="text", text=_plain(part["text"]))
+        if kind == "refusal" and isinstance(part.get("refusal"), str):
+            return TextPart(type="text", text=_plain(part["refusal"]))
         if kind == "thinking" and isinstance(part.get("thinking"), str):
             return ThinkingPart(type="thinking", thinking=_plain(part["thinking"]))
         image = part.get("image_url")
@@ -143,6 +146,8 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
     function = fields.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if arguments is None or arguments == "":  # some servers' form of a call without arguments
+        arguments = "{}"
     call_id = fields.get("id")
     if (
         not isinstance(name, str)

@@ -108,11 +108,18 @@ def _thoughts(content: str | list[ContentPart]) -> str | None:
 
 
 def read_reply(
-    parsed: Message, *, truncated: bool, call_ids: str, prompt_tokens: int, completion_tokens: int
+    parsed: Message,
+    *,
+    truncated: bool,
+    call_ids: str,
+    prompt_tokens: int,
+    completion_tokens: int,
+    keeps_ids: bool = False,
 ) -> Reply:
     """The reply made from a renderer's parse.
 
     Tool calls without ids get ids made from ``call_ids``, a prefix that differs for each reply.
+    ``keeps_ids`` says that the model's view has them, too: its template may refuse calls without.
     """
     text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(
@@ -121,6 +128,7 @@ def read_reply(
     )
     if calls:
         text = text.strip()  # formats have white space around calls
+        parsed = {**parsed, "tool_calls": [*calls]} if keeps_ids else parsed
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
     lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)

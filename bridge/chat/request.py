@@ -18,10 +18,12 @@ class ChatRequest:
     max_tokens: int | None = None  # None for the run's cap
     stop: tuple[str, ...] = ()  # in addition to the renderer's stops
     format: ReplyFormat | None = None
+    one_call: bool = False  # whether a reply may have one tool call at most
     may_call: bool = True  # if False, the agent does not get the tool calls of the reply
     logprobs: bool = False
     train: bool = True  # whether to train on the reply
     prefill: str = ""  # the reply's beginning, given by the agent; the agent gets only the rest
+    left_out: tuple[str, ...] = ()  # kinds of tools that were offered and cannot be shown
     tokens: bool = False  # whether the sampled token ids are wanted; ``CookbookAgent`` needs them
 
 

@@ -8,12 +8,16 @@ lose context variables. No socket is opened. The HTTP client's timeouts never fi
 samples, because they are implemented in the transport that this one replaces.
 """
 
+import logging
 import sys
 from functools import partial
 from typing import Any, Self
 
 from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
 from evert.bridge.clients.lm15_transport import Exchange
+
+IN_PROCESS = "in-process"
+"""The HTTP version of our responses, by which the log knows them."""
 
 ROOT_URL = "http://rollout.invalid"
 """The API's URL in SDKs; the host name can never resolve."""
@@ -81,5 +85,18 @@ def response_for(request: Any, answer: Any) -> Any:
     if not isinstance(answer, Answer):
         return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]
-    headers = {"content-type": answer.content_type}
-    return library.Response(answer.status, headers=headers, content=answer.content, request=request)
+    return library.Response(
+        answer.status,
+        headers={"content-type": answer.content_type},
+        content=answer.content,
+        request=request,
+        extensions={"http_version": IN_PROCESS.encode()},
+    )
+
+
+def was_sent(record: logging.LogRecord) -> bool:
+    """Whether a log record of httpx's is about a request that left this process.
+
+    The lines of other requests would name the host of a service that nobody called.
+    """
+    return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

@@ -22,6 +22,7 @@ import concurrent.futures.thread
 import contextvars
 import functools
 import importlib
+import logging
 import multiprocessing.pool
 import os
 import threading
@@ -35,7 +36,7 @@ from yarl import URL
 
 from evert.bridge.clients import aiohttp_transport, lm15_transport
 from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
-from evert.bridge.clients.httpx_transport import Transport
+from evert.bridge.clients.httpx_transport import Transport, was_sent
 from evert.bridge.ownership import CLAIM, Claim, current_owner
 from evert.bridge.tokens.logprobs import remembering
 
@@ -77,6 +78,7 @@ def _patch_all() -> None:
             library: Any = importlib.import_module(name)
         except ImportError:
             continue
+        logging.getLogger(name).addFilter(was_sent)
         for client in (library.Client, library.AsyncClient):
             _patch(client, "_transport_for_url", _choose_transport)
     _patch(aiohttp.ClientSession, "_request", _request)

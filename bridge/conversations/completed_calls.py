@@ -4,12 +4,13 @@ A framework may add arguments that the policy left out (``"replace_all": false``
 sampled ones (white space at the ends of lines, ``"3"`` where the schema has a number). The call has
 the same id and still holds all that was sampled. ``is_completed`` recognises such a call.
 
-A framework may also change the ids of calls, and of their results accordingly. That does not matter
-if the template shows no ids. ``follow_echoes`` undoes both changes.
+A framework may also change the ids of calls, and of their results accordingly: it may number them
+anew in each reply. That does not matter if the template shows no ids. ``follow_echoes`` undoes both
+changes. Ids are compared within a reply and its results.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -36,13 +37,12 @@ def follow_echoes(
     renderer: PromptRenderer,
     *,
     keeps_completed: bool,
-    renames: bool = True,
 ) -> Followed:
     """Follow a request's messages through an index, past tool calls that are echoes."""
     found = Followed([*heard], index.follow(heard), None)
     while (at := len(found.places)) < len(heard):
         here, one = found.places[-1] if at else START, found.heard[at]
-        alike = index.alike(here, one) if renames else None
+        alike = index.alike(here, one)
         if alike is not None and not renderer.shows_ids and _renames(found.heard, at, alike.reply):
             reply = alike.reply
         else:
@@ -58,15 +58,15 @@ def follow_echoes(
         )
         found.heard[at] = Heard.of(given)
         found.places.extend(index.follow(found.heard[at:], here))
-    if renames and not _is_one_to_one(heard, found.heard):
-        return follow_echoes(index, heard, renderer, keeps_completed=keeps_completed, renames=False)
     return found
 
 
 def _renames(heard: list[Heard], at: int, reply: Reply) -> bool:
-    """Give the results after a renamed reply the original ids; False: they are another reply's."""
+    """Give the results after a renamed reply the original ids; False: the ids do not fit it."""
     calls = heard[at].message.get("tool_calls", ())
     ids = {call.id: own.id or "" for call, own in zip(calls, reply.tool_calls, strict=True)}
+    if len(ids) < len(calls):  # two calls have one id
+        return False
     after = (one.message for one in heard[at + 1 :])
     results = [*takewhile(lambda message: message["role"] == "tool", after)]
     if any(result.get("tool_call_id") in {*ids.values()} - ids.keys() for result in results):
@@ -75,17 +75,6 @@ def _renames(heard: list[Heard], at: int, reply: Reply) -> bool:
         if (sent := result.get("tool_call_id")) in ids:
             heard[place] = Heard.of({**result, "tool_call_id": ids[sent]})
     return True
-
-
-def _is_one_to_one(sent: Iterable[Heard], given: Iterable[Heard]) -> bool:
-    pairs = {
-        (call.id, own.id)
-        for one, undone in zip(sent, given, strict=True)
-        for call, own in zip(
-            one.message.get("tool_calls", ()), undone.message.get("tool_calls", ()), strict=True
-        )
-    }
-    return len({sent for sent, _ in pairs}) == len({own for _, own in pairs}) == len(pairs)
 
 
 def is_completed(heard: Heard, reply: Reply) -> bool:

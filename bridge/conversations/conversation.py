@@ -28,6 +28,7 @@ from evert.bridge.conversations.reading import Heard
 from evert.bridge.tokens.loop_budget import check_tokens
 from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.rendering import EMPTY, Rendering
 from evert.bridge.tokens.token_log import FlatPrompt, TokenLog, length_of
 
 
@@ -85,6 +86,9 @@ class Conversation:
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
         shown: For templates that are rendered whole: the log's tokens by the renderer itself.
+        added: Messages after the latest action that the agent did not send, as for a format.
+        is_retried: Whether the agent does not see the latest action, which is asked for again.
+        rendering: The last prompt of such a template.
     """
 
     index: Index[Point]
@@ -108,6 +112,9 @@ class Conversation:
     first: int | None = None
     before: Key | None = None
     shown: FlatPrompt = field(default_factory=list)
+    added: list[Message] = field(default_factory=list)
+    is_retried: bool = False
+    rendering: Rendering = EMPTY
     last_user: int = -1
     tool_names: dict[str, str] = field(default_factory=dict)
     _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
@@ -181,6 +188,7 @@ class Conversation:
         if not renderer.renders_tails:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.opened, self.action = [], [], [], ended
+        self.added, self.is_retried = [], not is_seen
         self._add([renderer.escape(reply.parsed)])
         if reply.tool_calls:
             self.note_calls(reply.tool_calls)
@@ -258,7 +266,7 @@ class Conversation:
     def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
         """Render all messages, for templates that depend on all; sampled tokens are kept."""
         check_tokens(self.log.length, most)
-        whole = renderer.full(self.messages)
+        whole, self.rendering = renderer.full_after(self.messages, self.rendering)
         known = _shown_again(whole, self.shown, renderer)
         drift: Drift | None = Drift.TEMPLATE
         if known is not None:

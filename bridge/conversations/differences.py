@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from evert.bridge.tokens.call_format import common
+from evert.bridge.tokens.probes import common
 
 AROUND = 40
 """Characters that are shown on each side of a difference."""

@@ -128,6 +128,7 @@ class ConversationBook:
         check_text(list(messages), most)
         escaped = [renderer.escape(message) for message in messages]
         self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
+        conversation.added += messages
 
     def forget(self) -> None:
         """Free the conversations, which refer to each other, after the last prompt."""
@@ -184,9 +185,9 @@ class ConversationBook:
         )
         last, point = self._last_replies(request, heard, caller, places)
         start = 0 if point is None else point.sent + 1
-        left_out = self._asked_instead(places, heard)
-        rendered, others = self._as_given(heard, places, start, last)
         speaker = Speaker.of(heard, request.tools)
+        left_out = self._asked_instead(places, heard, speaker)
+        rendered, others = self._as_given(heard, places, start, last)
         before = last.conversation.speaker if last is not None and last.sent >= start else None
         goes_on = point is not None and point.is_open
         cause = cause_of(speaker, others, left_out, before, goes_on=goes_on)
@@ -203,10 +204,19 @@ class ConversationBook:
         is_handed = point is None and cause is None and meets_others
         return Match(conversation, speaker, 0, heard[start:], rendered, cause, is_handed)
 
-    def _asked_instead(self, places: Sequence[int], heard: Sequence[Heard]) -> set[Speaker]:
-        """Agents that got a reply where a request leaves the known messages, if it does."""
+    def _asked_instead(
+        self, places: Sequence[int], heard: Sequence[Heard], speaker: Speaker
+    ) -> set[Speaker]:
+        """Agents that got a reply where a request leaves the known messages, if it does.
+
+        None of them if another agent's reply stands there.
+        """
         if len(places) == len(heard):
             return set()
+        instead = heard[len(places)]
+        authors = self._index.replies.get(instead.key) if instead.is_assistants else None
+        if authors and all(map(speaker.is_another, authors)):
+            return set()  # the request reads another agent's conversation
         return self._index.asked.get(places[-1] if places else START, set())
 
     def _last_replies(
@@ -266,9 +276,11 @@ class ConversationBook:
             conversation.tools = _kept_tools(request.tools)
             if request.tools:
                 _offer_tools(request.tools, messages, renderer)
-        if request.format is not None and request.format != conversation.format:
-            check_text(request.format.schema, most)
-            messages.append(renderer.escape(request.format.request()))
+        wanted, added = request.format, list[Message]()
+        if wanted is not None and wanted.is_asked_for and wanted != conversation.format:
+            check_text(wanted.schema, most)
+            added.append(wanted.request())
+            messages.append(renderer.escape(added[0]))
         kept = keep(request.messages[match.kept :])
         conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
@@ -278,7 +290,7 @@ class ConversationBook:
                 conversation.note_calls(calls)
         conversation.place = self._index.enter(conversation.place, match.new)
         conversation.before = match.new[-1].key if match.new else None
-        conversation.format = request.format
+        conversation.format, conversation.added = wanted, added
         conversation.reply = None
         self.handoffs += match.is_handed
         self._note(conversation, match.cause, drift, where)

@@ -59,8 +59,12 @@ def check_env(
     """
     first = env if isinstance(env, ChatAgentEnv) else ChatAgentEnv(env)
     check = _Check(first, list(replies), max_turns)
-    # In a separate thread, so that it also works inside a running loop (a notebook).
-    with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # no loop is running here: play in this thread, as trainers do
+        _play(check)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:  # in a notebook
         thread.submit(_play, check).result()
 
 

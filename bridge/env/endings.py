@@ -61,6 +61,10 @@ AGENT_TRACEBACK = "agent_traceback"
 CUT_REPLY = "The model's last reply was cut at max_tokens."
 """Added to the text of a failure: the agent may not have understood the cut reply."""
 
+CUT = f"{STOP_METRIC_PREFIX}length"
+"""Metric of each turn: 1 if its reply was cut at its cap, else 0. Not a reason to stop: in a
+transition's metrics it comes after that, because the Cookbook takes the first ``stop/...``."""
+
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called nor ended in time."""
 
@@ -105,6 +109,7 @@ class Account:
         stop_reason: Why the episode must stop before the next turn; None: it continues.
         overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
+        given_up: Number of actions whose reply the agent never read.
         turns, sampled: Number of actions so far, and of the tokens in them.
     """
 
@@ -118,16 +123,19 @@ class Account:
     stop_reason: StopReason | None = None
     overflow: openai.BadRequestError | None = None
     turns: int = 0
+    given_up: int = 0
     was_cut: bool = False
     sampled: int = 0
 
     def report(self) -> Metrics:
-        """Return the counts of lineages, drift, handoffs and tool calls so far, as metrics."""
+        """Return the counts of lineages, drift, handoffs and calls so far, as metrics."""
         metrics: Metrics = {"lineages": self.book.lineages, "drift": self.book.drift.total()}
         for cause, count in self.book.drift.items():
             metrics[f"drift/{cause}"] = count
         if self.book.handoffs:
             metrics["handoffs"] = self.book.handoffs
+        if given_up := self.given_up + (self.inbox.given_up if self.inbox is not None else 0):
+            metrics["calls/given_up"] = given_up
         self.tools.report(metrics)
         return metrics
 
@@ -149,6 +157,8 @@ class Account:
         ending = Ending(reward)
         ending.reward += self.take_notes(ending.metrics, ending.logs)
         ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
+        if self.turns:
+            ending.metrics[CUT] = float(self.was_cut)
         ending.metrics.update(self.report())
         return ending
 

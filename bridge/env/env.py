@@ -32,7 +32,7 @@ from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
-from evert.bridge.env.endings import IDLE, NO_CALL, Ending
+from evert.bridge.env.endings import CUT, IDLE, NO_CALL, Ending
 from evert.bridge.env.limits import LiveLimits
 from evert.bridge.env.options import EnvOptions, options_with_own, settings_of
 from evert.bridge.env.pending import Outstanding, Turn
@@ -174,6 +174,7 @@ class ChatAgentEnv(Env):
         if upcoming.drift is not None:
             turn.logs |= drift_logs(upcoming.drift)
         turn.reward += self._turns.account.take_notes(turn.metrics, turn.logs)
+        turn.metrics[CUT] = float(self._turns.account.was_cut)
         observation, stop = self._turns.hand_out(upcoming)
         return StepResult(turn.reward, False, observation, stop, turn.metrics, turn.logs)
 
@@ -243,11 +244,8 @@ class ChatAgentEnv(Env):
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
-        inbox = self._turns.account.inbox
-        for outstanding in [*inbox.ahead.values()] if inbox is not None else []:
-            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
-                return outstanding.call.request
-        return self.request
+        outstanding = self._turns.outstanding_of(observation)
+        return None if outstanding is None else outstanding.call.request
 
     @property
     def conversation(self) -> Conversation | None:

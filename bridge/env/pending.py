@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.rl.types import Logs, Metrics, Observation
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics, Observation
 
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Break
@@ -16,6 +16,13 @@ from evert.bridge.env.ahead import Begun
 from evert.bridge.env.limits import Budget
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
+
+UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
+"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
+which the Cookbook made for parse errors."""
+
+GIVEN_UP = "given_up"
+"""Metric of a turn whose reply the agent never read; such a turn is not trained on."""
 
 
 @dataclass(slots=True, eq=False)

@@ -30,10 +30,13 @@ class ParseErrors:
     policy: ParseErrorPolicy | None
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
-    def judge(self, reply: Reply, problem: Problem | None, turn: Turn, row: object) -> Verdict:
+    def judge(
+        self, reply: Reply, problem: Problem | None, turn: Turn, row: object, *, one_call: bool
+    ) -> Verdict:
         """Decide on a reply, and add rewards, metrics and logs to its turn.
 
-        Errors in a row are counted for each ``row`` separately.
+        Errors in a row are counted for each ``row`` separately. ``one_call``: whether the agent
+        allows one tool call at most, so that a valid one does not excuse another.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -44,7 +47,7 @@ class ParseErrors:
         turn.logs["parse_error"] = redacted(detail)
         if self.policy is None:
             return Verdict.DELIVER
-        if kind is ParseFailureKind.CONTENT and reply.tool_calls:
+        if kind is ParseFailureKind.CONTENT and reply.tool_calls and not one_call:
             del self._in_a_row[row]  # the reply has valid calls, too
             return Verdict.DELIVER
         turn.logs["parse_failure_kind"] = str(kind)

@@ -40,11 +40,13 @@ class ToolCounts:
     def __init__(self) -> None:
         names = ("offered", "calls", "calls_unparsed", "markup_in_text")
         self._counts = {f"tools/{name}": 0 for name in names}
+        self._left_out = 0
 
     def count(self, request: ChatRequest, reply: Reply) -> None:
         """Count the tools of a request and the tool calls of its reply."""
         counts = self._counts
         counts["tools/offered"] = max(counts["tools/offered"], len(request.tools or ()))
+        self._left_out = max(self._left_out, len(request.left_out))
         counts["tools/calls"] += len(reply.tool_calls)
         counts["tools/calls_unparsed"] += len(reply.unparsed)
         counts["tools/markup_in_text"] += MARKUP.search(reply.text) is not None
@@ -53,3 +55,5 @@ class ToolCounts:
         """Add the counts to ``metrics``, unless all are 0."""
         if any(self._counts.values()):
             metrics.update(self._counts)
+        if self._left_out:
+            metrics["tools/left_out"] = self._left_out

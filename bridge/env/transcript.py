@@ -6,6 +6,8 @@ For each call it keeps only the new messages: those after the reply that the cal
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinker_cookbook.renderers.base import Message
+
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.conversation import Conversation, Point
@@ -18,6 +20,8 @@ class Asked:
     request: ChatRequest  # without its messages
     after: int | None
     messages: list[Any]
+    again: int | None  # the turn whose reply is asked for again
+    added: list[Message]  # to the prompt, after ``messages`` or that reply
     key: tuple[Conversation, int]
     points: list[Point]
     met: bool
@@ -42,9 +46,11 @@ class Transcript:
             after = self._answers.get((last.conversation, last.number))
             start = 0 if after is None else last.sent + 1
         key = conversation, len(points)
+        again = self._answers.get(key) if conversation.is_retried else None
         self._answers[key] = len(self.calls)
         new = conversation.sent[start:]
-        self.calls.append(Asked(replace(request, messages=[]), after, new, key, points, met))
+        request, added = replace(request, messages=[]), [*conversation.added]
+        self.calls.append(Asked(request, after, new, again, added, key, points, met))
 
     def reply(self, turn: int) -> Reply | None:
         """Return the reply of a turn; None: the policy was asked again, or the episode ended."""

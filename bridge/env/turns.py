@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import openai
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Metrics, Observation, StopReason
+from tinker_cookbook.rl.types import Observation, StopReason
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook
@@ -24,7 +24,7 @@ from evert.bridge.env.endings import MAX_REFUSALS, PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
-from evert.bridge.env.pending import Life, Outstanding, Standing, Turn
+from evert.bridge.env.pending import GIVEN_UP, UNTRAINED, Life, Outstanding, Standing, Turn
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.episode import Life as EpisodeLife
@@ -36,11 +36,6 @@ from evert.bridge.tokens.loop_budget import LongTexts, check_tokens
 from evert.bridge.tokens.renderer import PromptRenderer
 
 logger = logging.getLogger(__name__)
-
-UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
-which the Cookbook made for parse errors."""
-
 
 Upcoming: TypeAlias = Outstanding | Ending
 
@@ -112,6 +107,13 @@ class Turns:
         self.standing.becomes(Life.OPEN)
         return outstanding
 
+    def outstanding_of(self, observation: Observation) -> Outstanding | None:
+        """Return the call of an observation that is being sampled; None: there is none."""
+        for outstanding in self.account.inbox.ahead.values() if self.account.inbox else ():
+            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
+                return outstanding
+        return self.standing.lent
+
     def _look(self) -> None:
         if self.standing.lent is not None:  # else a step is running, which will take the call
             self.overlap.look(self.standing.lent)
@@ -123,32 +125,46 @@ class Turns:
         self.account.turns += 1
         self.account.sampled += len(turn.tokens)
         call = outstanding.call
-        row = call if self.overlap.is_met else None
         if not call.request.train:
             turn.metrics |= UNTRAINED
+        upcoming = await self._answer(outstanding, turn)
+        if call.is_given_up:
+            turn.metrics |= {**UNTRAINED, GIVEN_UP: 1.0}
+            self.account.given_up += 1
+            if isinstance(upcoming, Ending):
+                upcoming.metrics |= self.account.report()
+        return upcoming
+
+    async def _answer(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
+        call = outstanding.call
+        row = call if self.overlap.is_met else None
+        self.account.was_cut = turn.truncated
+        reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
+        if not call.is_waiting:  # nobody reads the reply, so nothing judges it
+            turn.metrics |= UNTRAINED
+            return await self._advance()
         if turn.truncated and self._settings.on_truncation == "end":
             await self._end()
             return self.account.cut()
-        reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
         self.account.tools.count(call.request, reply)
         self.account.was_cut = reply.finish_reason == "length"
-        verdict = self.parse_errors.judge(reply, problem, turn, row)
+        one_call = call.request.one_call
+        verdict = self.parse_errors.judge(reply, problem, turn, row, one_call=one_call)
         if verdict is Verdict.END:
             return await self._stop(StopReason.PARSE_ERROR)
-        if verdict is Verdict.ASK_AGAIN and problem is not None and call.is_waiting:
+        if verdict is Verdict.ASK_AGAIN and problem is not None:
             correction = self.parse_errors.correction(problem)
             return await self._ask_again(outstanding, turn, reply, correction)
         if call.request.format is not None:
             reply, complaint = self._formats.judge(reply, call.request.format, turn, row)
-            if complaint is not None and call.is_waiting:
+            if complaint is not None:
                 return await self._ask_again(outstanding, turn, reply, complaint)
         reply, cut = self.tool_budget.allow(reply)
         if cut:
             self.account.stop_reason = StopReason.MAX_TOOL_CALLS
-        if call.is_waiting:
-            outstanding.conversation.record(turn.tokens, reply, self._renderer)
-            self._deliver(call, reply, turn)
-            await self.overlap.react()
+        outstanding.conversation.record(turn.tokens, reply, self._renderer)
+        self._deliver(call, reply, turn)
+        await self.overlap.react()
         return await self._advance()
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
@@ -160,6 +176,7 @@ class Turns:
             if call.request.logprobs:
                 reply = with_logprobs(reply, turn.tokens, turn.logprobs, self._renderer)
         except openai.BadRequestError as error:
+            turn.metrics |= UNTRAINED
             call.refuse(error)
         else:
             call.answer(reply)

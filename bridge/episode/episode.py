@@ -22,6 +22,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.episode.agent import AgentForm
@@ -261,8 +262,14 @@ class Episode:
 
     # -- the agent's calls -----------------------------------------------------------------------
 
-    async def call(self, request: ChatRequest) -> Reply:
+    async def call(
+        self, request: ChatRequest, has_reader: Callable[[], bool] = lambda: True
+    ) -> Reply:
         """Park a request from a task, on any event loop, and wait for its reply.
+
+        Args:
+            request: The request.
+            has_reader: Whether somebody got the reply or still waits for it: see ``ParkedCall``.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
@@ -271,18 +278,31 @@ class Episode:
         """
         if self.life is not Life.RUNNING:  # first: a garbage-collected agent stops at this await
             await asyncio.sleep(0)
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise bad_request(
+                "This async call was made without a running asyncio event loop (under trio, say), "
+                "and evert answers only asyncio's. Run the agent with asyncio, or use a blocking "
+                "client in a thread.",
+                code="no_asyncio",
+            ) from None
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
         speaker = task or threading.current_thread()
         future = loop.create_future()
         if loop is self.loop:
-            self._arrive(ParkedCall(request, caller, speaker, future, None))
+            call = ParkedCall(request, caller, speaker, future, None, has_reader)
+            self._arrive(call)
         else:
             caller = f"{threading.current_thread().name} {caller}"
-            self._arrive_from_outside(ParkedCall(request, caller, speaker, future, loop))
+            call = ParkedCall(request, caller, speaker, future, loop, has_reader)
+            self._arrive_from_outside(call)
         try:
             reply: Reply = await future
+        except asyncio.CancelledError:
+            call.drop()
+            raise
         except (Exception, AgentAborted) as error:
             await self.refusals.hold_back(error)
             raise

@@ -12,13 +12,13 @@ import asyncio
 import concurrent.futures
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.episode.notes import Notes
-from evert.bridge.errors import AgentTimeoutError
+from evert.bridge.errors import AgentTimeoutError, EpisodeEndedError
 
 P = TypeVar("P")
 """Type of the object that is kept for a call sampled ahead of the runner."""
@@ -34,24 +34,36 @@ class ParkedCall:
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
     """The caller's, if it is a task on another loop than the episode's; else None."""
+    has_reader: Callable[[], bool] = lambda: True
+    """Whether the reply was sent to a client, or still can be; a client over HTTP may go away."""
+    refusal: BaseException | None = field(default=None, init=False)
+    """The error with which the call was refused; None: it was not refused."""
+    _is_dropped: bool = field(default=False, init=False)
 
     @property
     def is_waiting(self) -> bool:
         """Whether somebody still waits for the reply (an agent may cancel or time out a call)."""
-        return not self._future.done()
+        return self.refusal is None and not self._future.done()
 
     @property
-    def refusal(self) -> BaseException | None:
-        """The error with which the call was refused; None: it was not refused."""
-        is_settled = self._future.done() and not self._future.cancelled()
-        return self._future.exception() if is_settled else None
+    def is_given_up(self) -> bool:
+        """Whether the agent gave the call up, or ended before the reply: nobody reads it."""
+        if self.refusal is not None:
+            return isinstance(self.refusal, EpisodeEndedError)
+        return self._is_dropped or self._future.cancelled() or not self.has_reader()
+
+    def drop(self) -> None:
+        """Note that the caller was cancelled, perhaps after the reply but before it read it."""
+        self._is_dropped = True
 
     def answer(self, reply: Reply) -> None:
         """Resume the caller with a reply."""
         self._settle(lambda: self._future.set_result(reply))
 
     def refuse(self, error: BaseException) -> None:
-        """Resume the caller with an error."""
+        """Resume the caller with an error, if it still waits."""
+        if self.is_waiting:
+            self.refusal = error
         self._settle(lambda: self._future.set_exception(error))
 
     def _settle(self, settle: Callable[[], None]) -> None:
@@ -92,8 +104,8 @@ class Inbox(Generic[P]):
     """
 
     __slots__ = (
-        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_on_call",
-        "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest", "notes",
+        "_agent", "_asking", "_boxes", "_deadline", "_final", "_given_up", "_loop", "_most",
+        "_on_call", "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest", "notes",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +128,7 @@ class Inbox(Generic[P]):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self.ahead: dict[ParkedCall, P] = {}
+        self._given_up = 0
         self._on_call: Callable[[], None] | None = None
         self.notes = Notes()
 
@@ -124,6 +137,11 @@ class Inbox(Generic[P]):
         """Whether a call was taken and still waits for the trainer's reply."""
         is_taken = self.latest is not None and self.latest.is_waiting
         return is_taken or any(call.is_waiting for call in self.ahead)
+
+    @property
+    def given_up(self) -> int:
+        """Number of calls that the agent gave up while they were sampled ahead of the runner."""
+        return self._given_up + sum(call.is_given_up for call in self.ahead)
 
     @property
     def has_calls(self) -> bool:
@@ -143,9 +161,9 @@ class Inbox(Generic[P]):
             self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """Note that the agent is done: refuse calls that wait to be taken, and tell the Env."""
+        """Note that the agent is done: refuse the calls that still wait, and tell the Env."""
         self._final = end
-        self._refuse_waiting(refusal)
+        self._refuse_all(refusal)
         self.wake()
 
     # -- giving up -------------------------------------------------------------------------------
@@ -153,9 +171,7 @@ class Inbox(Generic[P]):
     def abandon(self, refusal: BaseException) -> None:
         """Refuse all calls that wait. Safe from any thread."""
         self._final = self._final or refusal
-        if self.latest is not None:
-            self.latest.refuse(refusal)
-        self._refuse_waiting(refusal)
+        self._refuse_all(refusal)
 
     def wake(self) -> None:
         """Tell the Env that there are no more calls."""
@@ -172,7 +188,9 @@ class Inbox(Generic[P]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _refuse_waiting(self, refusal: BaseException) -> None:
+    def _refuse_all(self, refusal: BaseException) -> None:
+        if self.latest is not None:
+            self.latest.refuse(refusal)
         for call in [*self.ahead]:
             call.refuse(refusal)
         while self._queue:
@@ -222,9 +240,10 @@ class Inbox(Generic[P]):
         while self._sampled:
             call = self._sampled.pop(0)
             outstanding = self.ahead.pop(call)
-            if call.is_waiting:  # else the agent gave it up, and it becomes no observation
+            if call.is_waiting:
                 self.latest = call
                 return outstanding
+            self._given_up += call.is_given_up  # and it becomes no observation
         if isinstance(self._final, BaseException):
             raise self._final
         return self._final

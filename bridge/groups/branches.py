@@ -20,7 +20,7 @@ from evert.bridge.errors import InvalidDatasetError, ReplayError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import RolloutRecord
-from evert.bridge.records.replay import InOrder, check_seatless
+from evert.bridge.records.replay import ReplayPolicy, check_seatless
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
 """The first sampled turn, or a function from a record to it; -1 is the last turn."""
@@ -72,11 +72,12 @@ class BranchEnv(ChatAgentEnv):
             ReplayError: The agent differs from the record before that turn.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
-        overlap, policy = self._turns.overlap, InOrder(self._record, self)
+        overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
         ahead, overlap.ahead = overlap.ahead, (replayed := policy.ahead())
         overlap.is_met = True  # so that every call waits for its turn in the record
         begun = await super().initial_observation()
-        for turn in range(self._turn):
+        replayed_turns = (t for t in range(self._turn) if not self._record.is_given_up(t))
+        for turn in replayed_turns:
             if isinstance(begun, InitialObservationOverflow):
                 break
             action = await replayed(*begun)

@@ -19,6 +19,7 @@ from tinker_cookbook.utils.misc_utils import dict_mean
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
+from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.env.seats import SeatEnv, SeatGroup, check_seats, frozen_seats, with_opponents
 from evert.bridge.episode.agent import NO_TASK, Agent, Outcome, agent_name, inspect_agent, unwrapped
 from evert.bridge.episode.seeds import seed_of
@@ -318,10 +319,13 @@ def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[
     """Return an episode's turn numbers, with the turns of each lineage side by side.
 
     ``trajectory_to_data`` merges neighbours only. Each lineage keeps its order, and the lineage
-    that ends last comes last, so the episode's last transition, with its report, stays last.
+    that ends last comes last, so the episode's last transition, with its report, stays last. Calls
+    that the agent gave up come first: the conversation continues without them.
     """
-    played = range(len(trajectory.transitions))
-    if len(played) > len(turn_lineages):
-        return [*played]  # the runner's placeholder transition of an episode without a turn
-    ends = {turn_lineages[turn]: turn for turn in played}  # lineage -> its last turn
-    return sorted(played, key=lambda turn: (ends[turn_lineages[turn]], turn))
+    turns = trajectory.transitions
+    if len(turns) > len(turn_lineages):
+        return [*range(len(turns))]  # the runner's placeholder of an episode without a turn
+    given_up = [number for number, turn in enumerate(turns[:-1]) if GIVEN_UP in turn.metrics]
+    read = [number for number in range(len(turns)) if number not in given_up]
+    ends = {turn_lineages[number]: number for number in read}  # lineage -> its last turn
+    return given_up + sorted(read, key=lambda number: (ends[turn_lineages[number]], number))

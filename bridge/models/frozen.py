@@ -173,7 +173,7 @@ async def _ask_for_message(
         messages = [images.shown(message, 0) for message in messages]
     except LongTextError:  # it has images
         messages = await off_loop(lambda: [*map(images.shown, messages)])
-    if request.format is not None:
+    if request.format is not None and request.format.is_asked_for:
         messages.append(request.format.request())
     parsed = await completer(messages)
     return read_reply(

@@ -16,6 +16,7 @@ from evert.bridge.chat.messages import as_fields, read_message
 from evert.bridge.chat.reply import Reply, TokenLogprob, read_reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.ownership import left_alone
+from evert.bridge.tokens.call_kinds import HERMES_CALLS
 from evert.bridge.tokens.logprobs import unavailable
 
 
@@ -60,6 +61,7 @@ class RemoteModel:
             "stop": list(request.stop) or None,
             "temperature": self.temperature,
             "logprobs": request.logprobs or None,
+            "parallel_tool_calls": False if request.one_call and request.tools else None,
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
@@ -84,6 +86,8 @@ class RemoteModel:
             message = read_message(sent, 0, {})
         except openai.BadRequestError as error:
             raise failed(request.model, f"returned an unreadable reply: {error}") from error
+        if request.tools and not message.get("tool_calls") and isinstance(message["content"], str):
+            HERMES_CALLS.read_into(message, request.tools)  # the server may have no parser
         reply = read_reply(
             message,
             truncated=choice.finish_reason == "length",

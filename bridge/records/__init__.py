@@ -7,6 +7,7 @@ In reading order:
     schema.py     checks of a row that is read
     files.py      the files of recorded rollouts
     record.py     ``RolloutRecord``: a row that was read; ``read_records``: all of a run
+    chats.py      a recorded conversation as trainers of chats read it
     replay.py     ``ReplayPolicy``: a record in place of a model; where the agent differs
     explain.py    a rollout in the terminal
     sequences.py  a trajectory as token sequences, or as text

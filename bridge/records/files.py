@@ -20,6 +20,11 @@ def record_files(path: str | Path) -> list[Path]:
         found = found or sorted(folder.glob("[0-9]*.jsonl"))
     single = path / f"{ROLLOUTS}.jsonl"
     found = found or ([single] if single.is_file() else [])
+    if not path.exists():
+        raise RecordError(
+            f"There is no folder or file {path}. Name the folder of a run or of an evaluation, "
+            "such as runs/NAME, or a file that a Recorder wrote."
+        )
     if not found:
         raise RecordError(
             f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "

@@ -15,6 +15,8 @@ from pydantic_core import from_json
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
+from evert.bridge.chat.messages import ROLES
+from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import RecordError
 from evert.bridge.records.files import record_files
@@ -122,50 +124,69 @@ class RolloutRecord:
         ]
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
+    def is_given_up(self, turn: int) -> bool:
+        """Whether the agent gave a turn's call up and never read its reply."""
+        return GIVEN_UP in self.row["steps"][turn]["metrics"]
+
     def asked(self, turn: int) -> list[Row]:
         """Return the messages of a turn's call; a RecordError if they were not kept."""
-        return self._conversation(turn, self._reply)
+        messages = list[Row]()
+        for call in map(self.call, self.path(turn)):
+            if "again" not in call:
+                messages += [] if call["after"] is None else [self._reply(call["after"])]
+                messages += call["messages"]
+        return messages
 
     def messages(self, turn: int = -1) -> list[Row]:
         """Return the agent's conversation up to a turn's reply; a RecordError if not kept."""
         turn = range(self.turns)[turn]
         return [*self.asked(turn), self._reply(turn)]
 
-    def sampled_messages(self, turn: int) -> list[Row]:
-        """Return the model's conversation: tools as shown, replies with thinking and markup."""
-        messages = [*self._conversation(turn, self._said), self._said(turn)]
-        prefix = self._calls(turn)[0].get("prefix", [])
-        has_system = bool(prefix) and messages[0]["role"] in ("system", "developer")
+    def sampled_messages(self, turn: int, *, parsed: bool = False) -> list[Row]:
+        """Return the model's conversation up to a turn's reply, as it was put into the prompt.
+
+        It has the tools as shown, instructions on a reply's format, and replies that were asked for
+        again. Replies have their thinking and markup, or, if ``parsed``, the agent's fields.
+        """
+        messages, path = list[Row](), self.path(turn)
+        for place in path:
+            call, step = self.call(place), self.row["steps"][place]
+            for message in call["messages"] if "again" not in call else ():
+                messages.append({**message, "role": ROLES.get(message["role"], message["role"])})
+            reply = (parsed and step.get("reply")) or self._said(place)
+            content = call.get("prefill", "") + (reply.get("content") or "")
+            messages += [*call.get("added", []), {**reply, "content": content}]
+        prefix = self.call(path[0]).get("prefix", [])
+        has_system = bool(prefix) and messages[0]["role"] == "system"
         return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
+
+    def path(self, turn: int) -> list[int]:
+        """Return the turns of a conversation up to one, with those that were asked for again."""
+        turns, call = [turn], self.call(turn)
+        while (before := call.get("again", call["after"])) is not None:
+            turns.insert(0, before)
+            call = self.call(before)
+        return turns
 
     def tools(self, turn: int) -> list[Row]:
         """Return the tools of a turn's call; [] if there are none."""
-        found: list[Row] = self._calls(turn)[0].get("tools", [])
-        return found
+        tools: list[Row] = self.call(self.path(turn)[0]).get("tools", [])
+        return tools
 
     def last_turns(self) -> list[int]:
-        """Return the last turns of conversations: no other turn continues their replies."""
-        calls = [step.get("call", {}) for step in self.row["steps"][: self.turns]]
-        gone_on = {call.get("after") for call in calls}
-        given = [self.row["steps"][turn].get("reply") is not None for turn in range(self.turns)]
-        last = self.turns - 1  # the turn that ended the episode ended a conversation, too
-        return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
+        """Return the last turns of conversations: no other turn continues their replies.
 
-    def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
-        first, *later = self._calls(turn)
-        messages: list[Row] = [*first["messages"]]
-        for call in later:
-            messages += [reply(call["after"]), *call["messages"]]
-        return messages
+        A call that the agent gave up is in none of them.
+        """
+        steps = self.row["steps"][: self.turns]
+        # The turn that ended the episode ended a conversation, too.
+        ends = [turn for turn, step in enumerate(steps) if step.get("reply") or step is steps[-1]]
+        turns = [turn for turn in ends if not self.is_given_up(turn)]
+        gone_on = {steps[turn].get("call", {}).get("after") for turn in turns}
+        return [turn for turn in turns if turn not in gone_on]
 
-    def _calls(self, turn: int | None) -> list[Row]:
-        found = list[Row]()
-        while turn is not None:
-            found.insert(0, self._call(turn))
-            turn = found[0]["after"]
-        return found
-
-    def _call(self, turn: int) -> Row:
+    def call(self, turn: int) -> Row:
+        """Return a turn's call; a RecordError if its messages were not kept."""
         call: Row | None = self.row["steps"][turn].get("call")
         if call is None:
             raise RecordError(

@@ -19,6 +19,7 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.seeds import random_seed
+from evert.bridge.records.chats import note_forms
 from evert.bridge.records.rows import Row, completed
 from evert.bridge.redaction import redacted
 
@@ -93,9 +94,11 @@ class Recorder:
         rows = serialize_rollout_summaries(
             split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]
         )
-        pairs = zip(rows, ours, strict=True)
-        own = {"about": dict(about or {})}
-        self.write([completed(row, played, env) | own for row, (played, env, _, _) in pairs])
+        about = {"about": dict(about or {})}
+        for number, (played, env, _, _) in enumerate(ours):
+            rows[number] = completed(rows[number], played, env) | about
+            note_forms(rows[number], env.renderer)
+        self.write(rows)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write the rows of a group; an OSError if the file cannot be written."""

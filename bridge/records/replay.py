@@ -26,13 +26,24 @@ from evert.bridge.records.rows import Row, as_message
 from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
+MOMENT = 0.01
+"""Seconds between two looks at whether an agent has given a call up."""
+
+GIVING_UP = 5.0
+"""Seconds for the agent to give up a concurrent call that its record lacks. A record lacks calls
+that were given up before their reply; the agent gives them up again, or it differs."""
+
 
 class ReplayPolicy(TokenCompleter):
     """Returns the actions of a recorded rollout, without a model.
 
+    Calls that a runner samples concurrently (``do_parallel_rollout``) get their replies in the
+    recorded order, if the Env is given.
+
     Args:
         record: The recorded rollout.
-        env: The Env that is played, to name the message that differs. None: compare only tokens.
+        env: The Env that is played, to name the message that differs, and to see when the agent
+            gives a call up that it gave up in the record. None: compare only tokens.
 
     Attributes:
         record: As given.
@@ -42,7 +53,11 @@ class ReplayPolicy(TokenCompleter):
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
         self.record = record
         self.left = list(range(record.turns))
+        self._unanswered = set(self.left)
+        self._moved = asyncio.Condition()
         self._env = env
+        if env is not None:
+            env._turns.overlap.is_met |= _has_met(record, 0)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -50,11 +65,66 @@ class ReplayPolicy(TokenCompleter):
         """Return the recorded action for this prompt, with log-probabilities and stop reason.
 
         Raises:
-            ReplayError: The record has no such call that was not played yet.
+            ReplayError: The record has no such call that was not played yet; or calls are sampled
+                concurrently, and an earlier call is not made within the Env's ``agent_timeout``.
         """
-        turn = self.find(model_input)
+        overlap = None if self._env is None else self._env._turns.overlap
+        if overlap is not None and overlap.ahead is None:
+            overlap = None  # the runner samples one call after the other
+        try:
+            turn = self.find(model_input)
+        except ReplayError:
+            if overlap is not None and _has_met(self.record, *range(self.record.turns)):
+                await asyncio.sleep(min(GIVING_UP, (self._patience or 2 * GIVING_UP) / 2))
+            raise
         self.left.remove(turn)
+        if overlap is not None:
+            # The next call, too, may only be handed out in its turn.
+            overlap.is_met |= _has_met(self.record, turn, turn + 1)
+            if overlap.is_met:
+                await self._wait_for_turn(turn)
+        self._unanswered.remove(turn)
+        async with self._moved:
+            self._moved.notify_all()
+        await self._until_given_up(turn, model_input)
         return self.record.action(turn)
+
+    async def _until_given_up(self, turn: int, model_input: tinker.ModelInput) -> None:
+        """Wait until the agent gives a call up if it did so in the record."""
+        if self._env is None or not self.record.is_given_up(turn):
+            return
+        outstanding = self._env._turns.outstanding_of(model_input)
+        if outstanding is None:
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                while outstanding.call.is_waiting:  # noqa: ASYNC110 (its thread sets no event)
+                    await asyncio.sleep(MOMENT)
+        except TimeoutError:
+            raise ReplayError(
+                f"The agent differs from its record at turn {turn}: in the record it gave that "
+                f"call up{_quoted(self._asked(turn))}; now it waits for the reply, for "
+                f"agent_timeout={self._patience} s."
+            ) from None
+
+    async def _wait_for_turn(self, turn: int) -> None:
+        try:
+            async with asyncio.timeout(self._patience), self._moved:
+                await self._moved.wait_for(lambda: min(self._unanswered) == turn)
+        except TimeoutError:
+            missing = min(self._unanswered)
+            raise ReplayError(
+                f"The agent differs from its record at turn {missing}: it does not make that "
+                f"call{_quoted(self._asked(missing))} within agent_timeout={self._patience} s."
+            ) from None
+
+    @property
+    def _patience(self) -> float | None:
+        return None if self._env is None else self._env._settings.agent_timeout
+
+    def ahead(self) -> Ahead:
+        """Return a policy that takes all of the agent's calls; each waits for its turn."""
+        return Ahead(self, max(MAX_CALLS, self.record.turns), is_timed=False)
 
     def find(self, model_input: tinker.ModelInput) -> int:
         """Return the first turn with this prompt that was not played yet; or a ReplayError."""
@@ -106,53 +176,6 @@ class ReplayPolicy(TokenCompleter):
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
 
 
-GIVING_UP = 5.0
-"""Seconds for the agent to give up a concurrent call that its record lacks. A record lacks calls
-that were given up before their reply; the agent gives them up again, or it differs."""
-
-
-class InOrder(ReplayPolicy):
-    """Answers concurrent calls in the recorded order, for an Env that is played by ``ahead()``."""
-
-    def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
-        super().__init__(record, env)
-        self._overlap = env._turns.overlap
-        self._patience = patience = env._settings.agent_timeout
-        self._giving_up = GIVING_UP if patience is None else min(GIVING_UP, patience / 2)
-        self._answered, self._moved = 0, asyncio.Condition()
-        self._overlap.is_met |= _has_met(record, 0)
-
-    def ahead(self) -> Ahead:
-        """Return a policy that takes all of the agent's calls; each waits for its turn."""
-        return Ahead(self, max(MAX_CALLS, self.record.turns), is_timed=False)
-
-    async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
-    ) -> TokensWithLogprobs:
-        """See ``ReplayPolicy``; also a ReplayError if an earlier call is not made in time."""
-        try:
-            turn = self.find(model_input)
-        except ReplayError:
-            if _has_met(self.record, *range(self.record.turns)):
-                await asyncio.sleep(self._giving_up)
-            raise
-        self.left.remove(turn)
-        # The next call, too, may only be handed out in its turn.
-        self._overlap.is_met |= _has_met(self.record, turn, turn + 1)
-        try:
-            async with asyncio.timeout(self._patience), self._moved:
-                await self._moved.wait_for(lambda: self._answered == turn)
-                self._answered += 1
-                self._moved.notify_all()
-        except TimeoutError:
-            missing = self._answered
-            raise ReplayError(
-                f"The agent differs from its record at turn {missing}: it does not make that "
-                f"call{_quoted(self._asked(missing))} within agent_timeout={self._patience} s."
-            ) from None
-        return self.record.action(turn)
-
-
 def _has_met(record: RolloutRecord, *turns: int) -> bool:
     """Whether calls had overlapped, and were sampled concurrently, at one of these turns."""
     steps = record.row["steps"]
@@ -195,13 +218,11 @@ async def replay(
     check_seatless(record)
     task = record.task if task is NO_TASK else task
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
-    policy: ReplayPolicy
+    policy = ReplayPolicy(record, env)
     try:
         if _has_met(record, *range(record.turns)):
-            policy = in_order = InOrder(record, env)
-            trajectory = await do_parallel_rollout(in_order.ahead(), env)
+            trajectory = await do_parallel_rollout(policy.ahead(), env)
         else:
-            policy = ReplayPolicy(record, env)
             trajectory = await do_single_rollout(policy, env)
     finally:
         await env.close()

@@ -110,8 +110,10 @@ def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
     request = asked.request
     call = {"after": asked.after, "messages": [*map(as_message, asked.messages)]}
     given: Row = {"model": request.model, "max_tokens": request.max_tokens}
-    given |= {"stop": [*request.stop], "met": asked.met}
+    given |= {"stop": [*request.stop], "met": asked.met, "prefill": request.prefill}
+    given |= {"added": [*map(as_message, asked.added)]}
     call |= {name: value for name, value in given.items() if value}
+    call |= {} if asked.again is None else {"again": asked.again}
     return {
         "call": call | _tools(asked, env),
         "reply": None if reply is None else reply.as_message(),

@@ -37,6 +37,9 @@ class _Call(TypedDict):
     messages: list[_Message]
     tools: NotRequired[list[dict[str, Any]]]
     prefix: NotRequired[list[_Message]]
+    again: NotRequired[Annotated[int, Field(ge=0)]]
+    added: NotRequired[list[_Message]]
+    prefill: NotRequired[str]
     met: NotRequired[bool]
 
 
@@ -89,14 +92,15 @@ def check_row(row: Mapping[str, Any]) -> None:
             raise _damaged(f"{place} is missing") from None
         raise _damaged(f"{place} is {repr_of(first['input'])}; {first['msg']}") from None
     for number, step in enumerate(row["steps"]):
-        for field in ("prompt", "call"):
-            after = step.get(field, {}).get("after")
-            if after is not None and after >= number:
-                place = f"steps[{number}].{field}.after"
-                raise _damaged(f"{place} is {after}; expected null or a step before {number}")
-        after = step.get("call", {}).get("after")
-        if after is not None and "call" not in row["steps"][after]:
-            raise _damaged(f"steps[{number}].call.after is {after}, and that step has no call")
+        for field, key in (("prompt", "after"), ("call", "after"), ("call", "again")):
+            before = step.get(field, {}).get(key)
+            if before is None:
+                continue
+            place = f"steps[{number}].{field}.{key} is {before}"
+            if before >= number:
+                raise _damaged(f"{place}; expected null or a step before {number}")
+            if field == "call" and "call" not in row["steps"][before]:
+                raise _damaged(f"{place}, and that step has no call")
         given, logprobs = len(step["tokens"]), step["logprobs"]
         if logprobs is not None and len(logprobs) != given:
             what = f"has {len(logprobs)} values; expected one for each of {given} tokens"

@@ -12,6 +12,7 @@ from typing import Any
 
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
+from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.errors import UnsupportedPromptError
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
@@ -76,8 +77,9 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     """Return a trajectory's token sequences: one for a linear conversation, else one per lineage.
 
     A turn continues the longest sequence that its observation begins with, also if the turns of
-    several lineages alternate. The sequence that ends last comes last. A turn that is not trained
-    on (``ParseErrorPolicy.mask_error_turns``) has mask 0. A group's rewards are not included.
+    several lineages alternate. The sequence that ends last comes last; those of calls that the
+    agent gave up come first. A turn that is not trained on (``ParseErrorPolicy.mask_error_turns``)
+    has mask 0. A group's rewards are not included.
 
     Args:
         trajectory: As a rollout returns it.
@@ -89,7 +91,7 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         UnsupportedPromptError: An observation has other chunks than token ids, such as images.
     """
     found, known = list[TokenSequence](), list[FlatPrompt]()  # known: prompt and response of each
-    for turn in trajectory.transitions:
+    for turn in sorted(trajectory.transitions, key=lambda turn: GIVEN_UP not in turn.metrics):
         seen, said = _token_ids(turn), turn.ac.tokens
         if not seen and not said:
             continue  # the runner's placeholder for an episode without a call

@@ -65,7 +65,7 @@ def read_action(
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
     ended = [*opened, *ended]
     try:
-        parsed, termination = renderer.parse(ended)
+        parsed, termination = renderer.parse(ended, request.tools or ())
     except (RendererError, RecursionError):  # no parse at all: several ends of turn, for example
         parsed = Message(role="assistant", content=renderer.decode([*opened, *action]))
         termination = ParseTermination.MALFORMED
@@ -75,8 +75,12 @@ def read_action(
         call_ids=call_ids,
         prompt_tokens=prompt_tokens,
         completion_tokens=len(action),
+        keeps_ids=renderer.keeps_ids,
     )
     problem = None if truncated else classify_parse_failure(parsed, termination)
+    if problem is None and request.one_call and len(reply.tool_calls) > 1:
+        detail = f"You called {len(reply.tool_calls)} tools at once. Call one at a time."
+        problem = ParseFailureKind.CONTENT, detail
     return as_asked(reply, request), problem
 
 
@@ -86,6 +90,8 @@ def as_asked(reply: Reply, request: ChatRequest) -> Reply:
         reply = reply.after(request.prefill)
     if not request.may_call:
         reply = reply.with_calls(0)
+    elif request.one_call and len(reply.tool_calls) > 1:
+        reply = reply.with_calls(1)
     cuts = [(reply.text.index(string), string) for string in request.stop if string in reply.text]
     if cuts:
         cut, string = min(cuts)

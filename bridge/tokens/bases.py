@@ -9,9 +9,11 @@ made by ``python -m evert.bases.making``. The bridge uses only the tokenizer of 
 the default of ``ChatAgentEnv``, so that one argument is enough and no network is needed.
 """
 
+import ast
 import difflib
 import logging
 import sys
+from collections.abc import Mapping
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -72,10 +74,65 @@ def default_renderer() -> "Renderer":
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
 
 
-def _template_of(tokenizer: Any, images: Any = None, *, hermes: bool) -> "Renderer":
+def _template_of(
+    tokenizer: Any,
+    images: Any = None,
+    *,
+    hermes: bool,
+    variables: Mapping[str, Any] | None = None,
+) -> "Renderer":
     from evert.bridge.tokens.template import TemplateRenderer
 
-    return TemplateRenderer(tokenizer, hermes=hermes)
+    return TemplateRenderer(tokenizer, hermes=hermes, chat_template=variables)
+
+
+def with_variables(name: str, variables: Mapping[str, Any]) -> str:
+    """The name of a renderer with values for its template: ``template(enable_thinking=False)``.
+
+    The values are Python's or texts (``"False"``). Without any, the name stays as it is.
+
+    Raises:
+        InvalidModelError: The renderer does not use a chat template.
+    """
+    if not variables:
+        return name
+    if name not in (TEMPLATE, HERMES):
+        raise InvalidModelError(
+            f"chat_template.{next(iter(variables))} needs the model's own chat template, and "
+            f"renderer_name={name} does not use it. Pass renderer_name={TEMPLATE}, or leave it out."
+        )
+    values = {key: _value(value) for key, value in variables.items()}
+    return f"{name}({', '.join(f'{key}={values[key]!r}' for key in sorted(values))})"
+
+
+def _value(value: Any) -> Any:
+    """A variable's value; a text is read as Python's, or as JSON's ``true`` and ``null``."""
+    if not isinstance(value, str):
+        return value
+    words = {"true": True, "false": False, "null": None}
+    try:
+        return words[value] if value in words else ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+
+
+def register_variant(name: str) -> None:
+    """Register the renderer of a name made by ``with_variables``; any other name is left alone."""
+    from tinker_cookbook.renderers import register_renderer
+
+    plain, opened, _ = name.partition("(")
+    if not opened or plain not in (TEMPLATE, HERMES):
+        return
+    try:
+        call = ast.parse(name, mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) else []
+        values = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+    except (ValueError, SyntaxError) as error:
+        raise InvalidModelError(
+            f"{name!r} names no renderer; expected {TEMPLATE}(NAME=VALUE, ...)."
+        ) from error
+    make = partial(_template_of, hermes=plain == HERMES, variables=values)
+    register_renderer(name, make)
 
 
 def renderer_name_of(base_model: str) -> str:
@@ -119,6 +176,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
     register_with_cookbook()
     register_folder(base_model)
     name = renderer_name or renderer_name_of(base_model)
+    register_variant(name)
     images = _image_processor(base_model, name)
     tokenizer = get_tokenizer(base_model)
     try:

@@ -1,225 +1,290 @@
-"""How a chat template writes tool calls. ``find_format`` has it write some, and reads them back.
+"""How a chat template writes tool calls, and the reader of calls in that format.
 
-Fixed texts stand ``before`` the first call, ``between`` two calls and ``after`` the last. White
-space in them does not count. A call is written in one of three ways. *Objects*: JSON with the name
-and the arguments, or a list of such objects (Hermes, Qwen, Llama 3, Mistral, Granite, Phi).
-*Named*: the name, then the arguments as JSON (DeepSeek, later Mistrals). *Keyed*: the name, then
-each argument between marks (Qwen's coders, GLM).
+A format is made of *literals with holes*: fixed texts, cut into tokens (tags, words, marks), in
+which an id, an index, a name or a key may stand. White space in them does not count. A literal
+stands ``before`` the first call, ``between`` two calls and ``after`` the last. ``call_kinds.py``
+has the calls between them.
+
+Reading is tolerant of what models write, and strict about what it delivers: a call has the name of
+a tool that was offered, and its arguments are JSON.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
-Call = tuple[str, dict[str, Any]]
-"""A function's name and its arguments."""
+from evert.bridge.tokens.call_values import (
+    Schemas,
+    past_space,
+    read_value,
+    schemas_of,
+    unexpected,
+)
 
-FIRST: Call = ("qzname", {"qzkey": "qzvalue", "qzlast": "qzend"})
-SECOND: Call = ("qzother", {"qzkey": "qzvalue", "qzlast": "qzend"})
+ID, INDEX, NAME, KEY, TYPE = (f"\0{n}\0" for n in range(5))
+"""Holes of a literal."""
 
-_NAME = re.compile(r"[\w.\-]+")
-_JSON = json.JSONDecoder()
+Literal = tuple[str, ...]
+"""Tokens and holes."""
+
+NAME_PATTERN = r"[\w.\-]+"
+_HOLES = {
+    ID: r"[^\s<>|\[\]\"']+?",
+    INDEX: r"\d+",
+    NAME: NAME_PATTERN,
+    KEY: r"[^\s<>]+?",
+    TYPE: r"\w+",
+}
+_TOKEN = re.compile(
+    r"\0\d\0|<[^<>\s\0]*>|\]<\]\w+\[>\[|\[/?[A-Z_]+\]|<[^<>\s\0\]]*(?=[\s\0])|\s+|\w+|.", re.DOTALL
+)
+
+
+class Call(NamedTuple):
+    """A function's name, its arguments, and the id that the model wrote; None if it wrote none."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+def literal(text: str) -> Literal:
+    """A text as tokens."""
+    return tuple(_TOKEN.findall(text))
+
+
+def solid(tokens: Iterable[str]) -> list[str]:
+    """The tokens that are not white space."""
+    return [token for token in tokens if not token.isspace()]
+
+
+@lru_cache(1024)
+def pattern(tokens: Literal) -> str:
+    """A regular expression for a literal; its first id and its first index are named groups."""
+    groups = {ID: "id", INDEX: "index"}
+    pieces = []
+    for token in solid(tokens):
+        piece = _HOLES.get(token) or re.escape(token)
+        group = groups.pop(token, None)
+        pieces.append(f"(?P<{group}>{piece})" if group else piece)
+    return r"\s*".join(pieces)
+
+
+def unnamed(tokens: Literal) -> str:
+    """The same without groups, for use inside another expression."""
+    return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
+
+
+@dataclass
+class Cursor:
+    """A place in a text, with the tools that were offered; None if they are unknown."""
+
+    text: str
+    tools: Schemas | None
+    at: int = 0
+    id: str | None = None  # the next call's
+    index: str | None = None
+
+    def schema(self, name: str) -> Any:
+        """The schemas of a tool's parameters, by name."""
+        return (self.tools or {}).get(name, {})
+
+    def matches(self, expression: str) -> re.Match[str] | None:
+        """What matches here, after white space."""
+        return re.compile(expression).match(self.text, past_space(self.text, self.at))
+
+    def past(self, tokens: Literal) -> None:
+        """Go past a literal. Raises ValueError if the text holds something else."""
+        match = self.matches(pattern(tokens))
+        if match is None:
+            shown = "".join(_SHOWN.get(token, token) for token in tokens)
+            raise unexpected(self.text, self.at, repr(shown))
+        self.at = match.end()
+        groups = match.groupdict()
+        self.id, self.index = groups.get("id", self.id), groups.get("index", self.index)
+
+    def name(self) -> str:
+        """Go past a function's name. Raises ValueError if there is none."""
+        match = self.matches(NAME_PATTERN)
+        if match is None:
+            raise unexpected(self.text, self.at, "the name of a function")
+        self.at = match.end()
+        return match[0]
+
+    def value(self, quote: str) -> Any:
+        """Go past a value (see ``read_value``)."""
+        value, self.at = read_value(self.text, self.at, quote)
+        return value
+
+
+_SHOWN = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How one template writes tool calls."""
+    """How one template writes tool calls.
 
-    before: str
-    after: str
-    between: str | None = None
-    keys: tuple[str, str] | None = None  # of an object: the name's and the arguments'
-    middle: str = ""  # between a name and its arguments
-    colon: str = ""  # between a key and its value
-    comma: str = ""  # between a value and the next key
+    Attributes:
+        before: What stands before the first call.
+        after: What stands after the last call.
+        between: What stands between two calls; None: a reply has only one.
+        text_after: Whether the reply's text stands after its calls.
+        names_in_ids: Whether the model writes an id as ``functions.NAME:INDEX``.
+    """
 
-    def read_into(self, message: Message) -> None:
+    before: Literal
+    after: Literal
+    between: Literal | None = None
+    text_after: bool = False
+    names_in_ids: bool = False
+
+    def read_into(self, message: Message, tools: Sequence[Any] | None = None) -> None:
         """Move the calls from a message's text to ``tool_calls``.
 
         Calls that cannot be read stay in the text, and go to ``unparsed_tool_calls``.
+
+        Args:
+            message: Its content is a text.
+            tools: Those that were offered; None if they are unknown.
         """
         text = str(message["content"])
-        mark = self.before.strip()
-        start = text.find(mark) if mark else len(text) - len(text.lstrip())
-        if start < 0 or (not mark and not text[start:].startswith("{")):
-            return
-        try:
-            calls = list(self.read(text[start:]))
-        except (ValueError, RecursionError) as error:
-            if mark:
-                broken = UnparsedToolCall(raw_text=text[start:], error=str(error))
-                message["unparsed_tool_calls"] = [broken]
-            return
-        message["content"] = text[:start].rstrip()
-        message["tool_calls"] = [
-            ToolCall(function=ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments)))
-            for name, arguments in calls
-        ]
+        schemas = None if tools is None else schemas_of(tools)
+        error: Exception | None = None
+        for start in self._starts(text, schemas):
+            try:
+                calls, end = self.read(text[start:], schemas)
+                message["tool_calls"] = as_tool_calls(calls, schemas)
+            except (ValueError, RecursionError) as raised:
+                error = raised
+                continue
+            rest = text[start + end :].strip()
+            message["content"] = "\n".join(filter(None, [text[:start].rstrip(), rest]))
+            if (again := self.first_mark(rest)) is None:
+                return
+            text, start, error = rest, again, ValueError("a call cannot be read")
+            break
+        if error is not None and self._mark:
+            broken = UnparsedToolCall(raw_text=text[start:], error=str(error))
+            message["unparsed_tool_calls"] = [broken]
 
-    def read(self, text: str) -> Iterator[Call]:
-        """The calls of a text.
+    def first_mark(self, text: str) -> int | None:
+        """Where the calls begin; None if there are none, or nothing marks them."""
+        match = re.search(pattern(self._mark), text) if self._mark else None
+        return None if match is None else match.start()
+
+    def read(self, text: str, schemas: Schemas | None = None) -> tuple[list[Call], int]:
+        """The calls at the beginning of a text, and where they end.
 
         Raises:
             ValueError: The text holds something else.
         """
-        at = _past(self.before, text, 0)
-        while True:
-            calls, at = self._one(text, at)
-            yield from calls
-            if text[at:].split() == self.after.split():
-                return
-            if self.between is None:
-                raise ValueError(f"expected {self.after!r} after the call, got {text[at:]!r:.80}")
-            at = _past(self.between, text, at)
-
-    def _one(self, text: str, at: int) -> tuple[list[Call], int]:
-        if self.keys is not None:
-            value, at = _JSON.raw_decode(text, at)
-            objects = value if isinstance(value, list) else [value]
-            return [_of_object(one, *self.keys) for one in objects], at
-        named = _NAME.match(text, at)
-        if named is None:
-            raise ValueError(f"expected the name of a function, got {text[at:]!r:.80}")
-        at = _past(self.middle, text, named.end())
-        if not self.colon:
-            value, at = _JSON.raw_decode(text, at)
-            return [_checked(named[0], value)], at
-        arguments, at = self._arguments(text, at)
-        return [(named[0], arguments)], at
-
-    def _arguments(self, text: str, at: int) -> tuple[dict[str, Any], int]:
-        arguments: dict[str, Any] = {}
-        end = self.comma.split()[0]
-        while True:
-            split = text.find(self.colon.strip(), at)
-            close = text.find(end, split)
-            if split < 0 or close < 0:
-                raise ValueError(f"expected a key and a value, got {text[at:]!r:.80}")
-            value = text[split + len(self.colon.strip()) : close].removeprefix("\n")
-            arguments[text[at:split].strip()] = _value(value.removesuffix("\n"))
-            try:
-                at = _past(self.comma, text, close)
-            except ValueError:
-                return arguments, close
-
-
-_BEFORE, _AFTER = "<tool_call>\n", "\n</tool_call>"
-HERMES_CALLS = CallFormat(_BEFORE, _AFTER, f"{_AFTER}\n{_BEFORE}", keys=("name", "arguments"))
-"""The format of Nous Research's Hermes, which other models such as Qwen's use too."""
-
-
-def hermes_text(functions: list[str]) -> str:
-    """Calls in Hermes' format; each of ``functions`` is the JSON of a name and its arguments."""
-    return "\n".join(f"{_BEFORE}{function}{_AFTER}" for function in functions)
-
-
-def find_format(shown: Callable[[list[Call]], str]) -> CallFormat | None:
-    """A template's format of calls; None if it shows none, or they cannot be read back.
-
-    Args:
-        shown: Returns the template's text for calls; "" if it refuses them.
-    """
-    one, two = shown([FIRST]), shown([FIRST, SECOND])
-    found = _find(one)
-    if found is None:
-        return None
-    if two and (split := _between(found, two)) is not None:
-        found = CallFormat(**{**vars(found), "between": split})
-    try:
-        read = list(found.read(one)) == [FIRST]
-    except (ValueError, RecursionError):
-        return None
-    return found if read else None
-
-
-def _find(text: str) -> CallFormat | None:
-    name, at, end = text.find("qzname"), -1, -1
-    value: Any = None
-    for found in re.finditer(r"[\[{]", text):
         try:
-            value, end = _JSON.raw_decode(text, found.start())
+            return self._read(text, schemas, to_end=not self.text_after)
         except ValueError:
-            continue
-        if "qzkey" in json.dumps(value):
-            at = found.start()
-            break
-    if at < 0:
-        return _keyed(text)
-    inner = value[0] if isinstance(value, list) else value
-    keys = {json.dumps(said): key for key, said in inner.items()}
-    of_name, of_arguments = keys.get('"qzname"'), keys.get(json.dumps(FIRST[1]))
-    if of_name is not None and of_arguments is not None:
-        return CallFormat(text[:at], text[end:], keys=(of_name, of_arguments))
-    if inner == FIRST[1] and 0 <= name < at:
-        middle = text[name + len("qzname") : at]
-        return CallFormat(text[:name], text[end:], middle=middle)
-    return None
+            if self.text_after or not self._mark:
+                raise
+            return self._read(text, schemas, to_end=False)  # a model may go on after its calls
+
+    def written(self, calls: Sequence[Call]) -> str:
+        """Calls in this format, for a template that shows none."""
+        texts = [self._written(number, call) for number, call in enumerate(calls)]
+        before, after = "".join(self.before), "".join(self.after)
+        if self.between is None:
+            return f"{before}[{', '.join(texts)}]{after}"
+        return before + "".join(self.between).join(texts) + after
+
+    def _written(self, number: int, call: Call) -> str:
+        raise NotImplementedError
+
+    def first(self, text: str) -> tuple[list[Call], int]:
+        """The first call of a text, and where it ends. Raises ValueError."""
+        cursor = Cursor(text, None)
+        cursor.past(self.before)
+        return self._one(cursor, to_end=False), cursor.at
+
+    def _read(self, text: str, schemas: Schemas | None, *, to_end: bool) -> tuple[list[Call], int]:
+        cursor = Cursor(text, schemas)
+        calls: list[Call] = []
+        readable: tuple[list[Call], int] | None = None  # up to a call after which a reply may go on
+        cursor.past(self.before)
+        after = unnamed(self.after) + (r"\s*\Z" if to_end else "")
+        while True:
+            try:
+                calls += self._one(cursor, to_end=to_end)
+            except ValueError:
+                if readable is None:
+                    raise
+                return readable
+            more = None if self.between is None else cursor.matches(pattern(self.between))
+            end = cursor.matches(after)
+            if end is not None and (more is None or to_end):
+                return calls, end.end()
+            if more is None or self.between is None:
+                raise unexpected(text, cursor.at, "the end of the call")
+            readable = readable if end is None else ([*calls], end.end())
+            cursor.past(self.between)
+
+    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+        """The call at the cursor, or the list of calls."""
+        raise NotImplementedError
+
+    @cached_property
+    def _mark(self) -> Literal:
+        """The fixed text that begins the first call; empty if nothing marks it."""
+        holes = [at for at, token in enumerate(self.before) if token in _HOLES]
+        return tuple(solid(self.before[: holes[0]] if holes else self.before))
+
+    def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
+        """Where calls may begin. Without a mark: at the start, or with the name of a known tool."""
+        if self._mark:
+            start = self.first_mark(text)
+            return [] if start is None else [start]
+        begin = past_space(text, 0)
+        starts = [begin] if re.match(r"[\[{\w]", text[begin : begin + 1]) else []
+        if schemas:
+            names = "|".join(map(re.escape, schemas))
+            offered = re.search(self._begin.format(names=names), text)
+            starts += [] if offered is None else [offered.start()]
+        return starts
+
+    _begin = r'\[?\s*\{{\s*"\w+":\s*"(?:{names})"'
+
+    def _made(self, cursor: Cursor, name: str, arguments: Any) -> Call:
+        call_id, index = cursor.id, cursor.index
+        cursor.id = cursor.index = None
+        if self.names_in_ids and index is not None:
+            call_id = f"functions.{name}:{index}"
+        return call_of(name, arguments, call_id)
 
 
-def _keyed(text: str) -> CallFormat | None:
-    names = ("qzname", "qzkey", "qzvalue", "qzlast", "qzend")
-    found = re.fullmatch("(.*?)" + "(.*?)".join(names) + "(.*)", text, re.DOTALL)
-    if found is None or not all(mark.strip() for mark in found.group(3, 4)):
-        return None
-    before, middle, colon, comma, _, after = found.groups()
-    return CallFormat(before, after, middle=middle, colon=colon, comma=comma)
-
-
-def _between(found: CallFormat, text: str) -> str | None:
-    """The text between two calls; None if ``text`` does not hold two in the format."""
-    try:
-        _, end = found._one(text, _past(found.before, text, 0))
-        other = text.index("qzother", end)
-    except (ValueError, RecursionError):
-        return None
-    start = text.rindex("{", end, other) if found.keys is not None else other
-    return text[end:start]
-
-
-def _past(literal: str, text: str, at: int) -> int:
-    """The index after ``literal``, whose white space does not count."""
-    for word in literal.split():
-        at = _past_space(text, at)
-        if not text.startswith(word, at):
-            raise ValueError(f"expected {literal!r}, got {text[at:]!r:.80}")
-        at += len(word)
-    return _past_space(text, at)
-
-
-def _past_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
-def _of_object(value: Any, of_name: str, of_arguments: str) -> Call:
-    if not isinstance(value, dict) or not {of_name, of_arguments} <= value.keys():
-        raise ValueError(f"expected an object with {of_name} and {of_arguments}, got {value!r:.80}")
-    return _checked(value[of_name], value[of_arguments])
-
-
-def _checked(name: Any, arguments: Any) -> Call:
+def call_of(name: Any, arguments: Any, call_id: Any) -> Call:
+    """A call; arguments may be JSON as a text. Raises ValueError if it is none."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         raise ValueError(f"expected a name and an object of arguments, got {name!r:.80}")
-    return name, arguments
+    return Call(name, arguments, call_id if isinstance(call_id, str) and call_id else None)
 
 
-def _value(text: str) -> Any:
-    """An argument's value. A template writes a string as it is, and another value as JSON."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return text if isinstance(value, str) else value
+def as_tool_calls(calls: Sequence[Call], schemas: Schemas | None) -> list[ToolCall]:
+    """Calls as the Cookbook has them.
 
-
-def common(text: str, other: str) -> str:
-    """The longest common prefix."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return text[: next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))]
+    Raises:
+        ValueError: A tool was not offered, or a value is not JSON (NaN).
+    """
+    names = ", ".join(schemas or ()) or "none"
+    for call in calls:
+        if schemas is not None and call.name not in schemas:
+            raise ValueError(f"the tool {call.name!r:.80} was not offered; offered: {names}")
+    bodies = [(call.name, json.dumps(call.arguments, allow_nan=False)) for call in calls]
+    functions = [ToolCall.FunctionBody(name=name, arguments=text) for name, text in bodies]
+    ids = [call.id for call in calls]
+    return [
+        ToolCall(id=call_id if ids.count(call_id) == 1 else None, function=function)
+        for call_id, function in zip(ids, functions, strict=True)
+    ]

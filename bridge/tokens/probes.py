@@ -13,7 +13,7 @@ from tinker_cookbook.renderers.base import (
     ToolSpec,
 )
 
-from evert.bridge.tokens.call_format import FIRST
+from evert.bridge.tokens.call_learning import FIRST
 
 TOOLS = "tools"
 """Role of the message that carries tools to a template; its content is the system prompt."""
@@ -28,13 +28,29 @@ TOOL = ToolSpec(
 )
 
 
-def made_up(number: int, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """A tool call, whose id (made from ``number``) any template takes."""
+PROBE_IDS, PROBE_IDS_WITH_NAMES = "qzcall{number:03}", "functions.{name}:{number}"
+"""Ids of made-up calls. Every template takes the first form, nine letters and digits, but for those
+that show a call's name only in its id."""
+
+
+def made_up(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+    """A tool call."""
     body = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
-    return ToolCall(id=f"qzcall{number:03}", function=body)
+    return ToolCall(id=call_id, function=body)
 
 
-CALLS = Message(role="assistant", content="", tool_calls=[made_up(0, *FIRST)])
+def thinking(thought: str, text: str) -> list[ContentPart]:
+    """A reply's content, made of a thought and a text."""
+    return [ThinkingPart(type="thinking", thinking=thought), *parts(text)]
+
+
+def parts(text: str) -> list[ContentPart]:
+    """A text as a list of parts, which is empty for an empty text."""
+    return [TextPart(type="text", text=text)] if text else []
+
+
+THOUGHTFUL = Message(role="assistant", content=thinking("Qzthought", "Qzreply"))
+CALLS = Message(role="assistant", content="", tool_calls=[made_up("qzcall000", *FIRST[:2])])
 RESULT = Message(role="tool", content="Qzresult", tool_call_id="qzcall000", name="qzname")
 
 
@@ -50,7 +66,8 @@ def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
         thoughtful = Message(role="assistant", content=thinking("Qzthought.", "Qzreply."))
         shapes += [[user[0], thoughtful, *plain[2:end]] for end in (3, 5)]
     for system in ("", "Qzsystem two.") if calls else ():
-        opening, made = carrier([TOOL], system), [made_up(n, *FIRST) for n in range(2)]
+        opening = carrier([TOOL], system)
+        made = [made_up(PROBE_IDS.format(number=n), *FIRST[:2]) for n in range(2)]
         one = Message(role="assistant", content="Qzsay.", tool_calls=made[:1])
         two = Message(role="assistant", content="", tool_calls=made)
         results = [
@@ -90,11 +107,7 @@ def is_tool(message: Message | None) -> bool:
     return message is not None and message["role"] == "tool"
 
 
-def parts(text: str) -> list[ContentPart]:
-    """A text as a list of parts, which is empty for an empty text."""
-    return [TextPart(type="text", text=text)] if text else []
-
-
-def thinking(thought: str, text: str) -> list[ContentPart]:
-    """A reply's content, made of a thought and a text."""
-    return [ThinkingPart(type="thinking", thinking=thought), *parts(text)]
+def common(text: str, other: str) -> str:
+    """The longest common prefix."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return text[: next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))]

@@ -38,6 +38,7 @@ from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.bases import default_renderer, register_with_cookbook
 from evert.bridge.tokens.escaping import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 from evert.bridge.tokens.parse_guard import CHECKED_TOKENS, check_marks
+from evert.bridge.tokens.rendering import Rendering
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
@@ -83,6 +84,8 @@ class PromptRenderer:
                 or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
             )
         )
+        # Whether a reply's ids are shown in its history as the agent got them.
+        self.keeps_ids = isinstance(renderer, TemplateRenderer)
         # Whether images become chunks; other renderers would drop them silently.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
 
@@ -171,10 +174,13 @@ class PromptRenderer:
                     self._check_spells()
                 return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)
         except NotImplementedError:
+            why = ""
+            if isinstance(self.renderer, TemplateRenderer):
+                why = f" of the chat template: {self.renderer.template.why_no_calls:.600}"
             raise RendererMismatchError(
-                f"{self._name} has no tool support, but the agent offers {len(tools)} tools. Use a "
-                "renderer with tools (qwen3_instruct; template_hermes writes them into the system "
-                "message of any chat model), or put the tools into the prompt as text."
+                f"{self._name} has no tool support{why}, but the agent offers {len(tools)} tools. "
+                "Use a renderer with tools (qwen3_instruct; template_hermes writes them into the "
+                "system message of any chat model), or put the tools into the prompt as text."
             ) from None
 
     @cached_property
@@ -198,6 +204,14 @@ class PromptRenderer:
         with self.lock, self._refusing:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
+
+    def full_after(self, messages: list[Message], last: Rendering) -> tuple[FlatPrompt, Rendering]:
+        """The same; what it shares with the conversation's ``last`` prompt is not encoded again."""
+        if not isinstance(self._renderer, TemplateRenderer):
+            return self.full(messages), last
+        with self.lock, self._refusing:
+            rendering = self._renderer.rendered(messages, last)
+        return [*rendering.tokens], rendering
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
         """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""
@@ -250,8 +264,14 @@ class PromptRenderer:
                 self._suffixes[key] = known
         return known
 
-    def parse(self, action: list[int]) -> tuple[Message, ParseTermination]:
+    def parse(
+        self, action: list[int], tools: Sequence[Any] | None = None
+    ) -> tuple[Message, ParseTermination]:
         """The renderer's parse of an action.
+
+        Args:
+            action: The sampled tokens.
+            tools: Those that were offered; None if they are unknown.
 
         Raises:
             RendererError: The action cannot be parsed at all.
@@ -259,6 +279,8 @@ class PromptRenderer:
         if len(action) > CHECKED_TOKENS:
             check_marks(self.decode(action))
         with self.lock:
+            if isinstance(self._renderer, TemplateRenderer):
+                return self._renderer.parse_response(action, tools)
             return self._renderer.parse_response(action)
 
 

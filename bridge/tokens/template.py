@@ -4,11 +4,12 @@ A prompt equals what ``apply_chat_template`` makes, token for token. If the temp
 (``chat_template.py``), a turn renders only its new messages; else it renders the whole prompt.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tinker
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import register_renderer
 from tinker_cookbook.renderers.base import (
     Message,
     ParseTermination,
@@ -20,17 +21,38 @@ from tinker_cookbook.renderers.base import (
 )
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
-from evert.bridge.tokens.call_format import common
 from evert.bridge.tokens.chat_template import ChatTemplate
-from evert.bridge.tokens.probes import carrier, thinking
+from evert.bridge.tokens.harmony import read_harmony
+from evert.bridge.tokens.probes import carrier, common, thinking
+from evert.bridge.tokens.rendering import Rendering, rendered
 
 
 class TemplateRenderer(Renderer):
-    """A renderer that uses the tokenizer's chat template; ``hermes``: see ``ChatTemplate``."""
+    """A renderer that uses the tokenizer's chat template.
 
-    def __init__(self, tokenizer: Any, *, hermes: bool = False) -> None:
+    Args:
+        tokenizer: The model's, with its ``chat_template``.
+        hermes: Whether tools are written in Hermes' format (see ``ChatTemplate``).
+        chat_template: Values of variables that the template reads: ``{"enable_thinking": False}``.
+
+    Raises:
+        RendererMismatchError: The template cannot be used, or does not read such a variable.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        hermes: bool = False,
+        chat_template: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(tokenizer)
-        self.template = ChatTemplate(tokenizer, hermes=hermes)
+        self.template = ChatTemplate(tokenizer, hermes=hermes, variables=chat_template)
+        self._options = {"hermes": hermes, "chat_template": chat_template}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments = super().__reduce__()
+        return _remade, (make, self._options, *arguments)
 
     @property
     def has_extension_property(self) -> bool:
@@ -50,14 +72,22 @@ class TemplateRenderer(Renderer):
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
 
+    def rendered(self, messages: list[Message], last: Rendering) -> Rendering:
+        """The same prompt; what it shares with the ``last`` one is not encoded again."""
+        text = self.template.text(messages, opens=True)
+        return rendered(text, last, self.template.control, self._encode)
+
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """The tokens that one message adds, if the template is additive."""
         added = self.template.shown(message, ctx)
         if message["role"] != "assistant":
             return RenderedMessage(output=_chunks(self._encode(added)))
         opening = common(added, self.template.added(ctx))
-        header = tinker.EncodedTextChunk(tokens=self._encode(opening))
-        return RenderedMessage(_chunks(self._encode(added[len(opening) :])), header)
+        header, tokens = self._encode(opening), self._encode(added)
+        if tokens[: len(header)] != header:  # the reply begins with white space, which joins it
+            header = header[: len(common_tokens(header, tokens))]
+        output = _chunks(tokens[len(header) :])
+        return RenderedMessage(output, tinker.EncodedTextChunk(tokens=header))
 
     def tail(self, messages: Iterable[tuple[Message, RenderContext]]) -> list[int]:
         """The tokens that messages add one after the other, if the template is additive."""
@@ -84,25 +114,36 @@ class TemplateRenderer(Renderer):
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
+    def parse_response(
+        self, response: list[int], tools: Sequence[Any] | None = None
+    ) -> tuple[Message, ParseTermination]:
         """The message in sampled tokens: its thought, text and tool calls.
+
+        Args:
+            response: The sampled tokens.
+            tools: Those that were offered, whose schemas decide the types of arguments; only they
+                can be called. None: they are unknown.
 
         Raises:
             RendererError: There are tokens after the end of the reply.
         """
-        ended = bool(response) and response[-1] in self.template.stops
+        template = self.template
+        ended = bool(response) and response[-1] in template.stops
         body = response[:-1] if ended else response
-        if any(token in self.template.stops for token in body):
+        if any(token in template.stops for token in body):
             raise RendererError("A reply continues after the token that ends it.")
         text = str(self.tokenizer.decode(body, clean_up_tokenization_spaces=False))
         termination = ParseTermination.MALFORMED
         if ended:
-            first = response[-1] == self.template.stops[0]
+            first = response[-1] == template.stops[0]
             termination = ParseTermination.STOP_SEQUENCE if first else ParseTermination.EOS
+        if template.harmony:
+            return read_harmony(text, tools), termination
         thought, text = self._split_thought(text)
-        message = Message(role="assistant", content=text)
-        if self.template.calls is not None and ended:
-            self.template.calls.read_into(message)
+        message = Message(role="assistant", content=self._without_head(text))
+        if template.calls is not None and ended:
+            template.calls.read_into(message, tools)
+        message["content"] = self._without_foot(str(message["content"]))
         if thought:
             message["content"] = thinking(thought, str(message["content"]))
         return message, termination
@@ -118,8 +159,43 @@ class TemplateRenderer(Renderer):
             if not rest.startswith(before):
                 return "", text
             text = rest.removeprefix(before)
-        thought, _, rest = text.partition(between)
+        thought, close, rest = text.partition(between)
+        calls = self.template.calls
+        start = calls.first_mark(text) if calls is not None and not close else None
+        if start is not None:  # a call ends a thought, too
+            thought, rest = text[:start], text[start:]
         return thought.strip("\n"), rest.lstrip("\n")
+
+    def _without_head(self, text: str) -> str:
+        """A text without what the template puts before it: a channel, a header."""
+        for head in self.template.heads:
+            if text.lstrip().startswith(head):
+                return text.lstrip().removeprefix(head).lstrip("\n")
+        return text
+
+    def _without_foot(self, text: str) -> str:
+        foot = self.template.foot
+        is_framed = bool(foot) and text.rstrip().endswith(foot)
+        return text.rstrip().removesuffix(foot) if is_framed else text
+
+
+def _remade(
+    make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *others: Any
+) -> Renderer:
+    """An unpickled renderer; the Cookbook makes it by its name, also in another process."""
+
+    def remake(tokenizer: Any, images: Any = None) -> Renderer:
+        return TemplateRenderer(tokenizer, **options)
+
+    register_renderer(name, remake)
+    return make(name, *others)
+
+
+def common_tokens(tokens: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+    """The longest common prefix of two token sequences."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    shorter = min(len(tokens), len(others))
+    return tokens[: next((at for at, (one, two) in pairs if one != two), shorter)]
 
 
 def _chunks(tokens: list[int]) -> list[tinker.ModelInputChunk]:

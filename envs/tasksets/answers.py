@@ -4,6 +4,9 @@ Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, w
 built-in functions. These scorers get only harmless answers: no calls except of mathematical
 functions, no power that could take long. Other answers score 0. The other scorers read any answer,
 except for one that reads fractions.
+
+This is the second line of defence: the first is that scorers run in isolates
+(``bridge/isolation.py``), which bound the time of what no pattern foresees.
 """
 
 import re
@@ -27,7 +30,7 @@ TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integr
 FRACTIONS = {"coin_flip"}
 """Answers are read by ``Fraction``, for which 1e9999999 takes seconds."""
 
-_LONG_EXPONENT = re.compile(r"e[+-]?[\d_]{3}", re.IGNORECASE)
+_LONG_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{3}", re.IGNORECASE)
 _LITERAL = re.compile(r"[\w\s\[\],'\".+-]*", re.ASCII)
 _SUM = re.compile(r"(?:[\d\s+\-/().]|\*(?!\*))*", re.ASCII)
 _TERM = re.compile(r"[\w\s+\-*/(),.^=]*", re.ASCII)
@@ -66,6 +69,7 @@ def _is_term(answer: str) -> bool:
     computed += ["1"] * names.count("sqrt")
     return (
         _TERM.fullmatch(answer) is not None
+        and _LONG_EXPONENT.search(answer) is None
         and all(_FUNCTIONS.fullmatch(name) for name in names)
         and not re.search(r"\.\s*[A-Za-z_]|\b[A-Za-z]\s*\(", answer)  # like N(pi, 999999)
         and not ("exp" in names and {"log", "ln"} & {*names})  # exp(999999*log(9)) is a power

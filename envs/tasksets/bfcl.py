@@ -3,29 +3,34 @@
     evert train tasks=bfcl:multi_turn_base model_name=smollm2
     evert train tasks=bfcl:multi_turn_base,multi_turn_miss_func model_name=smollm2
 
-Rows, APIs and checker are those of the Berkeley Function-Calling Leaderboard. The APIs run in a
-separate process (``bfcl_apis.py``). The package's requirements conflict with evert's, and this
+Rows, APIs and checker are those of the Berkeley Function-Calling Leaderboard. The APIs run in an
+isolate (``bfcl_apis.py``). The package's requirements conflict with evert's, and this
 taskset needs none of them: ``pip install --no-deps bfcl-eval``. It lists no tasks in ``OFFLINE``:
 prompts have four to eight thousand tokens, too many for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
 
-import asyncio
 import json
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from pathlib import Path
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
+from evert.bridge.isolation import STOPPED, IsolateError, isolate
 from evert.envs.games import Game, Metric
-from evert.envs.tasksets.common import TOOLS, game_of_agent, needed, no_such, split
+from evert.envs.tasksets.common import (
+    STOPPED_METRIC,
+    TOOLS,
+    game_of_agent,
+    needed,
+    no_such,
+    split,
+)
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -35,8 +40,6 @@ CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
 """Texts that the package adds to descriptions of functions and of their arguments."""
-
-_LONGEST_LINE = 2**26
 
 
 def bfcl(categories: str) -> Game:
@@ -52,7 +55,8 @@ def bfcl(categories: str) -> Game:
     for name in names:
         if name not in CATEGORIES:
             raise no_such("bfcl", "category", name, CATEGORIES)
-    metrics = {"solved": Metric("Rows solved", "share", drawn=("train", "test"))}
+    solved = Metric("Rows solved", "share", drawn=("train", "test"))
+    metrics = {"solved": solved, **STOPPED_METRIC}
     if len(names) > 1:
         metrics |= {f"solved_{name}": Metric(f"Solved of {name}", "share") for name in names}
     return game_of_agent(f"bfcl/{'-'.join(names)}-v0", Bfcl(categories), TOOLS, metrics)
@@ -87,23 +91,31 @@ class Bfcl:
         category = task.rpartition("_")[0]
         row = deepcopy(_rows(category)[task])
         truth = row.pop("ground_truth")
-        try:
-            async with _apis() as ask:
-                await ask([row, truth], answers=False)
+        stopped = 0.0
+        async with isolate(_apis) as ask:
+            try:
+                await ask("begin", row, truth)
                 turns = await _play(client, row, ask)
-                verdict = await ask({"turns": turns}) if len(turns) == len(truth) else {}
-        except _Overdone:
-            verdict = {"error_type": "an API took too long, or too much memory"}
-        solved = float(verdict.get("valid", False))
+                verdict = await ask("check", turns) if len(turns) == len(truth) else {}
+            except IsolateError:
+                stopped = 1.0
+                verdict = {"error_type": "an API took too long, or too much memory"}
+        solved = float(verdict.get("valid") is True)
         client.log(ended="solved" if solved else verdict.get("error_type") or "too many steps")
         several = "," in self.categories
         return Outcome(
-            solved, {"solved": solved} | ({f"solved_{category}": solved} if several else {})
+            solved,
+            {"solved": solved, STOPPED: stopped}
+            | ({f"solved_{category}": solved} if several else {}),
         )
 
 
-class _Overdone(Exception):
-    """The process of the APIs exceeded its limits, and ended."""
+def _apis() -> Callable[..., Any]:
+    """The function of an episode's isolate: it calls a method of an ``Episode``."""
+    from evert.envs.tasksets.bfcl_apis import Episode  # imports the package
+
+    episode = Episode()
+    return lambda name, *args: methodcaller(name, *args)(episode)
 
 
 async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[list[list[Any]]]:
@@ -120,7 +132,7 @@ async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[li
         steps: list[list[Any]] = []
         while calls := await _calls(client, messages, [*tools.values()]):
             steps.append([each[1:] for each in calls])
-            answers = await ask(steps[-1])
+            answers = await ask("call", steps[-1])
             messages += [
                 {"role": "tool", "tool_call_id": call[0], "content": answer}
                 for call, answer in zip(calls, answers, strict=True)
@@ -199,34 +211,3 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
     if "properties" in own:
         own["properties"] = {name: _typed(each) for name, each in own["properties"].items()}
     return own
-
-
-# -- the APIs ------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _apis() -> AsyncIterator[Any]:
-    """Start the process of an episode's APIs, and yield a function from a line to its answer."""
-    script = str(Path(__file__).with_name("bfcl_apis.py"))
-    process: Any = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", script,  # -P: else files beside the script would hide packages
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
-    )  # fmt: skip
-
-    async def ask(asked: Any, *, answers: bool = True) -> Any:
-        try:
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
-            await process.stdin.drain()
-            line = await process.stdout.readline() if answers else b"null\n"
-        except (ConnectionError, ValueError):  # the process is gone, or its answer is too long
-            line = b""
-        if not line:
-            raise _Overdone
-        return json.loads(line)
-
-    try:
-        yield ask
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

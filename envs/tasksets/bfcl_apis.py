@@ -1,9 +1,7 @@
-"""BFCL's simulated APIs and its checker, in a separate process for each episode.
+"""BFCL's simulated APIs and its checker, for an isolate of each episode (``bridge/isolation.py``).
 
-It reads lines of JSON. The first is a row and its ground truth. The next ones are calls, as
-[[name, arguments], ...], and it writes their results. The last one is {"turns": calls by turn and
-step}, and it writes the checker's verdict. The package evaluates calls as Python, so a policy could
-run any code. Here a call is a method's name and its arguments, with limits on time and memory.
+The package evaluates calls as Python, so a policy could run any code. Here a call is a method's
+name and its arguments, with the isolate's limits on time and memory.
 """
 
 # pyright: reportMissingImports=false
@@ -13,16 +11,11 @@ import copy
 import importlib
 import inspect
 import json
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
-
-SECONDS, BYTES = 10, 2**31
-"""Most processor time and memory of an episode."""
 
 Call: TypeAlias = "str | list[Any]"
 """A method's name and its arguments by name; or as the ground truth writes it: ``cd('docs')``."""
@@ -87,24 +80,20 @@ def _parsed(written: str) -> tuple[str, list[Any], dict[str, Any]]:
     raise ValueError(f"The ground truth has {written!r}, which does not call an API's method.")
 
 
-def main() -> None:
-    """Answer lines until the input ends."""
-    out, sys.stdout = sys.stdout, sys.stderr  # an API may print
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    row, truth = json.loads(sys.stdin.readline())
-    checker.execute_multi_turn_func_call = execute
-    is_long = "long_context" in row["id"]
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if isinstance(asked, list):
-            made = row["initial_config"], row["involved_classes"], "playing"
-            answer: Any = execute(asked, *made, long_context=is_long)[0]
-        else:
-            verdict = checker.multi_turn_checker(asked["turns"], truth, row, "", "checking")
-            answer = {name: verdict.get(name) for name in ("valid", "error_type")}
-        print(json.dumps(answer), file=out, flush=True)
+class Episode:
+    """The APIs of a row, and what becomes of them."""
 
+    def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:
+        """Take a row and its ground truth."""
+        self.row, self.truth = row, truth
+        checker.execute_multi_turn_func_call = execute
 
-if __name__ == "__main__":
-    main()
+    def call(self, calls: Sequence[Call]) -> list[str]:
+        """Run the calls of a step; return their results."""
+        made = self.row["initial_config"], self.row["involved_classes"], "playing"
+        return execute(calls, *made, long_context="long_context" in self.row["id"])[0]
+
+    def check(self, turns: list[list[list[Call]]]) -> dict[str, Any]:
+        """The checker's verdict on calls by turn and step."""
+        verdict = checker.multi_turn_checker(turns, self.truth, self.row, "", "checking")
+        return {name: verdict.get(name) for name in ("valid", "error_type")}

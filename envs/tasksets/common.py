@@ -9,6 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
+from evert.bridge.isolation import STOPPED
 from evert.envs.games import Game, GameError, Metric
 
 T = TypeVar("T")
@@ -42,6 +43,10 @@ def needed(taskset: str, module: str, install: str) -> ModuleType:
 
 TOOLS = {"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10}
 """Recipe of agents that call tools."""
+
+
+STOPPED_METRIC = {STOPPED: Metric("Answers at which the scorer was stopped", "share")}
+"""For tasksets whose scorers run in isolates: a call exceeded the limits."""
 
 
 def game_of_agent(

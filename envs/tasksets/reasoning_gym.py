@@ -9,14 +9,24 @@ metrics. It needs the extra ``reasoning``.
 """
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from evert.bridge.isolation import isolated_score
+from evert.bridge.off_loop import off_loop
 from evert.envs.games import Game, GameError, MadeTasks, Metric
 from evert.envs.tasksets.answers import may_be_read
-from evert.envs.tasksets.common import ONE_IN, game_of_agent, needed, no_such
+from evert.envs.tasksets.common import (
+    ONE_IN,
+    STOPPED_METRIC,
+    game_of_agent,
+    needed,
+    no_such,
+)
 
 if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
@@ -35,6 +45,8 @@ HELD_OUT = 100
 
 _TRIES = 1000
 
+_making = threading.Lock()  # some generators draw from the global state of ``random``
+
 
 def reasoning_gym(names: str, **arguments: Any) -> Game:
     """The game of one or more of reasoning-gym's generators.
@@ -49,7 +61,10 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
     generators = names.split(",")
     agent = Reasoning(*generators, **arguments)
     agent.check()
-    metrics = {"solved": Metric("Answers with the full score", "share", drawn=("train", "test"))}
+    metrics = {
+        "solved": Metric("Answers with the full score", "share", drawn=("train", "test")),
+        **STOPPED_METRIC,
+    }
     if len(agent.kinds) > 1:
         metrics |= {_metric(kind): Metric(f"Score in {kind}", "score") for kind in agent.kinds}
     return game_of_agent(
@@ -74,8 +89,9 @@ class Reasoning:
     """An agent that asks a question of reasoning-gym and scores the answer.
 
     The task is an item's number. The reward is the generator's score of the answer, 0 to 1. It is 0
-    if the scorer raises, or if the answer is not safe to evaluate (``answers.py``). The answer is
-    the reply's text between ``<answer>`` and ``</answer>``, or else the whole reply.
+    if the scorer raises, if it is stopped because it takes too long or too much memory, or if the
+    answer is not safe to evaluate (``answers.py``). The answer is the reply's text between
+    ``<answer>`` and ``</answer>``, or else the whole reply. Scorers run in an isolate.
 
     Args:
         *names: Names of generators: "chain_sum". Tasks come from each in turn.
@@ -136,15 +152,20 @@ class Reasoning:
         unknown = [name for name in self._names if name not in factory.DATASETS]
         if unknown:
             raise no_such("reasoning-gym", "generator", unknown[0], factory.DATASETS)
+        return [_made(factory, name, self._arguments, level) for name, level in self._sources]
+
+    @property
+    def _sources(self) -> list[tuple[str, int | None]]:
+        """The generator and level of each kind."""
         levels = range(self.levels) if self.levels else [None]
-        each = [(name, level) for name in self._names for level in levels]
-        return [_made(factory, name, self._arguments, level) for name, level in each]
+        return [(name, level) for name in self._names for level in levels]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
         """The generator of a task, and its item: question, answer, metadata."""
         number, which = divmod(task, len(self.kinds))
-        dataset = self._datasets[which]
-        return dataset, dataset[number]
+        with _making:
+            dataset = self._datasets[which]
+            return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
         """The task at an index of the held-out tasks, or of the training tasks.
@@ -167,17 +188,18 @@ class Reasoning:
 
     async def __call__(self, client: "AgentClient", task: int) -> float:
         """Ask a question, and score the answer."""
-        from reasoning_gym.utils import extract_answer
-
-        dataset, item = self.item(task)
+        _, item = await off_loop(self.item, task)  # knight_swap needs a second for it
         completion = await client.chat.completions.create(messages=self._asked(item))
+        which = task % len(self.kinds)
+        name, level = self._sources[which]
+        scorer = (_scorer, name, self._arguments, level)
         reply = completion.choices[0].message.content or ""
-        answer = extract_answer(reply)
-        kind = self.kinds[task % len(self.kinds)]
-        score = _scored(dataset, item, kind, reply.strip() if answer is None else answer)
+        score = await isolated_score(client, scorer, item, reply)
+        if not (isinstance(score, float) and 0 <= score <= 1):
+            score = 0.0  # also of an answer that has taken over the isolate
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
-            client.metric(_metric(kind), score)
+            client.metric(_metric(self.kinds[which]), score)
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
@@ -208,13 +230,23 @@ class Reasoning:
         return [*system, {"role": "user", "content": item["question"]}]
 
 
-def _scored(dataset: Any, item: dict[str, Any], kind: str, answer: str) -> float:
-    if not may_be_read(kind.partition("_level")[0], answer):
-        return 0.0
-    try:
-        return float(dataset.score_answer(answer, item))
-    except Exception:  # some scorers raise if they cannot read an answer
-        return 0.0
+def _scorer(
+    name: str, arguments: dict[str, Any], level: int | None
+) -> Callable[[dict[str, Any], str], float]:
+    """A generator's scorer of replies, which runs in an isolate."""
+    factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
+    dataset = _made(factory, name, arguments, level)
+    with suppress(Exception):
+        dataset.score_answer(str(dataset[0]["answer"]), dataset[0])  # the first call may import
+    return partial(_scored, name, dataset)
+
+
+def _scored(name: str, dataset: Any, item: dict[str, Any], reply: str) -> float:
+    from reasoning_gym.utils import extract_answer
+
+    answer = extract_answer(reply)
+    answer = reply.strip() if answer is None else answer
+    return float(dataset.score_answer(answer, item)) if may_be_read(name, answer) else 0.0
 
 
 def _metric(kind: str) -> str:

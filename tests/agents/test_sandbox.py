@@ -1,4 +1,4 @@
-"""Commands in a sandbox: 59 attempts to leave it, what works inside, and where there can be none.
+"""Commands in a sandbox: 90 attempts to leave it, what works inside, and where there can be none.
 
 The attempts are in ``tests/faults/escapes.py``; what a command in one leaves behind, in
 ``tests/faults/commands.py``.
@@ -32,7 +32,7 @@ from evert import AgentError, ChatAgentEnv, ProcessAgent
 from evert.agents import sandboxed
 from evert.agents.commands import ProcessResult
 from evert.agents.installed import needed
-from evert.agents.sandbox import Sandbox, sandbox_problem, system_folders
+from evert.agents.sandbox import Sandbox, sandbox_problem
 from evert.bridge.errors import InvalidAgentError
 
 
@@ -248,6 +248,58 @@ os.mkdir(sys.prefix + "/lib/evil")
     assert (tmp_path / "made").read_text() == "x"
 
 
+async def test_files_for_a_folder_that_stays_follow_no_link_of_an_earlier_command(
+    tmp_path: Path,
+) -> None:
+    project, outside, tree = [tmp_path / name for name in ("project", "outside", "tree")]
+    for folder in (project, outside, tree / "deep"):
+        folder.mkdir(parents=True)
+    (outside / "file").write_text("mine")
+    (tree / "deep/file").write_text("laid")
+    leave = f"import os, shutil; name = NAME; shutil.rmtree(name); os.symlink('{outside}', name)"
+    laid: dict[str, dict[str, str | bytes | Path]] = {
+        "conf": {"conf/file": "laid"}, "tree": {"tree": tree}, "tree/deep": {"tree": tree},
+    }  # fmt: skip
+    for link, files in laid.items():
+        code = leave.replace("NAME", repr(link))
+        agent = ProcessAgent(
+            [sys.executable, "-S", "-c", code],
+            cwd=project, files=files, sandbox=True, reward=lambda result, task: 1.0,
+        )  # fmt: skip
+        await ChatAgentEnv(agent).initial_observation()
+        with pytest.raises(AgentError, match=r"cannot be written to .*follows no link"):
+            await ChatAgentEnv(agent).initial_observation()
+        (project / link).unlink()
+    assert (outside / "file").read_text() == "mine"
+
+
+async def test_an_agent_cannot_write_its_judge_in_the_folder_where_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "check.py").write_text("import sys; sys.exit(1)")
+    judge = [sys.executable, "-S", str(tmp_path / "check.py"), "{folder}"]
+    code = "open('made', 'w').close(); open('check.py', 'w')"
+    agent = ProcessAgent(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, sandbox=True, reward=judge
+    )
+    with pytest.raises(AgentError, match=r"Read-only file system: .*check.py"):
+        await ChatAgentEnv(agent).initial_observation()
+    assert (tmp_path / "made").exists()
+
+
+async def test_what_an_earlier_command_left_is_not_shown_where_its_links_lead(
+    tmp_path: Path,
+) -> None:
+    project, secret = tmp_path / "project", tmp_path / "home/secret"
+    project.mkdir()
+    secret.mkdir(parents=True)
+    (secret / "key").write_text("secret")
+    code = f"import os; print(os.path.exists('{secret}/key')); os.symlink('{secret}', 'out')"
+    command = [sys.executable, "-S", "-c", f"try: exec({code!r})\nexcept OSError: pass"]
+    for _ in range(2):
+        options: dict[str, Any] = {"cwd": project, "env": {"PATH": f"{project}/out:/usr/bin:/bin"}}
+        said = await said_by([*command, f"{project}/out"], sandbox=True, **options)
+        assert said == "False\n"
+
+
 # -- where there can be none -----------------------------------------------------------------------
 
 
@@ -332,8 +384,15 @@ PYTHON = os.path.realpath(sys.executable)  # the system's, where evert's is that
 
 
 def run(sandbox: Sandbox, code: str, **options: Any) -> str:
-    command = sandbox.command(["sh", "-c", code])
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, **options)
+    with sandbox.command(["sh", "-c", code]) as (command, descriptors):
+        done = subprocess.run(
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=descriptors,
+            **options,
+        )
     return f"{done.stdout}{done.returncode}"
 
 
@@ -343,11 +402,7 @@ def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) ->
     (tmp_path / "file").write_text("of outside")
     sandbox = Sandbox(
         writable={"/w": tmp_path / "outer", "/w/inner/deep": tmp_path / "elsewhere"},
-        readonly={
-            **system_folders(),
-            "/w/inner": tmp_path / "outer/inner",
-            "/f": tmp_path / "file",
-        },
+        readonly={"/w/inner": tmp_path / "outer/inner", "/f": tmp_path / "file"},
         hidden=["/etc/hosts", "/etc/ssl"],
         folder="/w",
     )
@@ -362,7 +417,7 @@ def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) ->
 def test_a_path_inside_is_absolute() -> None:
     for path in ("relative", "/a/../b"):
         with pytest.raises(ValueError, match="expected an absolute path without"):
-            Sandbox(writable={path: Path("/tmp")}).command(["ls"])
+            run(Sandbox(writable={path: Path("/tmp")}), "ls")
 
 
 def test_the_end_is_told_by_the_status_with_a_relay_and_without(tmp_path: Path) -> None:
@@ -389,8 +444,10 @@ with socket.create_connection(("127.0.0.1", 8000)) as two:
     two.sendall(b"last")
 """
         sandbox = Sandbox(ports={8000: tmp_path / "socket"})
-        command = sandbox.command([PYTHON, "-S", "-c", code])
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with (
+            sandbox.command([PYTHON, "-S", "-c", code]) as (command, fds),
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=fds) as process,
+        ):
             with server.accept()[0] as one:
                 assert len(one.makefile("rb").read()) == 5_000_000
                 one.sendall(b"y" * 3_000_000)
@@ -412,9 +469,11 @@ def test_a_relay_hangs_up_where_nobody_listens(tmp_path: Path) -> None:
 def test_it_has_no_terminal_though_its_trainer_has_one() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv("/bin/sh", ["sh", "-c", " ".join(map(shlex.quote, Sandbox().command(
-            ["sh", "-c", "(: < /dev/tty) 2> /dev/null && echo reached || echo apart"]))) +
-            "; (: < /dev/tty) && echo has one"])  # fmt: skip
+        reach = ["sh", "-c", "(: < /dev/tty) 2> /dev/null && echo reached || echo apart"]
+        with Sandbox().command(reach) as (command, descriptors):
+            os.set_inheritable(descriptors[0], True)
+            line = f"{shlex.join(command)}; (: < /dev/tty) && echo has one"
+            os.execv("/bin/sh", ["sh", "-c", line])
     said = b""
     with suppress(OSError):  # the end of a terminal
         while data := os.read(terminal, 1000):

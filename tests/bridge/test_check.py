@@ -81,6 +81,18 @@ GOOD = [
 ]
 
 
+def test_an_agent_may_use_signals_as_in_training() -> None:
+    threads = set[threading.Thread]()
+
+    async def agent(client: AgentClient) -> float:
+        threads.add(threading.current_thread())
+        await ask(client)
+        return 1.0
+
+    check_env(agent)
+    assert threads == {threading.current_thread()}
+
+
 @pytest.mark.parametrize("good", GOOD)
 def test_a_good_agent_passes_in_silence_and_leaves_no_thread(
     good: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

@@ -16,6 +16,7 @@ from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.recipes.forecasting.data import ForecastExample
 from tinker_cookbook.recipes.forecasting.env import ForecastEnv, ForecastGroupBuilder
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
+from tinker_cookbook.recipes.math_rl.math_env import MathEnv
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import GuessNumberEnv
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import TwoPlayerCoordinator, TwoPlayerEnv
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsEnv
@@ -308,3 +309,25 @@ async def test_what_messages_cannot_say_is_refused(make: Any, message: str) -> N
 async def test_another_client_than_an_envs_is_refused() -> None:
     with pytest.raises(InvalidAgentError, match="needs the client of an Env of evert's"):
         await CookbookAgent(guess_number)(object(), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("grader", "hostile"), [("sympy", "(99999999!)"), ("math_verify", "9^{9^{9^{9}}}")]
+)
+async def test_answers_of_math_rl_are_graded_and_none_hangs(grader: Any, hostile: str) -> None:
+    def make(renderer: Renderer) -> MathEnv:
+        return MathEnv("How many?", "\\frac{3}{4}", renderer, grader=grader)
+
+    right, wrong, without_box = 1.0, 0.0, -0.1
+    for reply, earned in (
+        ("\\boxed{\\frac{3}{4}}", right),
+        ("\\boxed{0.75}", right),
+        ("\\boxed{2}", wrong),
+        ("3/4", without_box),
+    ):
+        trajectory = await play(CookbookAgent(make), reply)
+        assert rewards(trajectory) == [pytest.approx(earned)], reply
+        assert trajectory.transitions[0].metrics.get("scorer_stopped", 0) == 0
+    trajectory = await play(CookbookAgent(make), f"\\boxed{{{hostile}}}")
+    assert rewards(trajectory) == [0]
+    assert trajectory.transitions[0].metrics["scorer_stopped"] == 1

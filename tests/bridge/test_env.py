@@ -237,6 +237,8 @@ async def test_the_agents_own_max_tokens_is_kept_beside_the_runs() -> None:
     for trajectory in (own, runners):
         ends = [transition.logs["end"] for transition in trajectory.transitions]
         assert ends == ["length", "length", "stop"]
+        assert [turn.metrics["stop/length"] for turn in trajectory.transitions] == [1.0, 1.0, 0.0]
+        assert trajectory.stop_reason == StopReason.COMPLETED  # its metric comes first
     first, _, last = (transition.ac.tokens for transition in runners.transitions)
     assert first == last[: len(first)]  # kept whole
     trajectory = await play(agent, *replies, limits=RolloutLimits(max_turn_tokens=2))

@@ -9,6 +9,7 @@ branch from it, or change it.
 2. An observation goes on from what its lineage had, token for token, the action included.
 3. Nothing waits for ever: what has to happen happens, or the test says where everybody stands.
 4. Nothing is left at the end: no task, no thread.
+5. A turn is masked as given up exactly if its caller went away, or the agent ended, before it.
 
 The tests play a thousand steps, always the same; ``make machine`` plays ten thousand others
 (``EVERT_MACHINE_STEPS``).
@@ -36,7 +37,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.kit import tool, user
-from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    InitialObservationOverflow,
+    StepResult,
+)
 
 from evert import (
     AgentAborted,
@@ -123,7 +128,7 @@ class EnvMachine(RuleBasedStateMachine):
         self.lineages: dict[int, list[int]] = {}
         self.turns = self.refusals = self.late = self.retries = 0
         self.earned = self.noted = 0.0
-        self.is_lost = False
+        self.is_lost = self.was_given_up = False
         self.age = self.prime = 0
 
     @initialize(
@@ -265,6 +270,7 @@ class EnvMachine(RuleBasedStateMachine):
         assert not isinstance(result, BaseException), result
         if isinstance(result, StepResult):
             assert not result.episode_done
+            self.check_mask(result)
             self.earned += result.reward
             prompt = result.next_observation.to_ints()
         else:
@@ -279,6 +285,10 @@ class EnvMachine(RuleBasedStateMachine):
             self.renderer.decode(prompt),
         )
 
+    def check_mask(self, result: StepResult) -> None:
+        assert ("given_up" in result.metrics) == self.was_given_up
+        assert (PARSE_ERROR_MASKED_METRIC_KEY in result.metrics) == self.was_given_up
+
     def sees_the_end(self) -> None:
         """The agent is done: the last step says so, with all that was earned."""
         result = self.resolved()
@@ -290,6 +300,7 @@ class EnvMachine(RuleBasedStateMachine):
             return
         assert isinstance(result, StepResult), result
         assert result.episode_done
+        self.check_mask(result)
         if not self.is_lost:
             assert self.earned + result.reward == self.noted + self.finish.result()
 
@@ -362,6 +373,7 @@ class EnvMachine(RuleBasedStateMachine):
         prompt = conversation.prompt().to_ints()
         lineage, self.out = conversation.lineage, None
         self.turns += 1
+        self.was_given_up = call.given_up
         self.pending = self.loop.create_task(self.env.step(action, extra=extra))
         self.until(lambda: self.env.turns == self.turns, "a turn")
         if call.wants_json and form != "cut" and not call.given_up:
@@ -498,9 +510,10 @@ class EnvMachine(RuleBasedStateMachine):
             self.finish.cancel()
         self.until(lambda: not self.env.is_running, "the agent's end")
         self.life = "ended"
-        for call in self.queue:
+        for call in [self.out, *self.queue] if self.out is not None else self.queue:
             self.ends(call)
             assert call.given_up or isinstance(call.error, EpisodeEndedError)
+            call.given_up = True
         self.queue = []
         if self.pending is not None:
             self.sees_the_end()

@@ -167,8 +167,8 @@ async def test_the_transition_that_ends_the_episode_is_the_last_in_lineage_order
     assert last.logs["answer"] == "x"
     assert [turn.episode_done for turn in trajectory.transitions] == [False, False, True]
     assert [turn.metrics for turn in others] == [
-        {"calls": 2, "call 1": 1},
-        {"calls": 1, "call 0": 1},
+        {"calls": 2, "call 1": 1, "stop/length": 0},
+        {"calls": 1, "call 0": 1, "stop/length": 0},
     ]
     assert len(trajectory_to_data(trajectory, 1.0)) == 2
     metrics = compute_trajectory_metrics([group], [[]])

@@ -227,7 +227,7 @@ async def test_without_a_ranking_all_get_the_same_and_it_is_counted() -> None:
 def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
     def read(text: str, *, truncated: bool = False) -> Any:
         said = Message(role="assistant", content=text)
-        counts = {"prompt_tokens": 0, "completion_tokens": 0}
+        counts: Any = {"prompt_tokens": 0, "completion_tokens": 0}
         return read_ranking(read_reply(said, truncated=truncated, call_ids="call", **counts), 3)
 
     assert read("2, 1, 3") == read("So:\n\n**Ranking: 2 > 1 > 3**\n") == [1, 0, 2]

@@ -47,6 +47,15 @@ def test_a_path_names_what_stands_in_a_module_or_a_class_that_says_so_made_with_
     assert found("a_users_module:Other.first") == 1
 
 
+def test_a_file_that_an_installed_module_hides_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("json.py").write_text("agent = print")
+    with pytest.raises(InvalidAgentError, match="which comes before json.py in"):
+        found("json:agent")
+
+
 FORM = r"expected an import path 'package\.module:name'"
 OURS = "a_users_module:"
 
@@ -79,7 +88,10 @@ def test_a_path_that_leads_nowhere_or_would_have_something_done_is_refused(
 def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(module: Path) -> None:
     for source, said in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
-        ("def agent(client:\n", r"SyntaxError: .*a_users_module\.py, line 1"),
+        ("def agent(client:\n", rf"SyntaxError: .*\)\. Correct {module}, line 1\."),
+        ("import not_there\n", rf"ModuleNotFoundError: .* \(at {module}:1\)\. Correct that import"),
+        ("from json import not_there\n", rf"ImportError: .* \(at {module}:1\)\. Correct that im"),
+        ("None.missing\n", rf"AttributeError: .* \(at {module}:1\)\. Importing a module runs it"),
         ("def key():\n    raise RuntimeError('Set KEY')\n\n\nkey()\n", "RuntimeError: Set KEY"),
     ):
         module.write_text(source)

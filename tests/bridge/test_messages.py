@@ -175,11 +175,11 @@ NO_PARTS: list[Any] = [
     *("Hi", None, {}, {"text": "Hi"}, {"type": "text"}, {"type": "text", "text": None}),
     *({"type": "text", "text": ["Hi"]}, {"type": "thinking"}, {"type": "image_url"}),
     *({"type": "image_url", "image_url": wrong} for wrong in ({}, {"url": 5})),
-    *({"type": "image"}, {"type": "refusal", "refusal": "No."}),
+    *({"type": "image"}, {"type": "refusal"}),
     {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
 ]
 NO_FUNCTIONS: list[Any] = [
-    *(None, "add", {"name": "add"}, {"arguments": "{}"}),
+    *(None, "add", {"arguments": "{}"}),
     *({"name": 5, "arguments": "{}"}, {"name": "add", "arguments": {"x": 1}}),
 ]
 NO_CALL: list[Any] = [
@@ -203,7 +203,7 @@ REFUSED: list[tuple[object, str]] = [
     *((said("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
     *(
         (called({"function": {"name": "add", "arguments": arguments}}), ARGUMENTS)
-        for arguments in ("", "{", "x=1", "{'x': 1}", DEEP)
+        for arguments in ("{", "x=1", "{'x': 1}", DEEP)
     ),
 ]
 

@@ -171,6 +171,20 @@ async def test_a_remote_model_is_asked_with_the_fields_that_count(
     assert "secret" not in repr(models)
 
 
+async def test_calls_in_the_text_of_a_remote_model_are_read_if_tools_were_offered(
+    elsewhere: Elsewhere, models: dict[str, Any]
+) -> None:
+    text = 'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+    async def agent(client: AgentClient) -> float:
+        elsewhere.choice["message"] = {"role": "assistant", "content": text}
+        said = (await hello(client, tools=[ADD])).choices[0].message
+        assert (said.content, said.tool_calls[0].function.name) == ("Well.", "add")
+        return float((await hello(client)).choices[0].message.content == text)
+
+    await play_without_a_call(agent, models=models)
+
+
 async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
     elsewhere: Elsewhere, models: dict[str, Any]
 ) -> None:

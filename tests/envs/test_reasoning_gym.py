@@ -59,6 +59,16 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
     assert name not in LITERALS or not may_be_read(name, "[0for a in'01'if 1for b in'01']")
 
 
+async def test_an_answer_on_which_a_scorer_hangs_earns_nothing_and_is_counted() -> None:
+    agent = Reasoning("chain_sum", size=50)
+    hangs = "<answer>" * 20_000  # the pattern that looks for an answer backtracks
+    for reply, earned, stopped in ((str(agent.item(0)[1]["answer"]), 1, 0), (hangs, 0, 1)):
+        [transition] = (await play(agent, reply, task=0)).transitions
+        assert transition.reward == transition.metrics["solved"] == earned
+        assert transition.metrics["scorer_stopped"] == stopped
+    assert "took more than 3 s" in str(transition.logs["scorer"])
+
+
 def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
     rows = {"polynomial_multiplication": 9_000, "simple_integration": 90, "n_queens": 1_900}
     for generator, length in rows.items():
@@ -67,6 +77,8 @@ def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
         assert not may_be_read(generator, f"{sums}+{sums}"), generator
     assert may_be_read("coin_flip", "6.103515625e-05")
     assert not may_be_read("coin_flip", "1e9999999")
+    assert may_be_read("polynomial_multiplication", "3*e+100")
+    assert not may_be_read("polynomial_multiplication", "1e-99999999999")
     assert may_be_read("tower_of_hanoi", "Move disk 1 from Peg 1 to Peg 2\n" * 127)
 
 

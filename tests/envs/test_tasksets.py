@@ -86,6 +86,39 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     assert "gymnasium:Blackjack-v1: failed: " in capsys.readouterr().out
 
 
+HALF_BROKEN = """
+import openai
+from evert import Game
+
+OFFLINE = {"words": {}}
+TASKS = ["a", "b"]
+
+def taskset(name):
+    tasks = f"{__name__}:TASKS"
+    return Game("x/Words-v0", agent=f"{__name__}:agent", train_tasks=tasks, test_tasks=tasks)
+
+async def agent(client, task):
+    if task == "b":
+        raise openai.OpenAIError("the search of b is down")
+    return 1.0
+"""
+
+
+def test_episodes_that_fail_in_one_of_all_tasksets_are_counted_with_an_error_and_its_place(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half_broken.py").write_text(HALF_BROKEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("half_broken", "half_broken:taskset", GROUP)
+    monkeypatch.setattr(evaluate_all, "entry_points", lambda group: [entry])
+    assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "out=all"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"1/1  half_broken:words: \d+ s\n  1 of 2 episodes failed", printed)
+    assert "  one of them: OpenAIError: the search of b is down" in printed
+    assert re.search(r'half_broken.py", line \d+, in agent', printed)
+
+
 STUBBORN = """\
 #!/bin/sh
 trap 'echo told' INT

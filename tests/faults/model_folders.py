@@ -298,9 +298,8 @@ ROWS = [
     # other folders
     Row("an adapter of another folder's model", changed("adapter_config.json",
         base_model_name_or_path="/elsewhere", peft_type="LORA"), to_sample_from,
-        "Model 'FOLDER' has an adapter beside its weights (adapter_config.json in FOLDER); "
-        "expected a whole model. Merge the two (peft's merge_and_unload), or "
-        "remove adapter_config.json."),
+        "Model 'FOLDER' points to the folder FOLDER, which has a LoRA adapter "
+        "(adapter_config.json); expected a whole model. Merge the adapter into its base …"),
     Row("weights that its index has elsewhere", replaced("model.safetensors",
         lambda path: changed("model.safetensors.index.json", metadata={},
         weight_map={"a": "../../w"})(path.parent)), to_sample_from, f"{SAYS}FileNotFoundError: …"),

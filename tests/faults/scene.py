@@ -27,6 +27,7 @@ import aiohttp
 import httpx
 import psutil
 from tests.faults import stalls
+from tests.leftovers import children
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import (
@@ -250,7 +251,7 @@ class Inventory:
             tasks,
             {one for one in threading.enumerate() if not one.name.startswith(POOLS)},
             open_descriptors(),
-            set(psutil.Process().children(recursive=True)),
+            children(),
             set(Path(tempfile.gettempdir()).glob("evert-*")),
             {name: get() for name, get in FUNCTIONS.items()},
         )

@@ -186,9 +186,10 @@ async def test_a_call_does_nothing_but_call_an_api_within_limits(call: Call, end
 async def test_an_episode_that_is_given_up_leaves_no_process() -> None:
     env = ChatAgentEnv(Bfcl("multi_turn_base"), "multi_turn_base_0")
     await env.initial_observation()
-    [process] = psutil.Process().children()
+    [server] = psutil.Process().children()
+    [process] = server.children()
     await env.close()
-    assert not process.is_running()
+    process.wait(30)
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -227,7 +228,8 @@ def test_a_game_names_its_agent_and_tasks() -> None:
     game = task_game({"id": "bfcl:multi_turn_base,multi_turn_miss_param"})
     assert resolve(game.agent, "agent", GameError) == Bfcl("multi_turn_base,multi_turn_miss_param")
     assert len(resolve(game.train_tasks, "tasks", GameError)) == 320
-    assert {"solved", "solved_multi_turn_base", "solved_multi_turn_miss_param"} == set(game.metrics)
+    ways = {"solved", "solved_multi_turn_base", "solved_multi_turn_miss_param", "scorer_stopped"}
+    assert ways == set(game.metrics)
 
 
 def test_the_lines_of_the_page_are_read() -> None:

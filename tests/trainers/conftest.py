@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,17 @@ def environment() -> dict[str, str]:
     """This process's, without anything that would change a command's course."""
     dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
     return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+
+
+class _Interrupted:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)  # here Python calls the signal's handler
+
+
+def interrupt_in_finalizer() -> None:
+    """Ctrl-C arrives while a finalizer runs, where Python drops exceptions."""
+    _Interrupted()
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import chz
 import pytest
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
 
+import evert
 from evert.bridge.errors import AgentError, EvertError
 from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
 from evert.trainers.system.command import INTERRUPTED, run_async, run_command
@@ -106,6 +108,12 @@ def test_an_error_is_a_line_with_its_notes_and_an_agents_own_shown_where_it_happ
     assert said in errors
     assert errors.endswith("\nTo go on: do that\n")
     assert "Traceback" not in errors
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "evert", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"evert {evert.__version__}\n"
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
@@ -217,6 +225,17 @@ def test_a_command_without_a_loop_is_stopped_too(number: signal.Signals, capsys:
     assert capsys.readouterr() == ("\nInterrupted.\n", "")
 
 
+def test_ctrl_c_that_arrives_in_a_finalizer_stops_the_command_too(capsys: Shown) -> None:
+    def body(arguments: list[str]) -> None:
+        interrupt_in_finalizer()
+        for _ in range(6000):
+            time.sleep(0.01)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert run_command(body, [], usage) == INTERRUPTED
+    assert capsys.readouterr().out == "\nInterrupted.\n"
+
+
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
 def test_help_is_shown_wherever_it_is_asked_for(word: str, capsys: Shown) -> None:
     assert run_command(fails(AssertionError()), ["a=1", word], usage) == 0
@@ -271,3 +290,23 @@ async def test_an_interrupted_notebook_waits_until_it_is_cleaned_up() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert cleaned == [True]
+
+
+def test_a_file_of_the_current_folder_hides_no_module_and_a_users_own_is_still_found(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "http.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "who.py").write_text("")
+    code = """
+import sys
+from evert.trainers.system.command import run_command
+for name in [name for name in sys.modules if name.partition(".")[0] == "http"]:
+    del sys.modules[name]
+def body(arguments):
+    import http, who
+run_command(body, [], lambda arguments: "")
+print("fine")
+"""
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr

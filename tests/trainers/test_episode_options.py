@@ -155,7 +155,7 @@ def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fill
     for field in fields(EnvSettings):
         if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
             assert value == getattr(EnvSettings(), field.name), field.name
-    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks"} <= {*OWN.values()}
+    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks", "chat_template"} <= {*OWN.values()}
 
 
 class Bringing:

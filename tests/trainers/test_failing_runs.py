@@ -72,6 +72,11 @@ async def no_call(client, task):
     return task / 4
 
 
+async def always_earns_one(client, task):
+    await call(client)
+    return 1.0
+
+
 def calls_from_the_second_batch_on(client, task):
     """Blocking, as most agents are."""
     with Path("episodes").open("a") as file:
@@ -84,7 +89,7 @@ def calls_from_the_second_batch_on(client, task):
 '''
 SMALL = [
     "train_tasks=failing_agents:TASKS", "device=cpu", "batch_size=2", "group_size=2",
-    "max_tokens=8", "samples=0", "eval_every=0", "agent_timeout=2", "log_path=run",
+    "max_tokens=8", "samples=0", "eval_every=0", "log_path=run",
 ]  # fmt: skip
 
 
@@ -222,7 +227,7 @@ def test_where_few_fail_the_step_is_silent_and_the_end_says_it(capsys: Shown) ->
 
 
 def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too() -> None:
-    scored = ["on_agent_error=-1.0", "cookbook.rollout_error_tolerance=False"]
+    scored = ["on_agent_error=-1.0", "agent_timeout=2", "cookbook.rollout_error_tolerance=False"]
     assert run("one_hangs", "steps=2", *scored) == 0
     assert result()["failures"]["kinds"] == {"agent_timeout": 1}
     assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 8
@@ -264,3 +269,20 @@ def test_nothing_but_failures_ends_every_mode(mode: list[str], capsys: Shown) ->
         assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
     else:
         assert "steps in a row nearly all episodes failed" in said
+
+
+@pytest.mark.parametrize(
+    "mode", [[], STREAM, ASYNC, [*STREAM, *ASYNC]], ids=["all", "stream", "async", "both"]
+)
+def test_a_batch_of_constant_rewards_that_are_removed_ends_no_run_in_a_bare_error(
+    mode: list[str], capsys: Shown
+) -> None:
+    removing = "cookbook.remove_constant_reward_groups=True"
+    status = run("always_earns_one", "steps=1", removing, *mode)
+    said = capsys.readouterr().err
+    if mode is STREAM and version("tinker-cookbook") < "0.6":
+        assert status == 1
+        assert "whole batch (each of its groups has one reward, and remove_constant_" in said
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
+    else:
+        assert status == 0, said

@@ -119,7 +119,10 @@ async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, caps
     assert "No conversation of 6 rollouts can be written" in capsys.readouterr().err
     await record(tmp_path)
     assert cli.main(["export", f"run={tmp_path}", f"out={out}", "unique=False"]) == 0
-    assert "left out: 6. The first: A conversation has a message" in capsys.readouterr().out
+    assert (
+        "left out: 6. The first: The conversation of turn 0 cannot be written"
+        in capsys.readouterr().out
+    )
     assert cli.main(["export", f"run={tmp_path}", f"out={out}", "min_reward=9"]) == 1
     assert "None of 12 rollouts earned min_reward=9" in capsys.readouterr().err
 

@@ -28,7 +28,9 @@ from evert.trainers.commands.serve import ServeSettings
 from evert.trainers.config import names
 from evert.trainers.config.arguments import UsageError, cookbook_fields
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.train import LossFn, TrainSettings
+from evert.trainers.config.train import TrainSettings
+from evert.trainers.engine.training.loss_names import LossFn
+from evert.trainers.engine.training.losses import LOSSES
 from evert.trainers.sweeping.study import SweepSettings
 from evert.trainers.training.resuming import settings_of_run
 
@@ -68,15 +70,22 @@ LIGHT = {
     "evaluate agent=missing:x test_tasks=mine:TASKS models=evert-tiny": "No agent at 'missing:x'",
     "sweep env=identity limits.maxturns=3 seed=0,1": "There is no setting 'limits.maxturns'",
     "sweep env=identity model_name=evert-tinny seed=0,1": "Did you mean evert-tiny?",
-    "serve model=runs/nothing": "There is no run and no model at 'runs/nothing'",
+    "serve model=runs/nothing": "There is no run and no model at 'runs/nothing'. There is no fold",
+    "serve model=Qwen/X": "Qwen has Qwen3-4B. Expected a run folder (runs/NAME), a Hugging Fac",
     "report runs/nothing": "There is no folder runs/nothing.",
-    "rescore run=runs/nothing reward=mine:agent": "runs/nothing holds no rollouts.",
+    "rescore run=runs/nothing reward=mine:agent": "There is no folder or file runs/nothing.",
+    "rescore run=old reward=mine:agent": "old holds no rollouts.",
     "rescore run=. reward=missing:x": "No reward at 'missing:x'",
-    "export run=runs/nothing": "runs/nothing holds no rollouts.",
+    "export run=runs/nothing": "There is no folder or file runs/nothing.",
+    "export run=old": "old holds no rollouts.",
     "engine plan modl=evert-tiny": "There is no setting 'modl'",
     "train env=identity stepz=3": "no setting 'stepz' (got 'stepz=3'). Did you mean 'steps'?",
     "train xyz=5": "There is no setting 'xyz' (got 'xyz=5'). There are: policy_names, ",
     "train =5": "There is no setting ''",
+    "train env = identity": "settings are given as key=value, without spaces: env=identity",
+    "train env= identity steps= 3": "without spaces: env=identity steps=3",
+    "train env =identity": "without spaces: env=identity",
+    "train steps 3": "Got 'steps'; settings are given as key=value. Did you mean steps=...?",
     "train --steps": "Got '--steps'; settings are given as key=value. Did you mean steps=...?",
     "train env=identity steps=many": "steps takes a whole number, got 'many'",
     "train env=identity seed=9999999999999": "seed must be between -2**32 and 2**32",
@@ -113,6 +122,7 @@ LIGHT = {
     "evaluate env=identity agent=a:b models=evert-tiny": "expected one",
     "evaluate identity": "Did you mean env=identity?",
     "evaluate env=identity modles=evert-tiny": "Did you mean 'models'?",
+    "evaluate env=identity models=oracle": "identity has no player 'oracle', unlike twenty_q",
     "evaluate env=identity models=some-model": "the model 'some-model', and it is neither",
     "evaluate env=identity models=evert-tiny opponent=evert-tiny": "plays the other seats",
     f"{TINY} seeds=0": "seeds must be at least 1, got 0",
@@ -306,9 +316,10 @@ def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch)
         names.check_renderer("qwen3x")
 
 
-def test_the_losses_to_choose_from_are_those_of_tinker_that_take_advantages() -> None:
-    others = {"cross_entropy", "custom"}
-    assert {*get_args(LossFn)} == {*get_args(LossFnType)} - others
+def test_the_losses_to_choose_from_are_those_of_tinker_and_the_engine_has_all() -> None:
+    policy = {*get_args(LossFn)}
+    assert {"cross_entropy", *policy} == {*LOSSES} == {*get_args(LossFnType)} - {"custom"}
+    assert policy == {name for name, loss in LOSSES.items() if "advantages" in loss.required}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from google import genai
@@ -64,6 +65,30 @@ async def exits(client: Any) -> float:
 
 async def no_call(client: Any) -> float:
     return 0.0
+
+
+def forgets_to_declare(client: Any) -> Any:
+    async def call() -> list[float]:
+        return [0.0]
+
+    reply: Any = call()
+    try:
+        return reply[0]
+    finally:
+        reply.close()
+
+
+def awaits_in_vain(client: Any) -> float:
+    async def call() -> float:
+        await client.chat.completions.create(messages=[kit.user("Hi")])
+        return 0.0
+
+    return asyncio.run(call())
+
+
+async def own_judge_is_down(client: Any) -> None:
+    request: Any = httpx.Request("POST", "http://judge.example")
+    raise openai.APIConnectionError(request=request)
 
 
 async def no_key(client: Any) -> None:
@@ -123,7 +148,8 @@ async def loses_its_server(client: Any) -> None:
 
 
 async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory:
-    return await do_single_rollout(POLICY, ChatAgentEnv(agent, agent_timeout=0.2, **options))
+    seconds = 0.2 if agent is hangs else 60.0
+    return await do_single_rollout(POLICY, ChatAgentEnv(agent, agent_timeout=seconds, **options))
 
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:
@@ -154,6 +180,9 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (reads_a_number, ERROR, "ValueError: ", "cannot read what the model said. {what_else}"),
         (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
         (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before the call"),
+        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "a plain `def` takes a blocking"),
+        (awaits_in_vain, ERROR, "TypeError: ", "Declare the agent `async def`"),
+        (own_judge_is_down, ERROR, "APIConnectionError: ", "A service that the agent itself calls"),
         (no_key, ERROR, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
         (no_anthropic_key, ERROR, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, ERROR, "ValueError: ", "GEMINI_API_KEY=unused"),
@@ -335,6 +364,18 @@ class Told:
     @property
     def records(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path / BATCHES)
+
+
+async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_path: Path) -> None:
+    good = await trajectory_of(kit.asks)
+    counts = {"tools/offered": 2, "tools/calls": 0, "tools/markup_in_text": 1}
+    for number, (changed, warned) in enumerate([({}, 1), ({"tools/calls": 1}, 0)]):
+        told = Told(tmp_path / str(number))
+        good.transitions[-1].metrics.update(counts | changed)
+        told.batch([], [good, good])
+        told.batch([], [good])
+        assert len(told.said) == warned
+        assert all("2 replies in 2 episodes hold the markup" in text for text in told.said)
 
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:

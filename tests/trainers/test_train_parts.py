@@ -51,7 +51,7 @@ def settings(**values: Any) -> TrainSettings:
 def test_every_recipe_is_complete_and_its_paths_lead_somewhere() -> None:
     for env in games():
         chosen = parse([f"env={env}"])
-        check_settings(chosen)
+        assert check_settings(chosen).warnings == []
         assert (chosen.env, bool(chosen.test_tasks)) == (env, True)
 
 

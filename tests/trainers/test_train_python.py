@@ -1,8 +1,10 @@
 """``evert.train``: the training command from Python, of an agent with images, too."""
 
 import functools
+import gc
 import pickle
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from examples.colours import agent, demonstrations, square
 from rich.console import Console
 from tests.kit import ask
-from tests.trainers.conftest import Shown
+from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
 
 import evert
 from evert.bases.making.seeing import SeeingConfig, main
@@ -110,6 +112,20 @@ def test_a_run_of_functions_goes_on_by_calling_it_again(tmp_path: Path, capsys: 
     assert [row["step"] for row in run.steps()] == [0, 1]
     with pytest.raises(RunFolderError, match="train_tasks: '2 tasks' -> '3 tasks'"):
         evert.train(make_agent("e"), [*TASKS, "sea"], steps=3, **again)
+
+
+def test_ctrl_c_that_arrives_in_a_finalizer_as_the_training_begins_stops_it(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def collect() -> int:
+        monkeypatch.undo()
+        interrupt_in_finalizer()
+        return 0
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(gc, "collect", collect)
+    with pytest.raises(KeyboardInterrupt):
+        evert.train(make_agent("e"), TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL)
 
 
 async def test_a_game_is_trained_by_its_name_where_a_loop_is_running(tmp_path: Path) -> None:

@@ -12,5 +12,6 @@ In reading order:
     rescore.py   ``evert rescore``: compute new rewards for recorded rollouts
     export.py    ``evert export``: write recorded conversations for other programs
     model.py     ``evert model import``: make a model ready to train
+    model_check.py  ``evert model check``: what a model's chat format can do
     plan.py      ``evert engine plan``: estimate the memory that a model needs
 """

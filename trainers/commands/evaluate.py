@@ -33,7 +33,7 @@ from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_settings
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import read_models
-from evert.trainers.config.model_names import check_model
+from evert.trainers.config.model_names import check_model, check_player
 from evert.trainers.config.names import check_names
 from evert.trainers.config.opponents import check_opponent
 from evert.trainers.rundir import folder as run_folder
@@ -138,6 +138,7 @@ def _run_with(settings: EvaluateSettings) -> int:
 def _check_names(settings: EvaluateSettings) -> None:
     players = settings.players
     for name in settings.models:
+        check_player(name, settings.name, players)
         if name not in players:
             check_model(name, settings.renderer_name, players)
     settings.paths_by_split()

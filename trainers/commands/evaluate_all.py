@@ -79,7 +79,8 @@ def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
                 failed = failed or bool(why)
             rows += [{"tasks": name, **row} for row in _scores(Path(mine["out"]))]
             said = why or f"{time.monotonic() - began:.0f} s"
-            console.print(redacted(f"{number}/{len(found)}  {name}: {said}"), soft_wrap=True)
+            lines = [f"{number}/{len(found)}  {name}: {said}", *_failed_episodes(Path(mine["out"]))]
+            console.print(redacted("\n".join(lines)), soft_wrap=True)
             folder.write(SCORES, as_csv(rows))
     except KeyboardInterrupt as stopped:
         again = shlex.join(["evert", "evaluate", f"out={path}"])
@@ -133,7 +134,7 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
 def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     """Evaluate on one taskset; return "", or what went wrong."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
-    command = [python, "-m", "evert.trainers.cli", "evaluate", *pairs]
+    command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
         # In a new session, the process gets neither the terminal's Ctrl-C nor its hang-up: we pass
@@ -174,6 +175,17 @@ def _scores(folder: Path) -> list[dict[str, str]]:
     with suppress(FileNotFoundError), (folder / SCORES).open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if not row["category"]]
     return []
+
+
+def _failed_episodes(folder: Path) -> list[str]:
+    """Return how many episodes of an evaluation failed and the most common error; [] for none."""
+    from evert.trainers.episodes.playing import EpisodeError, EpisodeLog, failures
+
+    try:
+        failed = failures([*EpisodeLog(folder).by_key.values()])
+    except EpisodeError:  # another version's, as the evaluation said
+        return []
+    return [f"  {line}" for line in failed.said().splitlines()] if failed.count else []
 
 
 def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:

@@ -14,12 +14,12 @@ from rich.console import Console
 from evert.bridge.errors import RecordError
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting
-from evert.trainers.rundir.exports import FORMATS, Row
 from evert.trainers.rundir.recorded import progress
 from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
+    from evert.trainers.rundir.exports import Row
 
 USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
@@ -27,7 +27,7 @@ Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=val
 Writes the recorded rollouts of a run or an evaluation (record=) for other programs, one JSON
 object a line:
 
-  format=sft     conversations for the Cookbook's chat_sl and TRL's SFTTrainer
+  format=sft     conversations for the Cookbook's chat_sl or TRL's SFTTrainer, with their tools
   format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
   format=atif    trajectories with the sampled tokens, in Harbor's interchange format
 
@@ -69,6 +69,8 @@ class _Chosen:
 
 def export(settings: ExportSettings) -> None:
     """Write the rows, and print how many there are."""
+    from evert.trainers.rundir.exports import FORMATS
+
     console = Console(highlight=False, markup=False)
     chosen, left_out = _Chosen(settings), list[str]()
     with progress(settings.run, "exporting", console) as records:
@@ -85,7 +87,7 @@ def export(settings: ExportSettings) -> None:
         console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
 
 
-def _write(settings: ExportSettings, rows: Sequence[Row]) -> Path:
+def _write(settings: ExportSettings, rows: Sequence["Row"]) -> Path:
     is_atif = settings.format == "atif"
     out = Path(settings.out or (settings.format + ".jsonl" * (not is_atif))).expanduser()
     if is_atif:

@@ -1,5 +1,7 @@
-"""Make a model ready to train: ``evert model import SOURCE out=FOLDER``."""
+"""Make a model ready to train: ``evert model import SOURCE out=FOLDER``, ``evert model check``."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,6 +9,7 @@ import chz
 
 from evert.bridge.tokens.bases import HERMES
 from evert.bridge.tokens.pretrained import trusting_code
+from evert.trainers.commands import model_check
 from evert.trainers.config.command import Command
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ Usage: evert model import SOURCE out=FOLDER
 It checks the weights, the tokenizer, the chat template and an answer, and shows the memory that
 training needs. If a check fails, nothing is written. A model may come in pieces: a folder of them,
 one of them (model-00001-of-00003.gguf), or packages (package:NAME-part1,NAME-part2).
+`evert model check FOLDER` shows what the chat template can do.
 
 Settings:
 """
@@ -42,33 +46,40 @@ def _run(settings: ImportSettings) -> int:
     with trusting_code(False):  # as in all commands without trust_remote_code
         imported = import_model(settings.source, out)
         print(f"written: {out}")
-        print(summary(imported, out))
+    print(summary(imported, out))
+    if imported is not None:
+        print(model_check.screen(str(out)))
     return 0
 
 
 COMMAND = Command(ImportSettings, USAGE, _run, "source", "model import")
-main = COMMAND.main
 
 
-def summary(imported: "Imported", out: Path) -> str:
-    """Return the results of the check as text."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``model import``, or ``model check``."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    command = model_check.COMMAND if arguments[:1] == ["check"] else COMMAND
+    return command.main(arguments)
+
+
+def summary(imported: "Imported | None", out: Path) -> str:
+    """Return the results of the check as text; None: the model has no chat template."""
     from evert.trainers.commands.plan import PlanSettings, in_bytes, make_plan
     from evert.trainers.engine.models.importing import QUESTION
 
-    plan = make_plan(PlanSettings(model=str(out)))
-    tails = (
-        "a turn adds its own tokens" if imported.renders_tails else "each prompt is rendered whole"
-    )
-    tools = (
-        "takes tools"
-        if imported.shows_tools
-        else f"takes no tools (renderer_name={HERMES} adds them)"
-    )
+    plan, chat = make_plan(PlanSettings(model=str(out))), list[str]()
+    if imported is None:
+        chat += ["  renderer    the model has no chat template: pass renderer_name= in training"]
+    else:
+        is_whole, has_tools = not imported.renders_tails, imported.shows_tools
+        tails = "each prompt is rendered whole" if is_whole else "a turn adds its own tokens"
+        tools = "takes tools" if has_tools else f"takes no tools (renderer_name={HERMES} adds them)"
+        chat += [f"  renderer    {imported.renderer_name}: {tails}; {tools}"]
+        chat += [f"  says        {QUESTION} -> {imported.answer.strip()}"]
     return "\n".join(
         [
             "  tokenizer   gives text back as it was",
-            f"  renderer    {imported.renderer_name}: {tails}; {tools}",
-            f"  says        {QUESTION} -> {imported.answer.strip()}",
+            *chat,
             f"  to train    {plan.parameters:,} parameters; {in_bytes(plan.held)} held, and "
             f"{in_bytes(plan.training_pass)} in a training pass",
             f"Train it: evert train env=identity model_name={out}",

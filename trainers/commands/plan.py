@@ -55,7 +55,8 @@ main = COMMAND.main
 
 def make_plan(settings: PlanSettings) -> "Plan":
     """Estimate the memory that the settings' model takes."""
-    found = check_weights(find_model(settings.model), f"model={settings.model}", "planned", OR_RUN)
+    model = find_model(settings.model, is_local=True)
+    found = check_weights(model, f"model={settings.model}", "planned", OR_RUN)
 
     from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars

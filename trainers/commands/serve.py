@@ -107,7 +107,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _weights(name: str) -> NamedWeights:
-    found = check_weights(find_model(name), f"model={name}", "served", OR_RUN)
+    found = check_weights(find_model(name, is_local=True), f"model={name}", "served", OR_RUN)
     if not is_here(found.base_model or ""):
         raise ModelNameError(
             f"model={name} is no shipped base, no folder, and not in the local Hugging Face cache. "

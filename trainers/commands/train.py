@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import chz
 from rich.console import Console
@@ -26,6 +26,7 @@ from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.backend import context_of, running_engine, say
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import in_words as frozen_in_words
+from evert.trainers.config.options import TrainOptions
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir import folder as run_folder
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from evert.bridge.episode.agent import Agent
     from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import Evaluation
     from evert.trainers.training.summary import Report
 
@@ -97,7 +99,7 @@ def train(
     *,
     test_tasks: Sequence[Any] | str | None = None,
     console: Console | None = None,
-    **settings: Any,
+    **settings: Unpack[TrainOptions],
 ) -> RunFolder:
     """Train an agent, as ``evert train`` does. This works in a notebook, too.
 
@@ -125,7 +127,7 @@ def train(
     """
     what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
     named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
-    given = settings | {key: value for key, value in named.items() if value is not None}
+    given = {**settings, **{key: value for key, value in named.items() if value is not None}}
     given = {key: _listed(value) for key, value in given.items()}
     if given.get("log_path") is not None:
         given["log_path"] = str(given["log_path"])
@@ -167,6 +169,8 @@ def run(
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
             begun = f"{say(facts)}\nrun folder: {folder.path}{frozen}"
             console.print(redacted(begun), soft_wrap=True, markup=False)
+            for text in () if folder.resumed else prepared.warnings:
+                _warn(console, text)
             about["engine"] = facts
             folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:
@@ -177,9 +181,13 @@ def run(
         return folder
 
 
+def _warn(console: Console, text: str) -> None:
+    """Show a warning, and write it into the run's ``logs.log``."""
+    console.print(redacted(f"warning: {text}"), soft_wrap=True, markup=False)
+    logging.getLogger(__name__).warning("%s", text)
+
+
 def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
-    gc.collect()
-    gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     stopped: BaseException | None = None
     try:
         return run_async(training)
@@ -205,6 +213,7 @@ async def _run(
     workers: "Executor | None",
 ) -> "Report":
     from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import score_weights
     from evert.trainers.training.strategies import Counted, strategy_of
     from evert.trainers.training.summary import Report
@@ -213,6 +222,8 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
+    gc.collect()  # inside the loop: Ctrl-C cancels its task, where a finalizer would swallow it
+    gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
@@ -225,8 +236,10 @@ async def _run(
     before = await _score_before(config, folder, warm, score)
     start = folder.steps_done()
     tally = Tally(folder, say, start, settings.steps, settings.failed_steps)
+    first = FirstSteps(settings, partial(_warn, console))
     if before is not None and not start:
         tally.tell("held-out tasks, untrained", before.failures)
+        first.see_replies("of the held-out tasks", before.cut)
     if start >= settings.steps:
         say(f"all {start} steps are done; a larger steps= trains further")
     elif start:
@@ -238,7 +251,7 @@ async def _run(
     places = asyncio.Semaphore(max(1, at_once // settings.test_group_size))
     strategy = Counted(config.effective_rollout_strategy(), tally, places)
     config = chz.replace(config, rollout_error_tolerance=strategy)
-    await _train(config, folder, console, logger, tally, workers)
+    await _train(config, folder, console, logger, tally, first, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _trained(config, folder))
     return Report(settings, before, after, max(start, settings.steps), {"training": seconds})
@@ -305,6 +318,7 @@ async def _train(
     console: Console,
     logger: "Logger",
     tally: "Tally",
+    first: "FirstSteps",
     workers: "Executor | None",
 ) -> None:
     from tinker_cookbook.rl import train as cookbook
@@ -320,6 +334,7 @@ async def _train(
         step = row.get("step", total)
         whole = {**tally.row(step), **with_before(row, folder.path)}
         show(whole)
+        first.take(whole)
         if step < total:  # the Cookbook 0.6 ends with a row that belongs to no step
             logger.log_metrics(whole, step)
 
@@ -328,14 +343,19 @@ async def _train(
     with display(console, folder.path, total) as show, unsaved_shown(console), follow(take):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:
-            if config.stream_minibatch_config is None or not tally.has_skipped:
+        except AssertionError as error:  # a bare one, of an empty batch
+            removes = config.remove_constant_reward_groups
+            could_be_empty = tally.has_skipped or removes
+            if config.stream_minibatch_config is None or error.args or not could_be_empty:
                 raise
+            why = "batches.jsonl in the run's folder says why"
+            if not tally.has_skipped:
+                why = "each of its groups has one reward, and remove_constant_reward_groups is set"
             raise NothingToLearnError(
-                "Nothing could be learned from a whole batch (batches.jsonl in the run's folder "
-                "says why). With stream_minibatch_config, a Cookbook before 0.6 cannot skip a "
-                "batch. Train without stream_minibatch_config, or install tinker-cookbook 0.6; "
-                "either way in a new log_path."
+                f"Nothing could be learned from a whole batch ({why}). With "
+                "stream_minibatch_config, a Cookbook before 0.6 cannot skip a batch. Train "
+                "without stream_minibatch_config, or install tinker-cookbook 0.6; either way in a "
+                "new log_path."
             ) from error
         finally:
             await _finish_saving()

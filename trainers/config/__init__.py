@@ -13,5 +13,6 @@ In reading order:
     opponents.py      the players of the other seats, by name
     backend.py        the choice between the in-process engine and a service
     train.py          settings of a training run
+    options.py        the same as a TypedDict, for type checkers
     evaluate.py       settings of an evaluation
 """

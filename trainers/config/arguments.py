@@ -52,7 +52,7 @@ def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "")
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or key.startswith("-"):
-            raise UsageError(_no_pair(argument, known, bare))
+            raise UsageError(_spaced(argument, arguments) or _no_pair(argument, known, bare))
         if key.partition(".")[0] not in known:
             raise UsageError(f"There is no setting {key!r} (got {argument!r}).{_near(key, known)}")
         given[key] = value
@@ -70,12 +70,19 @@ def read_paths_and_settings(kind: type[T], arguments: Sequence[str]) -> tuple[li
 
 def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
     key, _, value = argument.lstrip("-").replace("-", "_").partition("=")
-    flag = argument.startswith("-")
-    meant = f"{key}={value or '...'}" if flag and key in known else ""
-    if bare and not flag:
+    meant = f"{key}={value or '...'}" if key in known else ""
+    if bare and not meant and not argument.startswith("-"):
         meant = f"{bare}={argument}"
     hint = f" Did you mean {meant}?" if meant else _more(known)
     return f"Got {argument!r}; settings are given as key=value.{hint}"
+
+
+def _spaced(argument: str, arguments: Sequence[str]) -> str:
+    """The message for settings with spaces around their =; "" if there are none."""
+    if not any(each.startswith("=") or each.endswith("=") for each in arguments):
+        return ""
+    joined = re.sub(" *= *", "=", " ".join(arguments))
+    return f"Got {argument!r}; settings are given as key=value, without spaces: {joined}"
 
 
 def check_name(key: str, known: Collection[str], called: Callable[[str], str] = str) -> None:

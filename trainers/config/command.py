@@ -1,12 +1,18 @@
 """A command whose arguments are the settings of one class."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import chz
 
-from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import (
+    UsageError,
+    gather,
+    read_pairs,
+    read_settings,
+    settings_help,
+)
 from evert.trainers.system.command import run_command
 
 T = TypeVar("T")
@@ -23,6 +29,8 @@ class Command(Generic[T]):
     """The setting that an error suggests for an argument without ``=``."""
     name: str = ""
     """Both words of a two-word command (``engine plan``); ``bare=`` may be left out after them."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """An example of each setting that is a mapping."""
 
     def parse(self, arguments: Sequence[str]) -> T:
         """Read the settings. The arguments of a two-word command begin with its second word."""
@@ -40,10 +48,11 @@ class Command(Generic[T]):
         given = [each for each in arguments if each not in self.name.split()]
         return self.usage + settings_help(self.settings, self._given(given))
 
-    def _given(self, arguments: Sequence[str]) -> dict[str, str]:
+    def _given(self, arguments: Sequence[str]) -> dict[str, Any]:
         if self.name and arguments and "=" not in arguments[0]:
             arguments = [f"{self.bare}={arguments[0]}", *arguments[1:]]
-        return read_pairs(arguments, chz.chz_fields(self.settings), self.bare)
+        pairs = read_pairs(arguments, chz.chz_fields(self.settings), self.bare)
+        return gather(pairs, self.examples)
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the command; see ``run_command``."""

@@ -28,7 +28,9 @@ from evert.trainers.config.train import TASKS, TrainSettings
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against
 
-MAPPINGS = {key: TRAINING[key] for key in ("tasks", "limits", "parse_error_policy")}
+MAPPINGS = {
+    key: TRAINING[key] for key in ("tasks", "chat_template", "limits", "parse_error_policy")
+}
 MAPPINGS["frozen"] = TRAINING["models"]  # typed as models.KEY
 """Settings that are mappings, each with an example."""
 
@@ -73,6 +75,9 @@ class EvaluateSettings(EpisodeSettings):
 
     model_name: str = setting("", "with tinker:// or vllm: the weights' base model")
     renderer_name: str | None = setting(None, "None: the one that fits the model")
+    chat_template: Mapping[str, Any] = by_path(
+        "values of variables that the model's chat template reads, as in training"
+    )
     trust_remote_code: bool = trust()
     base_url: str = setting("https://api.openai.com/v1", "openai: address of the endpoint")
     api_key_env: str | None = setting(
@@ -145,7 +150,11 @@ class EvaluateSettings(EpisodeSettings):
     def asked(self) -> dict[str, Any]:
         """Settings that overrule a run's: device, threads, and a given renderer and dtype."""
         named = {"renderer_name": self.renderer_name, "dtype": self.dtype}
-        given = {key: value for key, value in named.items() if value not in (None, "", "auto")}
+        given: dict[str, Any] = {
+            key: value for key, value in named.items() if value not in (None, "", "auto")
+        }
+        if self.chat_template:
+            given["chat_template"] = self.chat_template
         return {"device": self.device, "threads": self.threads, **given}
 
     def run_of(self, model: str) -> TrainSettings:

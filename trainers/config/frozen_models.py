@@ -31,6 +31,7 @@ from evert.trainers.config.model_names import (
     NamedWeights,
     check_model,
     find_model,
+    recorded_renderer,
     split_step,
 )
 from evert.trainers.config.names import check_renderer
@@ -160,7 +161,7 @@ def make_model(model: Any, how: Any, base_url: str | None) -> "RemoteModel | Tin
 
     if isinstance(model, NamedEndpoint):
         return RemoteModel(model.model, how.base_url, how.api_key_env, how.timeout, how.temperature)
-    renderer = how.renderer_name or model.run.get("renderer_name")
+    renderer = how.renderer_name or recorded_renderer(model.run)
     path = model.model_path
     if path is not None and model.folder is not None:
         path = str(model.folder.resolve())

@@ -13,19 +13,29 @@
 
 import difflib
 import hashlib
+import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evert.bridge.errors import EvertError, InvalidModelError
-from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path, renderer_name_of
+from evert.bridge.tokens.bases import (
+    BASE_MODEL,
+    BASES,
+    TEMPLATE,
+    base_path,
+    renderer_name_of,
+    with_variables,
+)
+from evert.envs.games import games
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import STORE, recorded_settings
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl
 
 ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
+ELSEWHERE = ", tinker://..., openai:MODEL, https://HOST/v1#MODEL, vllm:http://HOST/v1#MODEL"
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
 """Files of a model's folder that decide its replies."""
 
@@ -89,8 +99,11 @@ class NamedWeights:
 NamedModel = NamedEndpoint | NamedServer | NamedWeights
 
 
-def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
-    """Find the model that a name stands for; error messages also suggest ``others``."""
+def find_model(name: str, others: Collection[str] = (), *, is_local: bool = False) -> NamedModel:
+    """Find the model that a name stands for.
+
+    Error messages also suggest ``others``, and with ``is_local`` only weights on this machine.
+    """
     if name.startswith(ENDPOINT):
         return NamedEndpoint(name.removeprefix(ENDPOINT))
     if name.startswith(SERVER):
@@ -116,8 +129,19 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
     if recorded := recorded_settings(folder, TrainSettings):
         return _of_run(name, Path(folder).expanduser(), step, recorded)
     if name not in BASES and not (name and Path(name).expanduser().is_dir()):
-        _check_name(name, others)
+        _check_name(name, others, is_local)
     return NamedWeights(name)
+
+
+def check_player(name: str, game: str, players: Collection[str]) -> None:
+    """Refuse another game's player of that name; ``players`` are those of ``game``."""
+    elsewhere = [other for other, its in games().items() if name in its.players]
+    if name not in players and elsewhere and not Path(name).exists():
+        there = f"its players are {', '.join(players)}" if players else "it has none"
+        raise ModelNameError(
+            f"{game} has no player {name!r}, unlike {' and '.join(elsewhere)}; {there}. Name "
+            f"{'one, ' if players else ''}a run or a model: models=runs/NAME,evert-tiny."
+        )
 
 
 def split_step(name: str) -> tuple[str, str]:
@@ -175,7 +199,7 @@ def is_here(base_model: str) -> bool:
         return False
 
 
-def _check_name(name: str, others: Collection[str]) -> None:
+def _check_name(name: str, others: Collection[str], is_local: bool) -> None:
     path = Path(split_step(name)[0]).expanduser()
     beside = "/" in name and path.parent.is_dir() and not _is_known(name)
     there = {*map(str, path.parent.iterdir())} if beside else {*others, *BASES}
@@ -183,12 +207,19 @@ def _check_name(name: str, others: Collection[str]) -> None:
     near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or beside or strange:
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = f" Did you mean {near[0]}?" if near else _beside(path) if "/" in name else ""
         raise ModelNameError(
             f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
-            "Hugging Face folder, a model's name, tinker://..., openai:MODEL, https://HOST/v1#MODEL"
-            ", vllm:http://HOST/v1#MODEL" + (f", or {' or '.join(others)}." if others else ".")
+            f"Hugging Face folder, a model's name{ELSEWHERE * (not is_local)}"
+            + (f", or {' or '.join(others)}." if others else ".")
         )
+
+
+def _beside(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" There is no folder {path.parent} in {Path.cwd()}."
+    names = ", ".join(sorted(each.name for each in path.parent.iterdir() if each.is_dir()))
+    return f" {path.parent} has {textwrap.shorten(names, 200, placeholder=' ...') or 'no folder'}."
 
 
 def _is_known(name: str) -> bool:
@@ -214,3 +245,10 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
     step = step or [*saved][-1]
     base = str(recorded.get("model_name") or BASE_MODEL)
     return NamedWeights(base, saved[step], step, recorded, folder / STORE)
+
+
+def recorded_renderer(run: Mapping[str, Any]) -> str | None:
+    """The renderer that a run on record names; None: the one that fits the model."""
+    name: str | None = run.get("renderer_name")
+    variables = run.get("chat_template") or {}
+    return with_variables(name or TEMPLATE, variables) if variables else name

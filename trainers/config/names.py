@@ -62,7 +62,7 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
         return
     source = (files("tinker_cookbook") / RENDERERS).read_text(encoding="utf-8")
     known = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]
-    if name not in known:
+    if name.partition("(")[0] not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import chz
 
 from evert.bridge.redaction import redacted_tree
-from evert.bridge.tokens.bases import BASE_MODEL, renderer_name_of
+from evert.bridge.tokens.bases import BASE_MODEL, TEMPLATE, renderer_name_of, with_variables
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
@@ -26,14 +26,12 @@ from evert.trainers.config.fields import (
 )
 from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, path_of, taskset_of
+from evert.trainers.engine.training.loss_names import LossFn
 
 
 def _named(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
 
-
-LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
-"""Tinker's losses that take advantages."""
 
 TASKS = (
     "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its arguments: "
@@ -64,6 +62,10 @@ class TrainSettings(EpisodeSettings):
         BASE_MODEL, "a shipped base, a Hugging Face folder, or a model's name"
     )
     renderer_name: str | None = setting(None, "None: the one that fits the model")
+    chat_template: Mapping[str, Any] = by_path(
+        "values of variables that the model's chat template reads; "
+        "`evert model check FOLDER` lists them"
+    )
     trust_remote_code: bool = trust()
     engine: Literal["auto", "embedded", "service"] = setting(
         "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
@@ -191,6 +193,7 @@ class TrainSettings(EpisodeSettings):
 
 MAPPINGS = {
     "tasks": "tasks.max_terms=2",
+    "chat_template": "chat_template.enable_thinking=False",
     "limits": "limits.max_turns=20",
     "models": "models.judge=evert-tiny",
     "parse_error_policy": "parse_error_policy.max_consecutive=2",
@@ -262,6 +265,9 @@ def renderer_of(settings: TrainSettings) -> str:
     """The name of the renderer that a run uses.
 
     Raises:
-        InvalidModelError: The settings name no renderer, and the model is unknown.
+        InvalidModelError: The settings name no renderer, and the model is unknown; or the renderer
+            takes no values for a chat template.
     """
+    if settings.chat_template:
+        return with_variables(settings.renderer_name or TEMPLATE, settings.chat_template)
     return settings.renderer_name or renderer_name_of(settings.model_name)

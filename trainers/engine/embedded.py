@@ -12,7 +12,7 @@ from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.clients.rest_client import RestClient
 from evert.trainers.engine.clients.service_client import ServiceClient
 from evert.trainers.engine.common.installing import Swap, cpu_threads, swapped
-from evert.trainers.engine.common.network import no_network
+from evert.trainers.engine.common.network import allowed_hosts, no_network
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.stand_ins import StandIns, lookups, tokenizers
 
@@ -73,10 +73,11 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
     register_with_cookbook()
     with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
-            "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
-            "this machine.",
+            "evert's embedded engine is in use on %s; checkpoints go to %s. Other machines that "
+            "Python code of this process can reach: %s.",
             engine.device,
             engine.store.root,
+            ", ".join(sorted(allowed_hosts() or ())) or "none",
         )
         try:
             yield engine

@@ -2,9 +2,10 @@
 
 In reading order:
 
-    failures.py  why episodes fail, in kinds and in words
-    policies.py  the policies, which answer the agent's calls
-    scores.py    success with its interval, by model, split and category; the tables
-    playing.py   playing, and the record of every episode (``episodes.jsonl``)
-    players.py   an evaluation's players: weights, endpoints, players without a model
+    failures.py   why episodes fail, in kinds and in words
+    policies.py   the policies, which answer the agent's calls
+    intervals.py  the 95 % interval of a mean or of a share
+    scores.py     success with its interval, by model, split and category; the tables
+    playing.py    playing, and the record of every episode (``episodes.jsonl``)
+    players.py    an evaluation's players: weights, endpoints, players without a model
 """

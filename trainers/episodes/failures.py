@@ -52,7 +52,15 @@ CAUSES = {
     re.escape(CUT_REPLY):
         "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
         "the traceback points.",
-    r"^AttributeError: 'coroutine' object": "Put await before the call that the agent makes there.",
+    r"^(Attribute|Type)Error: 'coroutine' object":
+        "Put await before the call that the agent makes there. That takes an `async def`; a plain "
+        "`def` takes a blocking client: OpenAI in place of AsyncOpenAI.",
+    r"can't be used in 'await' expression":
+        "A plain `def` gets a blocking client, whose calls are not awaited. Declare the agent "
+        "`async def`, and take AsyncOpenAI in place of OpenAI.",
+    r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
+        "A service that the agent itself calls, or the endpoint of a frozen model, gave no answer: "
+        "check its address, key and limits.",
     r"^CommandError:": "Run the agent's command by hand; its last output is above.",
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
     r"float|invalid literal for int": UNREADABLE,

@@ -29,7 +29,6 @@ from evert.bridge.groups.group import load_agent
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.bases import BASES, model_renderer
-from evert.envs.games import games
 from evert.trainers.config.backend import check_engine, choose_engine, context_of, running_engine
 from evert.trainers.config.backend import say as engine_in_words
 from evert.trainers.config.episode import EpisodeSettings, env_options
@@ -45,6 +44,7 @@ from evert.trainers.config.model_names import (
     NamedEndpoint,
     NamedServer,
     NamedWeights,
+    check_player,
     find_model,
 )
 from evert.trainers.config.train import TrainSettings, renderer_of
@@ -216,12 +216,7 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     """The contestant that a name stands for."""
     if name in settings.players:
         return Contestant(name, settings, settings.players[name], settings.run_of(""))
-    elsewhere = [game for game, its in games().items() if name in its.players]
-    if elsewhere and not Path(name).exists():
-        raise ModelNameError(
-            f"{settings.name} has no player {name!r}, unlike {' and '.join(elsewhere)}; its "
-            f"players are: {', '.join(settings.players) or 'none'}. Name one, a run or a model."
-        )
+    check_player(name, settings.name, settings.players)
     model, shown = find_model(name, settings.players), redacted(name)
     if isinstance(model, NamedServer):
         return _find_served(name, model, settings)

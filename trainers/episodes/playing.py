@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
 
-import openai
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.types import Trajectory, Transition
 
@@ -34,7 +33,7 @@ from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.sequences import dialogue
 from evert.bridge.redaction import redacted
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.episodes.failures import WRONG_NAME, Failure, Failures, failure_in, failure_of
+from evert.trainers.episodes.failures import Failure, Failures, failure_in, failure_of
 from evert.trainers.system.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
@@ -147,8 +146,6 @@ class Player:
     Attributes:
         opponents: Models at some of the seats; None: the policy plays all seats.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
-        endpoints_fail: Whether an agent fails if its own endpoint does not answer; else the error
-            is raised.
         dialogues: Number of tasks of a split whose dialogues are recorded.
         record: Records every rollout; None: no record.
     """
@@ -159,7 +156,6 @@ class Player:
     seats: Sequence[str] = ()
     opponents: Opponents | None = None
     strict: bool = False
-    endpoints_fail: bool = False
     dialogues: int = 0
     record: Recorder | None = None
 
@@ -178,7 +174,7 @@ async def play(
         places: Limits the episodes that are played at a time; None: ``at_a_time``.
 
     Raises:
-        openai.OpenAIError: An endpoint cannot answer.
+        openai.OpenAIError: The policy's endpoint cannot answer.
         EvertError: Something other than the agent failed; or the agent, if the player is strict.
     """
     free = places or asyncio.Semaphore(at_a_time(None))
@@ -223,8 +219,6 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
         failure = failure_of(error)
         if failure is None or player.strict:
             raise
-        if not player.endpoints_fail and failure.kind != WRONG_NAME:
-            _raise_endpoint_error(error)
         return _failed(episode, failure)
     finally:
         for env in envs:
@@ -259,12 +253,27 @@ def _seat_seed(draws: int, number: int) -> int:
 
 
 async def together(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Play an episode's seats side by side; of several errors the agent's failure is raised."""
-    found = await asyncio.gather(*rollouts, return_exceptions=True)
-    errors = [each for each in found if isinstance(each, BaseException)]
-    if errors:
-        raise next((error for error in errors if failure_of(error) is not None), errors[0])
-    return [each for each in found if isinstance(each, Trajectory)]
+    """Play an episode's seats side by side.
+
+    The agent's failure is raised when all have ended, any other error at once: if the policy fails
+    at one seat, nothing ends the others.
+    """
+    ends = await side_by_side(map(_trajectory_or_failure, rollouts))
+    for end in ends:
+        if isinstance(end, EvertError):
+            raise end
+    return [end for end in ends if isinstance(end, Trajectory)]
+
+
+async def _trajectory_or_failure(
+    rollout: Coroutine[Any, Any, Trajectory],
+) -> Trajectory | EvertError:
+    try:
+        return await rollout
+    except EvertError as error:
+        if failure_of(error) is None:
+            raise
+        return error
 
 
 def _told(
@@ -317,12 +326,3 @@ def failures(episodes: Sequence[Episode]) -> Failures:
     failed = [each for each in episodes if each.failure]
     found = [(Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed]
     return Failures.of(len(episodes), found)
-
-
-def _raise_endpoint_error(error: BaseException) -> None:
-    """Raise the error of an agent's own endpoint: it is no failure of the agent."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, openai.OpenAIError) and not isinstance(cause, openai.BadRequestError):
-            raise cause
-        cause = cause.__cause__

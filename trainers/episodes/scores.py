@@ -1,35 +1,20 @@
-"""Scores of episodes: success with its interval, by model, split and category; and their tables.
+"""Scores of episodes: success with its interval, by model, split and category; and their tables."""
 
-The 95 % interval is for the success rate over all tasks of the kind, of which the played tasks are
-a sample. Several episodes of one task tell less than as many episodes of different tasks, the less
-the more they agree. So the interval is Clopper and Pearson's exact one of a binomial, for the
-number of independent episodes that the spread between tasks shows (as Korn and Graubard do for
-surveys). ``benchmarks/intervals.py`` measures its coverage near 0 and 1 and with few tasks.
-
-Sources: C. J. Clopper, E. S. Pearson, "The use of confidence or fiducial limits illustrated in the
-case of the binomial", Biometrika 26 (1934); E. L. Korn, B. I. Graubard, "Confidence intervals for
-proportions with small expected number of positive counts estimated from survey data", Survey
-Methodology 24 (1998); A. Agresti, B. A. Coull, "Approximate is better than exact for interval
-estimation of binomial proportions", The American Statistician 52 (1998).
-"""
-
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import fsum
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.table import Column, Table
 
 from evert.envs.games import Game, metrics_of
+from evert.trainers.episodes.intervals import half_of, interval
 from evert.trainers.episodes.playing import Episode
 from evert.trainers.system import files
 
-TAIL = 0.025
-"""Probability on each side of a 95 % interval."""
 QUESTIONS = "questions"
 """Metric of a game that counts its questions; without it turns are counted."""
 CALLS = ("searches", "tools/calls")
@@ -90,7 +75,8 @@ def _score(
     tasks: dict[tuple[str, int], list[Episode]] = defaultdict(list)
     for episode in episodes:
         tasks[episode.split, episode.task].append(episode)
-    low, high = interval([[e.success for e in task] for task in tasks.values()])
+    outcomes = [[e.success for e in task] for task in tasks.values()]
+    low, high = interval(outcomes, is_share=True) or (0.0, 1.0)
     earned = [[e.reward for e in task if e.reward is not None] for task in tasks.values()]
     rewards = [reward for task in earned for reward in task]
     questions = [e.metrics.get(QUESTIONS, e.turns) for e in episodes if e.success]
@@ -106,7 +92,7 @@ def _score(
         questions=fmean(questions) if questions else None,
         calls=fmean(next((e.metrics[n] for n in CALLS if n in e.metrics), 0.0) for e in episodes),
         errors=sum(bool(episode.error) for episode in episodes),
-        reward_error=mean_error([task for task in earned if task]),
+        reward_error=half_of([task for task in earned if task]),
         **_ends(episodes),
         play=_means(episodes, own),
     )
@@ -121,49 +107,6 @@ def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
 def _means(episodes: Sequence[Episode], names: Sequence[str]) -> dict[str, float]:
     noted = {name: [e.metrics[name] for e in episodes if name in e.metrics] for name in names}
     return {name: fmean(values) for name, values in noted.items() if values}
-
-
-# -- the interval --------------------------------------------------------------------------------
-
-
-def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """The 95 % interval of the success rate, from the successes by task."""
-    from scipy import special  # type: ignore[import-untyped]
-
-    count = independent(by_task)
-    won = count * fmean(success for task in by_task for success in task)
-    lost = count - won
-    low = special.betaincinv(won, lost + 1, TAIL) if won > 0 else 0.0
-    high = special.betaincinv(won + 1, lost, 1 - TAIL) if lost > 0 else 1.0
-    return float(low), float(high)
-
-
-def mean_error(by_task: Sequence[Sequence[float]]) -> float | None:
-    """Half of Student's 95 % interval of a mean over tasks; None for fewer than two tasks."""
-    from scipy import special
-
-    if len(by_task) < 2:
-        return None
-    times = special.stdtrit(len(by_task) - 1, 1 - TAIL)
-    return float(times * stdev(map(fmean, by_task)) / math.sqrt(len(by_task)))
-
-
-def independent(by_task: Sequence[Sequence[bool]]) -> float:
-    """The number of independent episodes that tell as much as these, which share tasks.
-
-    The success rate of that many would have the variance that the tasks show. It is at least the
-    number of tasks, at most that of episodes. Two artificial tasks are added, one with only
-    successes and one with only failures (as Agresti and Coull add trials): if few tasks differ, or
-    none, the real tasks alone would show too little variance.
-    """
-    size = fmean(map(len, by_task))
-    totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
-    tasks, episodes = len(totals), sum(count for _, count in totals)
-    share = sum(won for won, _ in totals) / episodes
-    errors = sum((won - share * count) ** 2 for won, count in totals)
-    variance = tasks / (tasks - 1) * errors / episodes**2
-    effect = variance / (share * (1 - share) / episodes)
-    return min(size, max(1.0, size / effect)) * len(by_task)
 
 
 # -- tables --------------------------------------------------------------------------------------

@@ -64,5 +64,5 @@ def _environment(report: Report) -> Environment:
     loader = PackageLoader("evert.trainers.reporting", ".")
     environment = Environment(autoescape=True, loader=loader, **options)
     filters = (formatting.score, formatting.count, formatting.duration, formatting.dollars)
-    environment.filters |= {each.__name__: each for each in (*filters, embedded)}
+    environment.filters |= {each.__name__: each for each in (*filters, formatting.parts, embedded)}
     return environment

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from evert.envs.games import Metric, games
 from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS
-from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, MIXED_GROUPS, TRAIN_REWARD
 
 BY_TIME = ", by time"
 Panel: TypeAlias = tuple[str, str, str]
@@ -22,7 +22,7 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
         "Success in training": ("success", "share of episodes", SUCCESS),
         "Success held out": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
         "Groups that teach":
-            ("mixed_groups", "share whose rewards differ", f"{TRAIN}by_group/frac_mixed"),
+            ("mixed_groups", "share whose rewards differ", MIXED_GROUPS),
         "Episodes that failed": ("failed", "share of episodes", FAILED),
     },
     "episodes": {

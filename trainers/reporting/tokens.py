@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from evert.bridge.env.tool_counts import LINEAGE
-from evert.trainers.episodes.scores import mean_error
+from evert.trainers.episodes.intervals import half_of
 from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN, is_number
 from evert.trainers.reporting.run import Run
 from evert.trainers.system.files import read_jsonl
@@ -99,7 +99,7 @@ def rewards_error(path: Path) -> float | None:
     by_task: dict[object, list[float]] = defaultdict(list)
     for record in read_rollouts(path):
         by_task[record.get("group_idx")].append(float(record["total_reward"]))
-    return mean_error([*by_task.values()])
+    return half_of([*by_task.values()])
 
 
 def _share_trained_on(files: Iterable[Path]) -> float | None:

@@ -2,8 +2,8 @@
 
 Each format is a function from the rollouts to the rows of a file.
 
-    sft     conversations for imitation learning: ``{"messages": [...]}``, with texts as sampled,
-            as the Cookbook's chat_sl and TRL's SFTTrainer read them
+    sft     conversations for imitation learning, which the Cookbook's chat_sl or TRL's SFTTrainer
+            renders to the sampled tokens: ``{"messages": [...], "tools": [...]}``
     pairs   the best against the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
             [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
     atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
@@ -14,12 +14,12 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.errors import RecordError
-
-if TYPE_CHECKING:
-    from evert.bridge.records.record import RolloutRecord
+from evert.bridge.records.chats import chat, form_of, text_of
+from evert.bridge.records.record import RolloutRecord
 
 Row = dict[str, Any]
 Noted = Callable[[str], None]
@@ -28,15 +28,15 @@ Noted = Callable[[str], None]
 ATIF = "ATIF-v1.8"
 
 
-def sft(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
+def sft(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
     """One row per conversation."""
     for record in records:
         for turn in record.last_turns():
             with _told_if_not(left_out):
-                yield {"messages": conversation(record, turn)}
+                yield chat(record, turn, form_of(record, turn))
 
 
-def pairs(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
+def pairs(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
     """One row per group whose rewards differ: last conversations of its best and worst rollout."""
     ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
     for record in records:
@@ -53,7 +53,7 @@ def pairs(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
                     yield _pair(best, worst)
 
 
-def _group(record: "RolloutRecord") -> tuple[Any, ...]:
+def _group(record: RolloutRecord) -> tuple[Any, ...]:
     row, about = record.row, record.row["about"]
     if "task_number" in about:  # an evaluation's
         return row["split"], about["model"], about["task_number"], row["seat"]
@@ -71,8 +71,10 @@ def _told_if_not(left_out: Noted) -> Iterator[None]:
         left_out(f"A record is damaged: {type(error).__name__}: {error}.")
 
 
-def _pair(best: "RolloutRecord", worst: "RolloutRecord") -> Row:
-    chosen, rejected = (conversation(each, each.last_turns()[-1]) for each in (best, worst))
+def _pair(best: RolloutRecord, worst: RolloutRecord) -> Row:
+    form = form_of(best, best.last_turns()[-1])
+    rows = [chat(each, each.last_turns()[-1], form) for each in (best, worst)]
+    chosen, rejected = (row.pop("messages") for row in rows)
     places = range(min(len(chosen), len(rejected)))
     first = next((place for place in places if chosen[place] != rejected[place]), None)
     if first is None or {chosen[first]["role"], rejected[first]["role"]} != {"assistant"}:
@@ -82,52 +84,24 @@ def _pair(best: "RolloutRecord", worst: "RolloutRecord") -> Row:
         )
     scores = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
     replies = {"chosen": [chosen[first]], "rejected": [rejected[first]]}
-    return {"prompt": chosen[:first], **replies, **scores}
+    return {**rows[0], "prompt": chosen[:first], **replies, **scores}
 
 
-def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
-    """The conversation that ends with a turn's reply; each message has a role and a text."""
-    return [_as_text(message) for message in record.sampled_messages(turn)]
-
-
-def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
-    if message.get("tool_calls"):
-        raise RecordError(_no_text(message))
-    role = "system" if message["role"] == "developer" else str(message["role"])
-    return {"role": role, "content": _text(message)}
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    if any(part.get("type") not in ("text", "thinking") for part in parts):
-        raise RecordError(_no_text(message))
-    return "".join(str(part.get("text", "")) for part in parts)
-
-
-def _no_text(message: Mapping[str, Any]) -> str:
-    return (
-        f"A conversation has a message of the {message['role']} with tool calls that the agent "
-        f"wrote, or with more than text: {message!s:.200}. Leave it out, or pass format=atif, "
-        "which has calls."
-    )
-
-
-def atif(records: Iterable["RolloutRecord"], left_out: Noted) -> Iterator[Row]:
-    """One trajectory per conversation."""
+def atif(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
+    """One trajectory per conversation, and per call that the agent gave up."""
     for record in records:
-        for turn in record.last_turns():
+        given_up = [*filter(record.is_given_up, range(record.turns))]
+        for turn in [*record.last_turns(), *given_up]:
             with _told_if_not(left_out):
                 yield _trajectory(record, turn)
 
 
-def _trajectory(record: "RolloutRecord", last: int) -> Row:
-    record.asked(last)  # raises if the messages were not kept
-    row, steps, turns = record.row, list[Row](), [last]
-    while (before := record.row["steps"][turns[0]]["call"]["after"]) is not None:
-        turns.insert(0, before)
-    for turn in turns:
-        for message in row["steps"][turn]["call"]["messages"]:
+def _trajectory(record: RolloutRecord, last: int) -> Row:
+    row, steps = record.row, list[Row]()
+    for turn in record.path(last):
+        call = row["steps"][turn]["call"]
+        sent = call["messages"] if "again" not in call else []
+        for message in [*sent, *call.get("added", ())]:
             _told(message, steps)
         steps.append(_replied(record, turn))
     for number, step in enumerate(steps, 1):
@@ -153,16 +127,16 @@ def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
         for step in reversed(steps):
             if any(call["tool_call_id"] == called for call in step.get("tool_calls", ())):
                 results = step.setdefault("observation", {"results": []})["results"]
-                results.append({"source_call_id": called, "content": _text(message)})
+                results.append({"source_call_id": called, "content": text_of(message)})
                 return
     sources = {"assistant": "agent", "system": "system", "developer": "system"}
-    step = {"source": sources.get(role, "user"), "message": _text(message)}
+    step = {"source": sources.get(role, "user"), "message": text_of(message)}
     if step["source"] == "agent":  # the agent wrote this reply
         step |= {"llm_call_count": 0, **_calls(message)}
     steps.append(step)
 
 
-def _replied(record: "RolloutRecord", turn: int) -> Row:
+def _replied(record: RolloutRecord, turn: int) -> Row:
     message, action = record.messages(turn)[-1], record.action(turn)
     metrics: Row = {
         "prompt_tokens": len(record.prompts[turn]),
@@ -171,11 +145,14 @@ def _replied(record: "RolloutRecord", turn: int) -> Row:
         "logprobs": action.maybe_logprobs,
     }
     thought = message.get("reasoning_content")
+    noted = record.row["steps"][turn]["metrics"]
+    extra = {name: True for name in (GIVEN_UP, "format_error", "parse_error") if noted.get(name)}
     return {
         "source": "agent",
-        "message": _text(message),
+        "message": text_of(message),
         "llm_call_count": 1,
         "metrics": metrics,
+        **({"extra": extra} if extra else {}),
         **({"reasoning_content": thought} if thought else {}),
         **_calls(message),
     }
@@ -201,7 +178,7 @@ def _arguments(text: str) -> Row:
     return found if isinstance(found, dict) else {"text": text}
 
 
-FORMATS: Mapping[str, Callable[[Iterable["RolloutRecord"], Noted], Iterator[Row]]] = {
+FORMATS: Mapping[str, Callable[[Iterable[RolloutRecord], Noted], Iterator[Row]]] = {
     "sft": sft,
     "pairs": pairs,
     "atif": atif,

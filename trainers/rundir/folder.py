@@ -50,15 +50,16 @@ class RunFolder:
         return self.read_json(files.RESULT) or {}
 
     @property
-    def before(self) -> dict[str, Any] | None:
+    def before(self) -> dict[str, Any] | Any:
         """Held-out scores of the untrained weights: ``before["greedy"]["reward"]``; None if none.
 
-        The ways to play are ``greedy`` and ``temperature_1``.
+        The ways to play are ``greedy`` and ``temperature_1``. Its type has ``Any`` for
+        None, so that a script with held-out tasks need not check for None.
         """
         return self._held_out("before")
 
     @property
-    def after(self) -> dict[str, Any] | None:
+    def after(self) -> dict[str, Any] | Any:
         """Held-out scores of the trained weights, as in ``before``."""
         return self._held_out("after")
 

@@ -8,6 +8,8 @@ from evert.trainers.system.files import BATCHES, BEFORE, read_json, read_jsonl
 
 TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"
+MIXED_GROUPS = "env/all/by_group/frac_mixed"
+"""Share of a step's groups whose rewards differ; only these have advantages."""
 FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
 """Share of a step's episodes that failed; 1 if nothing could be learned from them, else 0."""
 LOST = "rollout/lost_groups"

@@ -211,6 +211,7 @@ class PolicyService:
         decode = client.get_tokenizer().decode if asked.texts else None
         ids = asked.prompt
         if isinstance(ids, str):
+            _check_length(ids, client)
             encode = one_at_a_time(client.get_tokenizer()).encode
             ids = [*await off_loop(encode, ids, add_special_tokens=False)]
         prompt = tinker.ModelInput.from_ints(ids)
@@ -233,6 +234,19 @@ class PolicyService:
         else:
             message = f"There is no model {name!r} here. Name one that is offered: {there}."
         return failed(404, "NotServedError", message)
+
+
+def _check_length(text: str, client: Any) -> None:
+    """Refuse a text that cannot fit, before tokenizing it takes seconds and holds up others."""
+    context = context_length_here(client.get_base_model())
+    if context is None or len(text) <= context:
+        return
+    longest = max(map(len, client.get_tokenizer().get_vocab()))
+    if len(text) > context * longest:
+        raise SamplingRequestError(
+            f"The prompt has {len(text):,} characters, and the model's context {context:,} tokens "
+            f"of at most {longest} characters. Send a shorter prompt."
+        )
 
 
 class _Arrivals:

@@ -1,9 +1,7 @@
 """The results of a sweep: the objective of a run, the best values, the table.
 
-The best values have the highest lower end of an interval, not the luckiest run. The interval is the
-mean over the seeds, plus and minus an error from the spread between seeds. That spread is pooled
-over all choices of values, as in an analysis of variance, and the 95 % are for all choices together
-(Bonferroni), whatever their number. If no choice has several seeds, there is no interval.
+The best values have the highest lower end of the interval of their mean over the seeds, not the
+luckiest run. The 95 % are for all choices together; without several seeds there is no interval.
 """
 
 import math
@@ -15,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from evert.bridge.errors import EvertError
+from evert.trainers.episodes.intervals import interval
 from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
@@ -52,25 +51,18 @@ def objective_of(folder: RunFolder, objective: str) -> float:
 
 def rank(runs: Sequence[Run]) -> list[Choice]:
     """The choices of values with a completed run, the best first."""
-    from scipy.stats import t  # type: ignore[import-untyped]
-
     alike: dict[Any, dict[Any, Run]] = defaultdict(dict)
     for run in runs:
         if run.objective is not None:  # a repeated seed is the same run, and tells nothing new
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
             alike[values][run.values.get(SEED)] = run
-    scores = {values: [r.objective or 0.0 for r in same.values()] for values, same in alike.items()}
-    freedom = sum(len(some) - 1 for some in scores.values())
-    squares = sum((score - fmean(some)) ** 2 for some in scores.values() for score in some)
     found = []
-    for values, some in scores.items():
-        low = high = None
-        if freedom:
-            error = math.sqrt(squares / freedom / len(some))
-            half = error * float(t.ppf(1 - 0.025 / len(scores), freedom))
-            low, high = fmean(some) - half, fmean(some) + half
+    samples = {v: [[r.objective or 0.0] for r in same.values()] for v, same in alike.items()}
+    for values, sample in samples.items():
+        others = [other for other in samples.values() if other is not sample]
+        low, high = interval(sample, others=others) or (None, None)
         numbers = tuple(run.number for run in alike[values].values())
-        found.append(Choice(dict(values), fmean(some), low, high, numbers))
+        found.append(Choice(dict(values), fmean(score for [score] in sample), low, high, numbers))
     return sorted(found, key=lambda c: (-(c.mean if c.low is None else c.low), -c.mean))
 
 

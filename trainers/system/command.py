@@ -4,6 +4,7 @@ Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one en
 once. An exception's notes, which mostly say how to resume, are printed below its message.
 """
 
+import _thread
 import asyncio
 import os
 import random
@@ -37,15 +38,16 @@ def run_command(
 ) -> int:
     """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a user's own agent, as with ``python -m``
+    # a user's own agent; last, since the folder may be a stranger's and hold an ``http.py``
+    sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)
     try:
         if HELP & set(arguments):
             print(usage([each for each in arguments if each not in HELP]).rstrip())
             return 0
-        return body(arguments) or 0
+        with _dropped_interrupts_raised():
+            return body(arguments) or 0
     except KeyboardInterrupt as stopped:
         _handle(signal.SIGINT, _leave)
         _handle(signal.SIGTERM, _leave)
@@ -132,6 +134,29 @@ def _second_signal_leaves() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             _handle(number, handler)
+
+
+@contextmanager
+def _dropped_interrupts_raised() -> Iterator[None]:
+    """Inside the block, a Ctrl-C that Python drops, as in a finalizer, is raised after it."""
+    before, over = sys.unraisablehook, threading.Event()
+
+    def raise_later() -> None:
+        if not over.wait(0.05):
+            _thread.interrupt_main(signal.SIGTERM)  # SIGINT may be ignored
+
+    def hook(dropped: "sys.UnraisableHookArgs") -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Thread(target=raise_later, daemon=True).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        over.set()
+        sys.unraisablehook = before
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:

@@ -12,6 +12,7 @@ In reading order:
     warm_up.py     supervised steps before RL, and their data
     held_out.py    plays held-out tasks before and after training
     preflight.py   checks and resolves the settings before the run starts
+    first_steps.py warns of settings that cannot learn
     resuming.py    resumes a run wherever it was stopped
     summary.py     writes figures, samples and the table at the end
 """

@@ -7,6 +7,7 @@ dataset; with ``async_config``, the Cookbook's step of the same number trains on
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,8 +24,18 @@ from evert.trainers.system.files import BATCHES
 
 MOST = 0.5
 """Share of failed episodes above which a step is reported."""
+TOOLS = ("tools/offered", "tools/calls", "tools/markup_in_text")
+"""Metrics that show whether the first step's calls were read."""
+
 NEARLY_ALL = 0.95
 """Share of failed episodes from which a step counts towards ending the run."""
+
+
+UNREAD_CALLS = (
+    "warning: tools were offered, and no call was read in the first step, but {markup} replies in "
+    "{episodes} episodes hold the markup of one: the model may write calls that its renderer does "
+    "not read. `evert model check MODEL` shows the format; the rollouts show the replies."
+)
 
 
 class EpisodesFailedError(EvertError, RuntimeError):
@@ -44,6 +55,7 @@ class Account:
     failures: list[Failure] = field(default_factory=list)
     overflows: list[Failure] = field(default_factory=list)
     teaches: bool = False
+    tools: Counter[str] = field(default_factory=Counter)  # sums of the episodes' tools/... metrics
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "Account":
@@ -55,6 +67,8 @@ class Account:
                 fine = failure.kind == OVERFLOW and teaches
                 (account.overflows if fine else account.failures).append(failure)
             account.teaches |= teaches
+            last = trajectory.transitions[-1].metrics if trajectory.transitions else {}
+            account.tools.update({key: int(last.get(key, 0)) for key in TOOLS})
         return account
 
     def add(self, other: "Account") -> None:
@@ -64,6 +78,7 @@ class Account:
         self.failures += other.failures
         self.overflows += other.overflows
         self.teaches |= other.teaches
+        self.tools += other.tools
 
 
 class Tally:
@@ -79,6 +94,7 @@ class Tally:
     ) -> None:
         self._file, self._say = folder.path / BATCHES, say
         self._next = start
+        self._first = start
         self._patience = min(failed_steps, max(1, steps - start))
         self._open: dict[int, Account] = {}
         self._lost: int | None = None
@@ -166,6 +182,9 @@ class Tally:
         except OSError as error:  # nothing may await this group, so do not raise
             return self.end(error)
         self.tell(f"step {step + 1}", every, skipped=self.has_skipped)
+        offered, calls, markup = (batch.tools[key] for key in TOOLS)
+        if step == self._first and offered and markup and not calls:
+            self._say(UNREAD_CALLS.format(markup=markup, episodes=batch.episodes))
         if failed.share < NEARLY_ALL:
             return self._in_a_row.clear()
         self._in_a_row.append(failed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tinker
 from tinker_cookbook.rl.rollout_strategy import FailFast
 
+from evert.bridge.env.endings import CUT
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.trainers.episodes.failures import Failures
@@ -36,6 +37,8 @@ class Evaluation:
     scores: dict[str, Score]
     samples: list[Episode]
     failures: Failures
+    cut: float = 0.0
+    """Share of the replies that were cut at their caps."""
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
@@ -45,6 +48,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
             [Episode.read(sample) for sample in record["samples"]],
             Failures.read(record["failures"]),
+            float(record.get("cut", 0.0)),  # older records have none
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeldOutError(
@@ -72,7 +76,6 @@ async def score_weights(
             group.options,
             group.seats,
             strict=_fails_fast(config),
-            endpoints_fail=True,
             dialogues=0 if temperature else samples,
             opponents=dataset.opponents,
         )
@@ -81,7 +84,10 @@ async def score_weights(
 
     found = await asyncio.gather(*map(played, TEMPERATURES.values()))
     ways = {way: scores(its, "split")[0] for way, its in zip(TEMPERATURES, found, strict=True)}
-    return Evaluation(ways, found[0][:samples], failures([*found[0], *found[1]]))
+    episodes = [*found[0], *found[1]]
+    cut = sum(episode.metrics.get(CUT, 0) for episode in episodes)
+    share = cut / max(1, sum(episode.turns for episode in episodes))
+    return Evaluation(ways, found[0][:samples], failures(episodes), share)
 
 
 def _fails_fast(config: "Config") -> bool:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can start: its settings, its engine, and its draft of the Config."""
+    """A run that can start: its settings, its engine, its draft of the Config, and warnings."""
 
     settings: TrainSettings
     engine: EngineChoice
     draft: "Draft"
+    warnings: list[str]
+    """What is surely a slip, or cannot learn."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
@@ -42,6 +44,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     from evert.bridge.groups.dataset import load_tasks
     from evert.bridge.groups.group import load_agent
     from evert.trainers.training.cookbook import draft
+    from evert.trainers.training.first_steps import slips
     from evert.trainers.training.tracking import check_tracking
     from evert.trainers.training.warm_up import load_demonstrations
 
@@ -49,8 +52,9 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     check_engine(settings, engine)
     _check_renderer(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
+    loaded = {"train_tasks": tasks}
     if not is_missing(settings.test_tasks):
-        load_tasks(settings.test_tasks)
+        loaded["test_tasks"] = load_tasks(settings.test_tasks)
     make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
     if settings.warm_up_steps:
         load_demonstrations(settings.demonstrations)
@@ -59,7 +63,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
         check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
     drafted = draft(settings, models, len(tasks), embedded=engine.embedded)
     drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
-    return PreparedRun(settings, engine, drafted)
+    return PreparedRun(settings, engine, drafted, slips(settings, loaded))
 
 
 def _check_known(settings: TrainSettings) -> None:
@@ -97,6 +101,7 @@ def _check_renderer(settings: TrainSettings) -> None:
     from evert.bridge.tokens.bases import model_renderer
     from evert.bridge.tokens.pretrained import trusting_code
 
-    if settings.renderer_name or Path(settings.model_name).expanduser().is_dir():
+    is_chosen = settings.renderer_name or settings.chat_template
+    if is_chosen or Path(settings.model_name).expanduser().is_dir():
         with trusting_code(settings.trust_remote_code):
-            model_renderer(settings.model_name, settings.renderer_name)
+            model_renderer(settings.model_name, renderer_of(settings))

@@ -13,14 +13,13 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.episodes.failures import Failures, read_batches, shortened
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.rundir.metrics import TRAIN_REWARD
+from evert.trainers.rundir.metrics import MIXED_GROUPS, TRAIN_REWARD
 from evert.trainers.system import files
 from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
     from evert.trainers.training.held_out import Evaluation
 
-MIXED_GROUPS = "env/all/by_group/frac_mixed"
 LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 
 

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from evert.trainers.episodes.intervals import half_of
 from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
@@ -31,7 +32,7 @@ def steps(index: Index, run: int) -> list[Row]:
     Rewards are of all episodes if the Cookbook wrote summaries, else of the recorded ones;
     ``half`` is half the 95 % interval of the mean, by groups.
     """
-    return index.ask(
+    rows = index.ask(
         """
         WITH chosen AS (
             SELECT split, model, step, max(kind) AS kind, sum(kind = ?) AS recorded
@@ -46,13 +47,12 @@ def steps(index: Index, run: int) -> list[Row]:
         )
         SELECT split, model, step, recorded, count(*) AS groups, sum(n) AS episodes,
             sum(total) / sum(n) AS reward, min(low) AS low, max(high) AS high,
-            sum(low < high) AS mixed,
-            1.96 * sqrt(max(0, avg(mean * mean) - avg(mean) * avg(mean)) / max(1, count(*) - 1))
-                AS half
+            sum(low < high) AS mixed, group_concat(mean) AS half
         FROM groups GROUP BY split, model, step ORDER BY split = 'train', model, step
         """,
         RECORDED, run, run,
     )  # fmt: skip
+    return [row | {"half": half_of([[float(m)] for m in row["half"].split(",")])} for row in rows]
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:

@@ -144,7 +144,8 @@ def _task(task: Any) -> tuple[str, int]:
 
 
 def _ending(row: Row, last: Row) -> str:
-    stops = [name.removeprefix("stop/") for name in last if name.startswith("stop/")]
+    reasons = [name for name in last if name.startswith("stop/") and name != "stop/length"]
+    stops = [name.removeprefix("stop/") for name in reasons]
     return str(row.get("stop_reason") or "") or ", ".join(stops)
 
 

@@ -73,42 +73,56 @@ function smoothed(values) {
   });
 }
 
-/* The ends of an axis: shares show all of 0 to 1, and flat lines show 0. */
-function ends(unit, low, high) {
+/* The ends of an axis: shares show all of 0 to 1, and flat lines show 0. Intervals, from bottom to top,
+   make it at most three times as long. */
+function ends(unit, low, high, bottom = low, top = high) {
+  const size = Math.max(Math.abs(low), Math.abs(high)), reach = Math.max(high - low, size);
+  [low, high] = [Math.max(bottom, low - reach), Math.min(top, high + reach)];
   if (unit.startsWith("share")) [low, high] = [Math.min(low, 0), Math.max(high, 1)];
-  else if (high - low <= Math.max(Math.abs(low), Math.abs(high)) / 10) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 0.01];
+  else if (high - low <= size / 10) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 0.01];
   const margin = 0.05 * (high - low);
   return [low - margin, high + margin];
 }
+const extremes = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/* A panel of lines {name, colour, steps, values, halves}: faint as measured, bold and smoothed;
-   halves are half the 95 % interval of each value. */
+/* A panel of lines {name, colour, steps, values, halves}: faint as measured, bold and smoothed; halves
+   are half the 95 % interval of each value, and are smoothed with it. The legend has the values at the
+   cursor, or the last ones. */
 function panel(title, unit, lines) {
   const box = el("div", { className: "panel" }, el("h3", {}, title), el("p", { className: "quiet" }, unit));
   const style = getComputedStyle(document.documentElement);
   const [ink, grid] = [style.getPropertyValue("--soft"), style.getPropertyValue("--line")];
-  const tables = [], series = [{ label: "step" }], bands = [];
-  const add = (line, values, more) => { tables.push([line.steps, values]); series.push(more); };
-  for (const line of lines.filter((each) => each.steps.length)) {
-    const many = line.values.length >= 10;
+  const digits = (plot, value) => typeof value === "number" ? String(Number(value.toPrecision(4))).replace("-", "\u2212") : "";
+  const tables = [], series = [{ label: "step", value: digits }], bands = [];
+  const add = (line, values, more) => { tables.push([line.steps, values]); series.push({ value: digits, ...more }); };
+  const drawn = lines.filter((each) => each.steps.length), intervals = [];
+  for (const line of drawn) {
+    const many = line.values.length >= 10, shown = many ? smoothed(line.values) : line.values;
     if (line.halves) {
+      const halves = many ? smoothed(line.halves) : line.halves;
       const faint = { label: " ", stroke: "transparent", points: { show: false } };
-      add(line, line.values.map((value, i) => value + line.halves[i]), faint);
-      add(line, line.values.map((value, i) => value - line.halves[i]), faint);
+      const sides = [1, -1].map((sign) => shown.map((value, i) => value + sign * halves[i]));
+      for (const side of sides) add(line, side, faint);
+      intervals.push(...sides.flat());
       bands.push({ series: [series.length - 2, series.length - 1], fill: line.colour + "2a" });
     }
     if (many) add(line, line.values, { label: " ", stroke: line.colour + "55", width: 1, points: { show: false } });
-    add(line, many ? smoothed(line.values) : line.values,
+    add(line, shown,
       { label: line.name || "value", stroke: line.colour, width: 2, dash: line.dash, points: { show: !many, size: 6 } });
   }
   if (!tables.length) return null;
+  const measured = extremes(drawn.flatMap((line) => line.values)), whole = extremes([...measured, ...intervals]);
+  const last = (plot) => { if (plot.legend.idx === null)
+    plot.setLegend({ idxs: plot.data.map((values) => values.findLastIndex((value) => typeof value === "number")) }, false); };
   requestAnimationFrame(() => {
     if (!box.isConnected) return;
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false } };
     new uPlot({
       width: box.clientWidth - 24, height: 200, series, bands, legend: { show: true },
-      scales: { x: { time: false }, y: { range: (_, low, high) => ends(unit, low, high) } }, cursor: { y: false },
-      axes: [{ ...axis, size: 30, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5] }, { ...axis, size: 56 }],
+      scales: { x: { time: false }, y: { range: () => ends(unit, ...measured, ...whole) } }, cursor: { y: false },
+      axes: [{ ...axis, size: 30, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5] },
+        { ...axis, size: 56, values: (plot, ticks) => ticks.map((tick) => digits(plot, tick)) }],
+      hooks: { ready: [last], setLegend: [last] },
     }, uPlot.join(tables), box);
     for (const row of box.querySelectorAll(".u-series"))
       row.hidden = !row.querySelector(".u-label").textContent.trim();
@@ -172,7 +186,7 @@ async function showRun(id) {
   where([["run", id], run.name]);
   const trained = run.stages.filter((stage) => stage.split === "train");
   const lastStep = trained.at(-1);
-  const halves = new Map(trained.map((stage) => [stage.step + 1, stage.half]));
+  const halves = new Map(trained.filter((stage) => stage.half !== null).map((stage) => [stage.step + 1, stage.half]));
   const draw = (each) => panel(each.title, each.unit, [{ name: "", colour: colourOf(0), ...each,
     halves: each.key === "env/all/reward/total" && each.steps.every((step) => halves.has(step))
       ? each.steps.map((step) => halves.get(step)) : null }]);
@@ -213,13 +227,15 @@ async function showRun(id) {
 
 function shares(parts) {
   const whole = Object.values(parts).reduce((a, b) => a + b, 0) || 1;
-  return el("div", { className: "share" }, Object.entries(parts).map(([name, seconds], place) => {
+  const named = Object.entries(parts).map(([name, seconds], place) => {
     const words = `${name} ${(100 * seconds / whole).toFixed(0)} % (${count(Math.round(seconds))} s)`;
-    const part = el("div", { title: words }, words);
+    const [part, mark] = [el("div", { title: words }), el("span", { className: "swatch" })];
     part.style.width = `${100 * seconds / whole}%`;
     part.style.background = colours[place] || "#777";
-    return part;
-  }));
+    mark.style.setProperty("--run", colours[place] || "#777");
+    return [part, el("span", {}, mark, " ", words)];
+  });
+  return [el("div", { className: "share" }, named.map(([part]) => part)), el("div", { className: "tools" }, named.map(([, words]) => words))];
 }
 
 // -- a step ----------------------------------------------------------------------------------------
@@ -286,7 +302,7 @@ async function showEpisode(...ids) {
   const many = found.length > 1;
   return [
     el("h1", {}, many ? "Two episodes" : `Episode, reward ${number(entry.reward, 3)}`),
-    about(cut(entry.task, 200)),
+    entry.task && about("task ", cut(entry.task, 200)),
     el("div", { className: "tools" }, "colour of tokens", colour("none", "text alone"),
       colour("probability", "the redder, the less probable when sampled"),
       colour("advantage", "blue: the episode earned more than its group's mean; orange: less"),
@@ -311,7 +327,8 @@ function talk(found) {
     return el("section", { className: "turn", id: "turn" + place },
       el("h5", {}, [`turn ${place + 1}`, several && logs.caller && `called by ${text(logs.caller)}`,
         typeof step.ob_len === "number" && `${counted(step.ob_len, "token")} in, ${count(step.ac_len)} out`,
-        step.reward ? `reward ${number(step.reward, 3)}` : ""].filter(Boolean).join(" \u00b7 "),
+        step.reward ? `reward ${number(step.reward, 3)}` : "",
+        (step.metrics || {}).given_up && "given up: the agent never read this reply"].filter(Boolean).join(" \u00b7 "),
       anew.has(place) && el("span", { className: "new" }, " \u00b7 a new sequence")),
       list(call.tools).length > 0 && el("details", {}, el("summary", {}, counted(call.tools.length, "tool")),
         el("pre", {}, JSON.stringify(call.tools, null, 1))),

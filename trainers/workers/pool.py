@@ -56,7 +56,7 @@ class PoolRollouts(WorkerExecutor):
             WorkerLost: The process died before it was ready, or was not ready in time.
         """
         path = [os.path.join(os.getcwd(), folder) for folder in sys.path]
-        command = sys.executable, "-c", BOOT, repr(path)
+        command = sys.executable, "-P", "-c", BOOT, repr(path)
         start = asyncio.get_running_loop().subprocess_exec
         _, worker = await start(
             PoolWorker, *command, stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True

@@ -22,6 +22,8 @@ FIELDS = field_policy("anthropic_messages")
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": []}
 """Details of the refusal of ``thread``: the SDK's tool runner then sends the whole history."""
 
+_NOTHING_CACHED = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -48,10 +50,9 @@ class AnthropicMessages(Dialect):
         messages, prefill = _split(
             _joined([*_read_all(fields.read_messages(body.get("messages")))])
         )
-        wanted = read_format(
-            _format_of(body), forced_tools(kind, named, tools), "output_config.format"
-        )
-        if prefill and wanted is not None:
+        must_call = forced_tools(kind, named, tools)
+        wanted = read_format(_format_of(body), must_call, "output_config.format", tools=tools)
+        if prefill and wanted is not None and wanted.is_asked_for:
             raise bad_request(
                 "The last message is the assistant's, which begins the reply, and a format or a "
                 "tool is required: only one of both is possible. End with the user's message.",
@@ -64,6 +65,7 @@ class AnthropicMessages(Dialect):
             fields.read_cap(body, "max_tokens"),
             fields.read_stop(body.get("stop_sequences"), "stop_sequences"),
             wanted,
+            one_call=shapes.get(choice, "disable_parallel_tool_use") is True,
             may_call=kind != "none",
             train=fields.read_train(body),
             prefill=prefill,
@@ -89,6 +91,8 @@ class AnthropicMessages(Dialect):
                 "output_tokens": reply.completion_tokens,
                 "cache_creation_input_tokens": 0,
                 "cache_read_input_tokens": 0,
+                "cache_creation": _NOTHING_CACHED,
+                "service_tier": "standard",
             },
         }
 
@@ -132,7 +136,8 @@ def _read_tool(tool: object, place: str) -> dict[str, Any]:
             "functions: {'name': ..., 'input_schema': ...}.",
             param=place,
         )
-    return shapes.function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+    schema, strict = tool.get("input_schema"), tool.get("strict")
+    return shapes.function_tool(tool.get("name"), tool.get("description"), schema, strict)
 
 
 def _read_system(system: object) -> list[dict[str, Any]]:
@@ -198,10 +203,10 @@ def _read_assistant(blocks: Iterator[tuple[Any, str]]) -> dict[str, Any]:
 
 
 def _read_tool_use(block: Mapping[str, Any], place: str) -> dict[str, Any]:
-    given = block.get("input")
-    if not isinstance(given, Mapping):
-        raise bad_request(f"{place}.input must be an object, got {given!r:.200}.")
-    return shapes.function_call(block.get("id"), block.get("name"), json.dumps(given))
+    arguments = {} if fields.is_absent(block.get("input")) else block["input"]
+    if not isinstance(arguments, Mapping):
+        raise bad_request(f"{place}.input must be an object, got {arguments!r:.200}.")
+    return shapes.function_call(block.get("id"), block.get("name"), json.dumps(arguments))
 
 
 def _read_user(blocks: Iterator[tuple[Any, str]], role: str) -> Iterator[dict[str, Any]]:

@@ -45,7 +45,10 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
         tools,
         fields.read_cap(body, "max_tokens", "max_completion_tokens"),
         fields.read_stop(body.get("stop")),
-        read_format(body.get("response_format"), must_call, "response_format", "json_schema"),
+        read_format(
+            body.get("response_format"), must_call, "response_format", "json_schema", tools=tools
+        ),
+        one_call=not fields.read_flag(body, "parallel_tool_calls", absent=True),
         may_call=choice != "none",
         logprobs=fields.read_flag(body, "logprobs"),
         train=fields.read_train(body),
@@ -77,11 +80,21 @@ def _written(reply: Reply, id: str, model: str) -> dict[str, Any]:
         choice["logprobs"] = {"content": written_logprobs(reply.logprobs), "refusal": None}
     usage = {
         "prompt_tokens": reply.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens": reply.completion_tokens,
+        "completion_tokens_details": _COMPLETION_DETAILS,
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
     head = {"id": id, "object": "chat.completion", "created": int(time.time()), "model": model}
-    return {**head, "choices": [choice], "usage": usage}
+    return {**head, "service_tier": "default", "choices": [choice], "usage": usage}
+
+
+_COMPLETION_DETAILS = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
 
 
 class ChatCompletions(Dialect):
@@ -110,7 +123,7 @@ class ChatCompletions(Dialect):
 def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
     [choice] = whole["choices"]
     message = choice["message"]
-    head = {name: whole[name] for name in ("id", "created", "model")}
+    head = {name: whole[name] for name in ("id", "created", "model", "service_tier")}
     head["object"] = "chat.completion.chunk"
     if include_usage:
         head["usage"] = None

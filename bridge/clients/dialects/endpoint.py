@@ -61,6 +61,9 @@ EVENTS = "text/event-stream"
 COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
 """The path endings of requests that only count tokens."""
 
+UNSERVED = ("/completions", "/complete", "/responses/compact", "/messages/batches")
+"""The path endings of requests that call a model in a way that is not served here."""
+
 LONG_PROMPT = 20_000
 """Bytes whose tokens take some milliseconds to count; longer prompts are counted in a thread."""
 
@@ -148,6 +151,7 @@ class Endpoint:
         self._numbers = itertools.count()
         self._prefix = secrets.token_hex(6)  # an agent may see the ids of several rollouts
         self._chat = ChatCompletions(model)
+        self._unserved = ChatCompletions(model)
         self._responses = Responses(model)
         self._anthropic = AnthropicMessages(model)
         self._gemini = Gemini(model)
@@ -187,7 +191,10 @@ class Endpoint:
         return f"{self._prefix}{next(self._numbers)}"
 
     def match(self, method: str, path: str) -> Dialect | None:
-        """Return the API that a request's path names; None if it names none."""
+        """Return the API that a request's path names; None if it names none.
+
+        Paths that call a model but are not served have an API too, so that ``read`` refuses them.
+        """
         path = path.rstrip("/")
         if method != "POST":
             return None
@@ -197,6 +204,8 @@ class Endpoint:
             return self._responses
         if path.endswith(("/messages", "/messages/count_tokens")):
             return self._anthropic
+        if path.endswith(UNSERVED):
+            return self._unserved
         return self._gemini if method_of(path) else None
 
     # -- calls -----------------------------------------------------------------------------------
@@ -241,15 +250,15 @@ class Endpoint:
         except REFUSALS as error:
             return call.refused(error)
 
-    async def reply_to(self, call: Call) -> Reply:
-        """Return the reply to a call.
+    async def reply_to(self, call: Call, has_reader: Callable[[], bool] = lambda: True) -> Reply:
+        """Return the reply to a call; see ``Episode.call``.
 
         Raises:
             openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call is refused, or its
                 frozen model has failed (code ``model_failed``).
         """
         with _failures_named(call):
-            return await self.episode.call(call.request)
+            return await self.episode.call(call.request, has_reader)
 
     def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
         """Return a request to one of the APIs, or the answer to any other request."""
@@ -271,6 +280,8 @@ class Endpoint:
         """Return a request's model call, or the answer to a count or to a bad request."""
         if isinstance(sent, Answer):
             return sent
+        if sent.dialect is self._unserved:
+            return _not_found("POST", sent.path)
         try:
             request = self.asked(sent.dialect.read(sent.body))
             if sent.path.endswith(COUNTS):

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
 
 
-HOSTED_TOOLS = frozenset(_table()["responses"]["hosted_tools"])
-"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy never sees them."""
+BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
+"""Tools that OpenAI defines. Coding agents offer them beside their own; the policy never sees them.
+"""
 
 
 def field_policy(api: str) -> FieldPolicy:
@@ -33,9 +34,14 @@ def field_policy(api: str) -> FieldPolicy:
 
 
 def read_format(
-    value: object, must_call: tuple[str, ...], param: str, within: str = ""
+    value: object,
+    must_call: tuple[str, ...],
+    param: str,
+    within: str = "",
+    *,
+    tools: Sequence[Any] | None = None,
 ) -> ReplyFormat | None:
-    """Read the format from a field: an object with a type and a schema, or absent.
+    """Read the format from a field (an object with a type and a schema, or absent) and the tools.
 
     ``within`` is the key of the inner object that has the schema; "": the field itself has it.
     None: any reply will do.
@@ -52,7 +58,15 @@ def read_format(
             "'json_schema'.",
             param=param,
         )
-    return ReplyFormat(text, must_call) if text is not None or must_call else None
+    strict = tuple(_strict_schemas(tools or ()))
+    return ReplyFormat(text, must_call, strict) if text is not None or must_call or strict else None
+
+
+def _strict_schemas(tools: Sequence[Any]) -> Iterator[tuple[str, object]]:
+    for tool in tools:
+        function = get(tool, "function")
+        if get(function, "strict") is True and isinstance(get(function, "parameters"), Mapping):
+            yield str(get(function, "name")), get(function, "parameters")
 
 
 def schema_text(schema: object, param: str) -> str:
@@ -72,7 +86,7 @@ def schema_text(schema: object, param: str) -> str:
 def forced_tools(
     choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """Return the tools of which the reply has to call one; none if it may be any reply."""
+    """Return the tools, one of which the reply must call; none if it may be any reply."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
     if named is not None:
         if named not in names:

@@ -126,6 +126,7 @@ class Gemini(Dialect):
             "candidates": [candidate],
             "usageMetadata": {
                 "promptTokenCount": reply.prompt_tokens,
+                "promptTokensDetails": [{"modality": "TEXT", "tokenCount": reply.prompt_tokens}],
                 "candidatesTokenCount": reply.completion_tokens,
                 "totalTokenCount": reply.prompt_tokens + reply.completion_tokens,
             },

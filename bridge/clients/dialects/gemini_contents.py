@@ -43,7 +43,7 @@ def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
 def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     fields = read_fields(content, place)
     role = fields.get("role", "user")
-    if role not in ("user", "model", "function"):
+    if role not in ("user", "model", "function", "tool"):
         raise unexpected(place, content, "an object whose role is 'user' or 'model'.")
     parts = _part_list(fields, place)
     if not parts and role != "model":

@@ -4,7 +4,7 @@ https://platform.openai.com/docs/api-reference/responses
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -48,26 +48,28 @@ class Responses(Dialect):
         fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
         offered = None if choice == "none" else fields.read_tool_list(body.get("tools"))
-        tools = [*read_tools(offered or ())] or None
+        tools, left_out = read_tools(offered or ())
+        must_call = _must_call(choice, tools, left_out)
         text = fields.read_object(body.get("text"), "text") or {}
         return ChatRequest(
             fields.read_model(body.get("model"), self._default_model),
             [*_read_instructions(body.get("instructions")), *self._messages(body)],
-            tools,
+            tools or None,
             fields.read_cap(body, "max_output_tokens"),
             (),
-            read_format(text.get("format"), _must_call(choice, tools), "text.format"),
+            read_format(text.get("format"), must_call, "text.format", tools=tools),
+            one_call=not fields.read_flag(body, "parallel_tool_calls", absent=True),
             may_call=choice != "none",
             logprobs=LOGPROBS in fields.read_list(body.get("include"), "include", "strings"),
             train=fields.read_train(body),
+            left_out=left_out,
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
         """Return the conversation without instructions, which apply to one response only."""
-        new = read_input(body.get("input"))
-        previous = body.get("previous_response_id")
+        new, previous = body.get("input"), body.get("previous_response_id")
         if fields.is_absent(previous):
-            return new
+            return read_input(new)
         known = self._conversations.get(previous) if isinstance(previous, str) else None
         if known is None:
             raise bad_request(
@@ -75,7 +77,7 @@ class Responses(Dialect):
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return [*known, *new]
+        return [*known, *(read_input(new) if new != [] else ())]
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
@@ -216,7 +218,13 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
 
 
-def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
+def _must_call(choice: object, tools: list[Any], left_out: Sequence[str]) -> tuple[str, ...]:
+    if choice == "required" and left_out and not tools:
+        raise bad_request(
+            f"'tool_choice'='required' needs tools to choose from. evert shows the policy no tools "
+            f"that OpenAI defines ({', '.join(left_out)}): offer functions.",
+            param="tools",
+        )
     kind = get(choice, "type")
     if kind == "allowed_tools" and get(choice, "mode") == "auto":
         return ()
@@ -236,7 +244,7 @@ def _head(request: ChatRequest, number: str, body: Mapping[str, Any]) -> dict[st
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
         "model": request.model,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "previous_response_id": body.get("previous_response_id"),
         "temperature": None,
         "tool_choice": body.get("tool_choice") or "auto",

@@ -12,8 +12,8 @@ from typing import Any
 from tinker_cookbook.renderers.base import ToolCall
 
 from evert.bridge.chat.bad_requests import unexpected
-from evert.bridge.chat.fields import json_object
-from evert.bridge.clients.dialects.fields import HOSTED_TOOLS
+from evert.bridge.chat.fields import json_object, warn_once
+from evert.bridge.clients.dialects.fields import BUILT_IN_TOOLS
 from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
@@ -32,18 +32,29 @@ _CUSTOM_PARAMETERS = {
 }
 
 
-def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> Iterator[Any]:
-    """Yield tools in the form of chat completions, without hosted ones."""
+def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """Return tools in the form of chat completions, and the kinds of those that are left out."""
+    read = [*_read_tools(tools, "tools", "")]
+    left_out = tuple(tool for tool in read if isinstance(tool, str))
+    for kind in left_out:
+        warn_once(kind, "An agent offers OpenAI's tool %.100r, which evert cannot show a policy")
+    return [tool for tool in read if not isinstance(tool, str)], left_out
+
+
+def _read_tools(tools: Sequence[Any], place: str, prefix: str) -> Iterator[dict[str, Any] | str]:
+    """Yield tools; of one that is left out, its kind."""
     for tool, where in placed(tools, place):
         kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
-            yield from read_tools(tool["tools"], f"{where}.tools", f"{tool.get('name')}.")
+            yield from _read_tools(tool["tools"], f"{where}.tools", f"{tool.get('name')}.")
         elif kind in ("function", "custom"):
             schema = _CUSTOM_PARAMETERS if kind == "custom" else tool.get("parameters")
             name = _prefixed(prefix, tool.get("name"))
-            yield function_tool(name, tool.get("description"), schema)
-        elif not isinstance(kind, str) or _DATED.sub("", kind) not in HOSTED_TOOLS:
+            yield function_tool(name, tool.get("description"), schema, tool.get("strict"))
+        elif not isinstance(kind, str) or _DATED.sub("", kind) not in BUILT_IN_TOOLS:
             raise unexpected(where, tool, _TOOLS)
+        else:
+            yield kind
 
 
 def _prefixed(prefix: str, name: object) -> object:

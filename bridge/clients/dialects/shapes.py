@@ -19,9 +19,13 @@ def placed(values: Iterable[Any], place: str) -> Iterator[tuple[Any, str]]:
     return ((value, f"{place}[{index}]") for index, value in enumerate(values))
 
 
-def function_tool(name: object, description: object, parameters: object) -> dict[str, Any]:
-    """Return the definition of a tool."""
+def function_tool(
+    name: object, description: object, parameters: object, strict: object = None
+) -> dict[str, Any]:
+    """Return the definition of a tool; ``strict`` True: its calls have to fit ``parameters``."""
     function = {"name": name, "description": description, "parameters": parameters}
+    if strict is True:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

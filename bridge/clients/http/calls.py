@@ -10,7 +10,7 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -36,8 +36,12 @@ REMEMBERED = 8  # latest answered calls of a rollout that a retry can find
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    reply: "asyncio.Task[Reply]"
     clients: int = 0
+    is_sent: bool = False
+    reply: "asyncio.Task[Reply]" = field(init=False)
+
+    def has_reader(self) -> bool:
+        return self.is_sent or self.clients > 0
 
 
 class Calls:
@@ -92,8 +96,11 @@ class Calls:
         pending.clients += 1
         try:
             if call.stream:
-                return await _streamed(request, call, pending.reply)
-            return await send(request, whole(await _answer(call, pending.reply)))
+                response = await _streamed(request, call, pending.reply)
+            else:
+                response = await send(request, whole(await _answer(call, pending.reply)))
+            pending.is_sent = True
+            return response
         finally:
             pending.clients -= 1
             if pending.clients == 0 and not pending.reply.done():
@@ -104,10 +111,11 @@ class Calls:
         known = self._pending.get(identity)
         if is_retry and known is not None and not known.reply.cancelled():
             return known
-        reply = asyncio.create_task(self._endpoint.reply_to(call), name="http")
-        reply.add_done_callback(_retrieve)
-        pending = self._pending[identity] = _Pending(reply)
+        pending = self._pending[identity] = _Pending()
         self._pending.move_to_end(identity)
+        reply = self._endpoint.reply_to(call, pending.has_reader)
+        pending.reply = asyncio.create_task(reply, name="http")
+        pending.reply.add_done_callback(_retrieve)
         return pending
 
 

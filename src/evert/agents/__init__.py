@@ -15,10 +15,12 @@ installed with evert.
     recipe.py              what these four share: their options, and how they make the agent
     process.py             ``ProcessAgent``: an agent that is a command
     commands.py            runs the commands of one episode
+    laying.py              writes an episode's files without following links
     supervisor.py          the process that starts one command, and ends all that it started
     variables.py           the environment variables that a command gets
     sandboxed.py           whether a command runs in a sandbox, and in which
     sandbox.py             a sandbox without a daemon: what a program sees
+    seccomp.py             the system calls that a sandbox refuses
     installed.py           the folders of installed programs that a sandbox has to show
     relay.py               forwards connections from a sandbox to the model
     cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent

@@ -20,14 +20,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, TypeAlias
 
 import psutil
 
 from evert.agents import supervisor
+from evert.agents.laying import lay
 from evert.agents.sandbox import Sandbox
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
@@ -130,18 +131,15 @@ class Place:
             room, inner = room_of(name)
             if room not in self.rooms:
                 continue
-            path = self.rooms[room] / inner
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.is_dir():  # an earlier command may have left a link or a named pipe
-                path.unlink(missing_ok=True)
-            if isinstance(content, str):
-                path.write_text(self.fill(content), encoding="utf-8")
-            elif isinstance(content, bytes):
-                path.write_bytes(content)
-            elif content.is_dir():
-                shutil.copytree(content, path, symlinks=True, dirs_exist_ok=True)
-            else:
-                shutil.copy(content, path)
+            written = self.fill(content).encode() if isinstance(content, str) else content
+            try:
+                lay(self.rooms[room], PurePath(inner), written)
+            except (NotADirectoryError, IsADirectoryError) as error:
+                raise CommandError(
+                    f"The file {name!r} cannot be written to {self.rooms[room]}: {error}. evert "
+                    "follows no link, which an earlier episode's command may have left there. "
+                    "Remove what is in the way, or leave out cwd=, for a new folder each time."
+                ) from error
 
     async def run(
         self, command: Sequence[str], role: str, sandbox: Sandbox | None = None
@@ -150,9 +148,12 @@ class Place:
         filled = [self.fill(argument) for argument in command]
         if sandbox is not None:
             self._look_for(filled[0])
-        whole = filled if sandbox is None else sandbox.command(filled)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process, said = self._supervised(whole, filled[0], out, err), b""
+        with ExitStack() as stack:
+            out, err = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            whole, descriptors = filled, list[int]()
+            if sandbox is not None:
+                whole, descriptors = stack.enter_context(sandbox.command(filled))
+            process, said = self._supervised(whole, descriptors, filled[0], out, err), b""
             try:
                 said = await _said(process)
             finally:
@@ -178,7 +179,12 @@ class Place:
             raise CommandError(self._not_started(program, why))
 
     def _supervised(
-        self, command: list[str], program: str, out: IO[bytes], err: IO[bytes]
+        self,
+        command: list[str],
+        descriptors: list[int],
+        program: str,
+        out: IO[bytes],
+        err: IO[bytes],
     ) -> "Process":
         """Start a command's supervisor. Input, or the end of its input, makes it end everything."""
         outputs = [out.fileno(), err.fileno()]
@@ -191,7 +197,7 @@ class Place:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=err,
-                pass_fds=outputs,
+                pass_fds=[*outputs, *descriptors],
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a null character in an argument

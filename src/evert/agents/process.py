@@ -186,6 +186,11 @@ class ProcessAgent:
         outside = self.cwd is not None and judged is None
         folder = Path(self.cwd or "").resolve() if outside else scratch / "work"
         home, temporary = scratch / "home", scratch / "tmp"
+        if address.socket is not None and outside and scratch.is_relative_to(folder):
+            raise InvalidAgentError(
+                f"cwd={str(self.cwd)!r} holds {scratch.parent}, where episodes and judges have "
+                "their folders, so a command could write them. Choose another cwd=, or set TMPDIR."
+            )
         for one in (folder, home, temporary):
             one.mkdir(parents=True, exist_ok=True)
         values = {
@@ -224,14 +229,14 @@ class ProcessAgent:
     def _sandbox(
         self, address: Address, writable: Sequence[Path], judged: Place | None
     ) -> Sandbox | None:
-        command = self.command_in_sandbox
+        judge = [*map(str, self.reward)] if isinstance(self.reward, (list, tuple)) else []
+        command = self.command_in_sandbox if judged is None else judge
         if judged is not None and judged.sandbox is not None:
-            command = [*self.reward]  # type: ignore[misc]  # only a reward command has a judge
             writable = [*writable, *judged.sandbox.writable.values()]
         own = {name: text for name, text in self.env.items() if text is not None}
         # the trainer's PYTHONPATH names folders of work, which may hold anything, not programs
         variables = {**harmless(os.environ), "PYTHONPATH": "", **own}
-        return sandbox_of(self.sandbox, command, variables, writable, address)
+        return sandbox_of(self.sandbox, command, judge, variables, writable, address)
 
     async def _set_up(self, place: Place) -> None:
         if callable(self.setup):

@@ -1,12 +1,14 @@
 """A sandbox without a daemon, made by bubblewrap (Linux): a program sees only what it is given.
 
     sandbox = Sandbox(writable={"/work": folder}, ports={8000: socket}, folder="/work")
-    subprocess.run(sandbox.command(["python3", "main.py"]), env={"PATH": os.defpath})
+    with sandbox.command(["python3", "main.py"]) as (command, descriptors):
+        subprocess.run(command, env={"PATH": os.defpath}, pass_fds=descriptors)
 
 A sandbox lists what is visible: the system's folders, read-only, and the paths that are named.
 Everything else is missing: home folders, ``/run`` and ``/var`` with their sockets, the folders of
 training runs. The program has its own ``/tmp``, ``/dev`` (harmless devices), process ids and shared
-memory; it has no capabilities, and cannot make further namespaces. All its processes are killed
+memory; it has no capabilities, and cannot make further namespaces. A filter refuses system calls
+that reach beyond the sandbox, such as those for keys (``seccomp.py``). All its processes are killed
 when it ends, or when the process that ran the command ends.
 
 Its only network is its own loopback. There ``relay.py`` listens on the ``ports``, and forwards each
@@ -16,16 +18,19 @@ connection to a Unix socket outside.
 """
 
 import os
+import platform
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from evert.agents import relay
+from evert.agents.seccomp import MACHINES, seccomp_filter
 
 SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /opt /nix /gnu"
 """Where systems keep programs, their libraries and settings."""
@@ -40,6 +45,9 @@ APART = [
 
 SETTINGS = "sys sysrq-trigger fs driver acpi scsi mtrr"
 """Files of ``/proc`` that change kernel settings; root may write them even without capabilities."""
+
+OF_OTHERS = "kcore keys key-users kmsg latency_stats sched_debug timer_list"
+"""Files of ``/proc`` that tell of the whole machine, such as its users' keys."""
 
 OWN = {
     "/proc": ["--proc", "/proc"],
@@ -89,30 +97,29 @@ class Sandbox:
 
     If one path inside lies in another, each keeps its own access: a read-only folder in a writable
     one stays read-only, and cannot be moved together with its parent. A path outside that is a link
-    is followed, so it must not be a link that a program in an earlier sandbox could have made. The
-    program can use the keys of the kernel's session keyring, unless the caller joins a new keyring
-    before it runs the command.
+    is followed, so it must not be a link that a program in an earlier sandbox could have made.
 
     Attributes:
         writable: Files and folders to read and write: path inside -> path outside.
-        readonly: Files and folders to read; by default the system's, ``system_folders()``.
+        readonly: Files and folders to read, beside the system's, ``system_folders()``.
         hidden: Files and folders that cannot be read; their paths inside and outside are equal.
         ports: Ports of 127.0.0.1 inside -> the Unix socket outside that each is forwarded to.
         folder: Where inside a program starts; None: the caller's folder, or ``/``.
     """
 
     writable: Mapping[str, Path] = field(default_factory=dict)
-    readonly: Mapping[str, Path] = field(default_factory=system_folders)
+    readonly: Mapping[str, Path] = field(default_factory=dict)
     hidden: Collection[str] = field(default_factory=kept_from_others)
     ports: Mapping[int, Path] = field(default_factory=dict)
     folder: str | None = None
 
-    def command(self, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs ``argv`` in a new sandbox.
+    @contextmanager
+    def command(self, argv: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
+        """The command that runs ``argv`` in a new sandbox, and descriptors that it must inherit.
 
-        ``argv`` inherits the command's environment, input and outputs, and its inheritable
-        descriptors. The exit status is that of ``argv``; 128 + N if signal N killed it; 127 if
-        there is no such program inside.
+        It can be run once, before the block ends. ``argv`` inherits its environment, input and
+        outputs, and further inheritable descriptors. The exit status is that of ``argv``; 128 + N
+        if signal N killed it; 127 if there is no such program inside.
 
         Raises:
             ValueError: A path inside is not absolute, or has ".." in it.
@@ -125,19 +132,27 @@ class Sandbox:
                     "'..'."
                 )
         ordered = sorted(mounts, key=lambda path: PurePosixPath(path).parts)
-        return [
-            *(shutil.which("bwrap") or "bwrap", *APART),
-            *(argument for path in ordered for argument in mounts[path]),
-            *([] if "/" in mounts else ["--remount-ro", "/"]),
-            *(["--chdir", self.folder] if self.folder is not None else []),
-            "--",
-            *self._through_relay(argv),
-        ]
+        with open(os.memfd_create("seccomp"), "w+b") as rules:
+            rules.write(seccomp_filter())
+            rules.seek(0)
+            yield (
+                [
+                    *(shutil.which("bwrap") or "bwrap", *APART, "--seccomp", str(rules.fileno())),
+                    *(argument for path in ordered for argument in mounts[path]),
+                    *([] if "/" in mounts else ["--remount-ro", "/"]),
+                    *(["--chdir", self.folder] if self.folder is not None else []),
+                    "--",
+                    *self._through_relay(argv),
+                ],
+                [rules.fileno()],
+            )
 
     def _named(self) -> dict[str, list[str]]:
+        readonly = {**system_folders(), **self.readonly}
+        hidden = [*(f"/proc/{name}" for name in OF_OTHERS.split()), *self.hidden]
         return {
-            **{path: ["--ro-bind", str(outside), path] for path, outside in self.readonly.items()},
-            **{path: _emptied(path) for path in self.hidden if os.path.lexists(path)},
+            **{path: ["--ro-bind", str(outside), path] for path, outside in readonly.items()},
+            **{path: _emptied(path) for path in hidden if os.path.lexists(path)},
             **{path: ["--bind", str(outside), path] for path, outside in self.writable.items()},
         }
 
@@ -145,7 +160,7 @@ class Sandbox:
         """Mounts for the parents of read-only paths: a parent that is not mounted can be moved."""
         found = {}
         for writable, outside in self.writable.items():
-            for path in [*self.readonly, *self.hidden]:
+            for path in [*system_folders(), *self.readonly, *self.hidden]:
                 for parent in PurePosixPath(path).parents:
                     if writable != "/" and parent.is_relative_to(writable):
                         own = Path(outside, parent.relative_to(writable))
@@ -181,9 +196,12 @@ def sandbox_problem() -> str | None:
         return f"sandboxes are made by bubblewrap, which is for Linux, and this is {sys.platform}"
     if shutil.which("bwrap") is None:
         return f"bubblewrap, which makes it, is not installed: {INSTALL}"
-    tried = subprocess.run(
-        Sandbox().command(["/bin/sh", "-c", ":"]), capture_output=True, text=True, check=False
-    )
+    if platform.machine() not in MACHINES:
+        return f"its filter is for {' and '.join(MACHINES)}, and this is {platform.machine()}"
+    with Sandbox().command(["/bin/sh", "-c", ":"]) as (command, descriptors):
+        tried = subprocess.run(
+            command, capture_output=True, text=True, check=False, pass_fds=descriptors
+        )
     if tried.returncode == 0:
         return None
     words = tried.stderr.strip().rpartition("\n")[2] or f"status {tried.returncode}"

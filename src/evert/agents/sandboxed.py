@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from evert.agents.installed import needed
-from evert.agents.sandbox import Sandbox, sandbox_problem, system_folders
+from evert.agents.sandbox import Sandbox, sandbox_problem
 from evert.bridge.clients.http.connections import LOOPBACK
 from evert.bridge.clients.http.server import RELAYED_PORT, Address
 from evert.bridge.errors import CommandError, InvalidAgentError
@@ -81,21 +81,39 @@ def _say_once(problem: str | None) -> None:
 def sandbox_of(
     choice: bool | list[str] | None,
     command: Sequence[str],
+    judge: Sequence[str],
     variables: Mapping[str, str],
     writable: Sequence[Path],
     address: Address,
 ) -> Sandbox | None:
-    """Return the sandbox of a command; None if the model is not served on a Unix socket."""
+    """Return the sandbox of a command; None if the model is not served on a Unix socket.
+
+    The program and the judge's paths in a writable folder are read-only. Earlier commands may have
+    left links in such a folder, so there neither variables nor links say what to show.
+    """
     if address.socket is None:
         return None
-    named = choice if isinstance(choice, list) else []
     outer = [path for path in writable if not {*writable} & {*path.parents}]
+
+    def is_inside(path: str) -> bool:
+        return any(Path(path).is_relative_to(folder) for folder in outer)
+
+    lists = {name: text.split(os.pathsep) for name, text in variables.items()}
+    outside = {
+        name: os.pathsep.join(path for path in paths if not is_inside(path))
+        for name, paths in lists.items()
+    }
+    named = [
+        *(choice if isinstance(choice, list) else []),
+        *filter(is_inside, [command[0], *judge]),
+    ]
+    readonly = {**needed(command, outside), **{path: Path(path) for path in named}}
     return Sandbox(
         writable={str(path): path for path in outer},
         readonly={
-            **system_folders(),
-            **needed(command, variables),
-            **{path: Path(path) for path in named},
+            path: shown
+            for path, shown in readonly.items()
+            if not is_inside(path) or (os.path.exists(path) and os.path.realpath(path) == path)
         },
         ports={RELAYED_PORT: Path(address.socket)},
     )

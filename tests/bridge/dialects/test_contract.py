@@ -315,7 +315,7 @@ UNREADABLE: dict[str, list[Row]] = {
                 [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}]]),
         bad("messages[1]", second("messages", HI),
             [None, "Hi", {}, {"role": "tool", "content": "5"}, {"role": []}]),
-        bad("None", argument, [None, "x", [], 5],
+        bad("None", argument, ["x", [], 5],
             said="messages[1].content[0].input must be an object, got "),
         bad("tools[1]", second("tools", TOOLS["anthropic"]["tools"][0]),
             [None, "add", {"type": "bash_20250124", "name": "bash"}, {"type": ["custom"]}]),

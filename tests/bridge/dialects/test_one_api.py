@@ -20,7 +20,7 @@ from tests.bridge.sent_back import is_sent_back
 
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.clients.dialects.chat_completions import completion
-from evert.bridge.clients.dialects.fields import HOSTED_TOOLS
+from evert.bridge.clients.dialects.fields import BUILT_IN_TOOLS
 from evert.bridge.clients.dialects.gemini import Gemini
 from evert.bridge.clients.dialects.responses import Responses
 
@@ -84,10 +84,13 @@ def test_custom_tools_are_functions_of_one_text_and_those_of_a_namespace_carry_i
     assert offered(SPACE, ADD) == {"math.add": SCHEMA, "math.run": text, "add": SCHEMA}
 
 
-def test_hosted_tools_are_left_out() -> None:
-    for kind in (*HOSTED_TOOLS, "web_search_2025_08_26"):
+def test_openais_own_tools_are_left_out_and_named() -> None:
+    for kind in (*BUILT_IN_TOOLS, "web_search_2025_08_26"):
         assert [*offered({"type": kind}, ADD)] == ["add"], kind
-        assert RESPONSES.read(tools=[{"type": kind}]).tools is None, kind
+        read = RESPONSES.read(tools=[{"type": kind}])
+        assert (read.tools, read.left_out) == (None, (kind,))
+    refusal = RESPONSES.refusal(tools=[{"type": "shell"}], tool_choice="required")
+    assert "no tools that OpenAI defines (shell): offer functions." in refusal.message
 
 
 def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:

@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import json
+import logging
 import os
 import pickle
 import queue
@@ -44,7 +45,7 @@ from tests.bridge.faces.sdk_calls import (
 from tests.kit import play_without_a_call, reward, user
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import EpisodeEndedError, RemoteModel
+from evert import AgentClient, BlockingAgentClient, EpisodeEndedError, RemoteModel
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients import takeover
 
@@ -320,6 +321,24 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
     assert path == "/v1/models/gemini-2.5-flash:generateContent"
 
 
+async def test_the_log_has_a_line_for_each_request_that_was_sent_and_none_for_taken_over_calls(
+    elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def agent() -> float:
+        for library in (httpx, httpx2):
+            async with library.AsyncClient() as client:
+                for url, model in ((URL, MODEL), (f"{elsewhere.url}/chat/completions", "gpt-4o")):
+                    await client.post(url, json={"model": model, "messages": messages("Hi")})
+        return 1.0
+
+    for name in ("httpx", "httpx2"):
+        caplog.set_level(logging.INFO, name)
+    await play(agent)
+    lines = [r.getMessage() for r in caplog.records if r.name in ("httpx", "httpx2")]
+    assert len(lines) == len(elsewhere.asked) == 2
+    assert all(elsewhere.url in line for line in lines)
+
+
 async def test_what_is_no_model_call_is_not_taken_over(elsewhere: Elsewhere) -> None:
     url = f"{elsewhere.url}/chat/completions"
 
@@ -341,6 +360,34 @@ async def test_what_is_no_model_call_is_not_taken_over(elsewhere: Elsewhere) -> 
     chat = "chat/completions"
     paths = ["models", "embeddings", f"{chat}/x", chat, chat, chat, "models"]
     assert [path for _, path, _ in elsewhere.asked] == [f"/v1/{path}" for path in paths]
+
+
+@pytest.mark.parametrize("path", ["/completions", "/responses/compact"])
+async def test_a_path_of_the_policy_that_is_not_served_is_a_404_that_lists_what_is(
+    path: str, elsewhere: Elsewhere
+) -> None:
+    async def agent() -> float:
+        client = openai.AsyncOpenAI(api_key="unused", base_url=elsewhere.url, max_retries=0)
+        with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. There are POST /v1"):
+            await client.post(path, body={"model": MODEL}, cast_to=object)
+        with pytest.raises(openai.NotFoundError):
+            await client.post(path, body={"model": "another"}, cast_to=object)
+        return 1.0
+
+    await play_without_a_call(agent, policy_names=MODEL)
+    assert [(there, sent["model"]) for _, there, sent in elsewhere.asked] == [
+        (f"/v1{path}", "another")
+    ]
+
+
+def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so() -> None:
+    def agent(client: BlockingAgentClient) -> float:
+        call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
+        with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
+            call.send(None)  # as trio would
+        return 1.0
+
+    asyncio.run(play_without_a_call(agent))
 
 
 async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> None:

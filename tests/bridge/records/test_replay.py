@@ -185,6 +185,19 @@ async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: 
         await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
+async def test_a_runner_that_samples_calls_together_replays_them_in_the_recorded_order(
+    tmp_path: Path,
+) -> None:
+    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
+    env = recorder.watch(ChatAgentEnv(agent))
+    played = await do_parallel_rollout(LaterFirst(), env)
+    recorder.add([played], [env])
+    [record] = read_records(tmp_path)
+    again = ChatAgentEnv(agent, seed=record.row["seed"])
+
+    assert facts(await do_parallel_rollout(ReplayPolicy(record, again), again)) == facts(played)
+
+
 @pytest.mark.parametrize("play", [do_single_rollout, do_parallel_rollout])
 async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
     tmp_path: Path, play: Any

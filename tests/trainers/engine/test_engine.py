@@ -4,12 +4,16 @@ import asyncio
 import gc
 import multiprocessing
 import pickle
+import re
+import signal
+import subprocess
 import sys
 import threading
 import time
 import types as python_types
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,7 @@ from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.sampling import prefill
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, CheckpointStore
 from evert.trainers.engine.training.passes import Passes
+from evert.trainers.engine.training.trainer import Trainer
 
 SdkServiceClient = tinker.ServiceClient
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -378,3 +383,116 @@ def test_an_engine_that_closes_ends_a_pass_before_its_next_micro_batch(
         with pytest.raises(EngineClosedError, match="no longer in use"):
             each.result()
     assert len(passes) == 1
+
+
+SAVES: list[Callable[[Any, str], Any]] = [
+    lambda client, name: client.save_state(name),
+    lambda client, name: client.save_weights_for_sampler(name),
+    lambda client, name: client.save_weights_external(name),
+    lambda client, name: asyncio.run(client.save_state_async(name)),
+    lambda client, name: asyncio.run(client.save_weights_for_sampler_async(name)),
+    lambda client, name: asyncio.run(_save_and_give_up(client, name)),
+]
+
+
+async def _save_and_give_up(client: Any, name: str) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await client.save_state(name).result_async()
+
+
+@pytest.mark.parametrize("ends_with", [None, KeyError, KeyboardInterrupt])
+def test_saves_that_nobody_awaits_are_written_before_the_engine_closes(
+    ends_with: type[BaseException] | None, tiny_model: str, tmp_path: Path
+) -> None:
+    def steps(client: Any) -> None:
+        for seed in range(3):
+            client.forward_backward([datum(seed=seed)], "cross_entropy")
+            client.optim_step(ADAM)
+
+    names = [f"save{number}" for number in range(len(SAVES))]
+    with nullcontext() if ends_with is None else pytest.raises(ends_with):  # noqa: SIM117
+        with embedded_engine(tmp_path, device="cpu", threads=1):
+            client = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+            steps(client)
+            for save, name in zip(SAVES, names, strict=True):
+                save(client, name)
+            idle = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+            steps(idle)
+            if ends_with is not None:
+                raise ends_with
+    written = {file.parent.name: file.parent for file in tmp_path.glob("*/*weights/*/evert.json")}
+    assert sorted(written) == names
+    with embedded_engine(tmp_path / "twin", device="cpu", threads=1):
+        twin = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        steps(twin)
+        expected = loss_of(twin)
+        for folder in written.values():
+            again = tinker.ServiceClient().create_training_client_from_state(str(folder)).result()
+            assert loss_of(again) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_interrupt_while_saves_are_written_names_those_that_are_dropped(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    write = Trainer.save_weights
+
+    def save_three() -> None:
+        with embedded_engine(tmp_path, device="cpu") as engine:
+
+            def interrupted(self: Trainer, folder: Path) -> None:
+                while not engine._closed:
+                    time.sleep(0.01)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                while not engine.saves.interrupted:
+                    time.sleep(0.01)
+                write(self, folder)
+
+            monkeypatch.setattr(Trainer, "save_weights", interrupted)
+            client = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+            for name in ("first", "second", "third"):
+                client.save_state(name)
+
+    with pytest.raises(KeyboardInterrupt):
+        save_three()
+    assert [file.parent.name for file in tmp_path.glob("*/weights/*/evert.json")] == ["first"]
+    assert re.findall(r"weights/(\w+) was not saved: .* interrupted", caplog.text) == [
+        "second",
+        "third",
+    ]
+
+
+def test_a_save_that_failed_is_named_when_the_engine_closes_unless_somebody_knows(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def full(self: Trainer, folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Trainer, "save_optimizer", full)
+    with embedded_engine(tmp_path, device="cpu"):
+        client = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        with pytest.raises(CheckpointError, match="No space left"):
+            client.save_state("known").result()
+        with pytest.raises(CheckpointError, match="No space left"):
+            asyncio.run(client.save_state("known").result_async())
+        client.save_state("lost")
+    assert re.findall(r"(\w+) was not saved: Could not write .* No space", caplog.text) == ["lost"]
+
+
+LEFT_OPEN = """
+import sys, tinker
+from contextlib import ExitStack
+from evert import embedded_engine
+stack = ExitStack()
+stack.enter_context(embedded_engine(sys.argv[2], device="cpu", threads=1))
+tinker.ServiceClient().create_lora_training_client(sys.argv[1]).result().save_state("last")
+"""
+
+
+def test_a_save_is_written_though_the_script_leaves_the_block_open(
+    tiny_model: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", LEFT_OPEN, tiny_model, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [*tmp_path.glob("*/weights/last/evert.json")]

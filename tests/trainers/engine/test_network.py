@@ -1,7 +1,13 @@
 """While the engine is in use, nothing leaves this machine but to hosts that were allowed."""
 
 import asyncio
+import multiprocessing
+import multiprocessing.spawn
+import os
 import socket
+import subprocess
+import sys
+import threading
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +28,7 @@ from evert import AgentError, ChatAgentEnv
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.errors import NetworkRefusedError
 from evert.trainers.engine.common.network import network_is_refused, no_network
+from evert.trainers.engine.embedded import embedded_engine
 
 WAS_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE
 OUTSIDE = ("192.0.2.1", 80)
@@ -90,6 +97,111 @@ def test_the_sdks_own_clients_are_refused_at_once(engine: Engine, monkeypatch: A
         SdkRestClient()
 
 
+def ask_as_a_child(_: object = None) -> tuple[list[str], str]:
+    """Ask for a sampling client: the hosts that were looked up, and the error."""
+    hosts: list[str] = []
+    errors: list[str] = []
+
+    def refuse(host: Any, *_: Any, **__: Any) -> Any:
+        hosts.append(str(host))
+        raise OSError("no network in this test")
+
+    def ask() -> None:
+        try:
+            tinker.ServiceClient().create_sampling_client(base_model="some/model")
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    socket.getaddrinfo = refuse
+    asking = threading.Thread(target=ask, daemon=True)  # the SDK tries again for minutes
+    asking.start()
+    asking.join(30)
+    return hosts, "".join(errors)
+
+
+WITHOUT_EVERT = """
+import socket, sys, tinker
+socket.getaddrinfo = lambda *_, **__: sys.exit("it asked")
+tinker.ServiceClient().create_sampling_client(base_model="some/model")
+"""
+
+
+@pytest.mark.parametrize("key", ["tml-not-a-key", None])
+def test_a_child_process_asks_nobody_and_is_told_what_to_do(
+    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key is None:
+        monkeypatch.delenv("TINKER_API_KEY", raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))  # no stored key
+    else:
+        monkeypatch.setenv("TINKER_API_KEY", key)
+    advice = "serves its own process alone. Pass this process a sampling client as an argument"
+    contexts = [multiprocessing.get_context(how) for how in ("forkserver", "spawn")]
+    with contexts[0].Pool(1) as early:  # its fork server has the environment of before
+        early.apply(os.getpid)
+    with embedded_engine(tmp_path, device="cpu", threads=1):
+        for context in contexts:
+            with context.Pool(1) as pool:
+                hosts, error = pool.apply(ask_as_a_child)
+            assert (hosts, advice in error) == ([], True), error
+        command = [sys.executable, "-c", WITHOUT_EVERT]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert advice in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_at_once_that_the_engine_is_not_there(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    with embedded_engine(tmp_path, device="cpu", threads=1) as engine:
+        service: Any = tinker.ServiceClient()
+        training = service.create_lora_training_client(tiny_model).result()
+        sampling = training.save_weights_and_get_sampling_client().result()
+        busy = threading.Event()
+        engine.loader.submit(busy.wait, 60)
+        loading = service.create_sampling_client(base_model=tiny_model)
+
+        def waits() -> Any:
+            return asyncio.run(loading.result_async())
+
+        ways: list[Callable[[], Any]] = [
+            lambda: service.create_sampling_client(base_model=tiny_model),
+            lambda: service.create_lora_training_client(tiny_model).result(),
+            lambda: training.save_state("x").result(),
+            lambda: sampling.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=1)).result(),
+            lambda: loading.sampler,
+            waits,
+        ]
+        for way in ways:
+            assert _error_in_a_fork(way).startswith("EngineClosedError: This process is a fork of")
+        assert _error_in_a_fork(engine.close) == ""
+        busy.set()
+        assert training.save_state("x").result().path
+
+
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+
+
+def _error_in_a_fork(call: Callable[[], Any]) -> str:
+    here, there = multiprocessing.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            call()
+            there.send("")
+        except Exception as error:
+            there.send(f"{type(error).__name__}: {error}")
+
+    child = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+    child.start()
+    try:
+        assert here.poll(60), "the child hangs"
+        return str(here.recv())
+    finally:
+        child.kill()
+        child.join()
+
+
 def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", OUTSIDE)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry])
@@ -112,13 +224,21 @@ def test_the_hub_is_offline_inside_so_that_cached_models_load_unless_it_is_allow
         assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
 
 
-def test_leaving_the_last_block_restores_everything() -> None:
-    before = (socket.getaddrinfo, socket.socket.connect, dict(vars(socket.socket)))
+def test_leaving_the_last_block_restores_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> tuple[Any, ...]:
+        prepare = multiprocessing.spawn.get_preparation_data
+        here = (socket.getaddrinfo, prepare, dict(vars(socket.socket)))
+        return (*here, {**os.environ, "PYTEST_CURRENT_TEST": ""})
+
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:8000")
+    monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
+    before = state()
     with no_network():
         with pytest.raises(KeyError), no_network():
             raise KeyError
         assert network_is_refused("example.com")
-    assert before == (socket.getaddrinfo, socket.socket.connect, dict(vars(socket.socket)))
+        assert before[-1] != state()[-1]
+    assert before == state()
     assert not network_is_refused("example.com")
 
 

@@ -24,7 +24,7 @@ from tests.trainers.engine.standin import CUDA, Wait, stand_in
 from tinker import types
 
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.training.losses import LOSSES
+from evert.trainers.engine.training.losses import LOSSES, get_loss
 
 HAS_GPU = torch.cuda.is_available()
 standin_only = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
@@ -186,7 +186,7 @@ def datum(number: int, loss: str) -> types.Datum:
     noise = NOISE[number][:, :length]
     tensors = {"logprobs": noise[0] - 4, "advantages": noise[1], "weights": np.ones_like(noise[0])}
     tensors |= {"sequence_ratio_mask": np.ones_like(noise[0])}
-    inputs = {name: torch.from_numpy(tensors[name]) for name in LOSSES[loss].required}
+    inputs = {name: torch.from_numpy(tensors[name]) for name in get_loss(loss).required}
     made = types.Datum(
         model_input=given(row[:-1]),
         loss_fn_inputs={"target_tokens": torch.tensor(row[1:]), **inputs},  # type: ignore[dict-item]

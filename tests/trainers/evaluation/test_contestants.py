@@ -162,7 +162,7 @@ def test_everybody_has_a_digest_of_their_own() -> None:
 def test_a_name_of_nothing_lists_what_may_be_named(run: Path, name: str, said: str) -> None:
     with pytest.raises(ModelNameError, match=said):
         found(name.replace("RUN", str(run)))
-    with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*are: none"):
+    with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*it has none"):
         found("random", {"env": "guess_number"})
     (run / "checkpoints.jsonl").unlink()
     with pytest.raises(ModelNameError, match="has no weights yet"):

@@ -6,13 +6,14 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from tests.kit import ask, asks_blocking
 from tinker_cookbook.rl.rollout_strategy import FailFast
 
 from evert import ScriptedPolicy
-from evert.bridge.errors import AgentError
+from evert.bridge.errors import AgentError, EvertError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.identity import identity_agent
@@ -111,12 +112,46 @@ async def test_an_agents_failure_is_an_episode_without_a_reward() -> None:
     assert failures([episode, replace(episode, failure="")]).kinds == {"agent_error": 1}
 
 
-async def test_an_endpoint_of_the_agents_own_that_is_down_is_no_failure_of_the_agent() -> None:
+REQUEST: Any = httpx.Request("POST", "http://judge.example")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        openai.OpenAIError("no key"),
+        openai.APIConnectionError(request=REQUEST),
+        EvertError("raised by the agent"),
+        ExceptionGroup("of a task group", [openai.OpenAIError("inside")]),
+        SystemExit(3),
+        asyncio.CancelledError("by the agent"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_an_agent_raises_only_its_own_episode_fails(error: BaseException) -> None:
     async def agent(client: Any, task: str) -> float:
+        await ask(client, task)
+        if task == "fails":
+            raise error
+        return 1.0
+
+    found = await play(plan("a", "fails", "b"), player(agent))
+    assert [episode.reward for episode in found] == [1.0, None, 1.0]
+    assert (found[1].failure, bool(found[1].error)) == ("agent_error", True)
+    assert 'test_episodes.py", line ' in found[1].traceback
+
+
+@pytest.mark.parametrize("seats", [(), ("a", "b")])
+async def test_a_policys_endpoint_that_is_down_ends_the_evaluation(seats: tuple[str, ...]) -> None:
+    async def agent(client: Any, task: str) -> float:
+        await ask(client.seat("a") if seats else client, task)  # the other seat waits meanwhile
+        return 1.0
+
+    def nobody_answers(prompt: str) -> str:
         raise openai.OpenAIError("nobody answers")
 
+    policy = ScriptedPolicy(nobody_answers)
     with pytest.raises(openai.OpenAIError, match="nobody answers"):
-        await play(plan("a", "b"), player(agent))
+        await play(plan("a"), Player(lambda seed: agent, lambda env, seed: policy, seats=seats))
 
 
 CONFIG: Any = SimpleNamespace(

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import random
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -14,6 +15,7 @@ from scipy.stats import binomtest  # type: ignore[import-untyped]
 from tests.nightly import IS_NIGHT
 
 from evert.envs.games import Game, Metric
+from evert.trainers.episodes.intervals import half_of, interval
 from evert.trainers.episodes.playing import Episode
 from evert.trainers.episodes.scores import (
     Score,
@@ -21,8 +23,6 @@ from evert.trainers.episodes.scores import (
     as_play_table,
     as_table,
     counted,
-    interval,
-    mean_error,
     scores,
 )
 
@@ -40,24 +40,32 @@ def score(episodes: list[Episode]) -> Score:
     return found
 
 
+def share_interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    ends = interval(by_task, is_share=True)
+    assert ends is not None
+    return ends
+
+
 def test_with_one_episode_a_task_it_is_the_exact_interval_of_a_binomial() -> None:
     for won, tasks in ((0, 10), (1, 10), (5, 10), (38, 40), (40, 40), (1, 1)):
         exact = binomtest(won, tasks).proportion_ci(0.95, method="exact")
-        found = interval([[n < won] for n in range(tasks)])
+        found = share_interval([[n < won] for n in range(tasks)])
         assert found == pytest.approx((exact.low, exact.high)), (won, tasks)
 
 
 def test_an_interval_is_as_narrow_as_its_tasks_are_many_and_no_narrower() -> None:
     for tasks, least in ((1, 0.97), (5, 0.5), (40, 0.08)):
         for episodes in (1, 4, 100):
-            low, high = interval([[True] * episodes] * tasks)
+            low, high = share_interval([[True] * episodes] * tasks)
             assert high == 1
             assert high - low > least, (tasks, episodes)
-            assert interval([[False] * episodes] * tasks) == pytest.approx((0, 1 - low))
-    low, high = interval([[True, True, False, True]])  # one task says next to nothing of others
+            assert share_interval([[False] * episodes] * tasks) == pytest.approx((0, 1 - low))
+    low, high = share_interval(
+        [[True, True, False, True]]
+    )  # one task says next to nothing of others
     assert low < 0.1 < 0.99 < high
     rng = random.Random(0)
-    low, high = interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
+    low, high = share_interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
     # 1.96 standard errors of 800 independent episodes to both sides are 0.055.
     assert high - low < 0.07
 
@@ -71,7 +79,7 @@ def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
             return [rng.random() < share] * episodes
         return [rng.random() < share for _ in range(episodes)]
 
-    found = [interval([task() for _ in range(tasks)]) for _ in range(600)]
+    found = [share_interval([task() for _ in range(tasks)]) for _ in range(600)]
     return sum(low <= share <= high for low, high in found) / len(found)
 
 
@@ -120,7 +128,7 @@ def test_groups_are_by_model_split_and_category() -> None:
         ("animal", 2, 1.0), ("food", 4, 0.5),
     ]  # fmt: skip
     both = score([episode(0, True, split="train"), episode(0, False)])  # two tasks
-    assert (both.low, both.high) == pytest.approx(interval([[True], [False]]))
+    assert (both.low, both.high) == pytest.approx(share_interval([[True], [False]]))
 
 
 def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
@@ -129,9 +137,9 @@ def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
         low, high = stats.t.interval(
             0.95, count - 1, loc=fmean(rewards), scale=stdev(rewards) / math.sqrt(count)
         )
-        assert mean_error([[reward] for reward in rewards]) == pytest.approx((high - low) / 2)
-        assert mean_error([[r - 1, r + 1] for r in rewards]) == pytest.approx((high - low) / 2)
-    assert mean_error([[0.0, 1.0]]) is None
+        assert half_of([[reward] for reward in rewards]) == pytest.approx((high - low) / 2)
+        assert half_of([[r - 1, r + 1] for r in rewards]) == pytest.approx((high - low) / 2)
+    assert half_of([[0.0, 1.0]]) is None
     assert score([episode(success=False)]).reward_error is None
 
 

@@ -15,7 +15,8 @@ from tests.trainers.conftest import Patch, Shown
 
 from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report
-from evert.trainers.episodes.scores import Score, mean_error
+from evert.trainers.episodes.intervals import half_of
+from evert.trainers.episodes.scores import Score
 from evert.trainers.reporting import panels
 from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
@@ -305,7 +306,7 @@ def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) ->
     path = made.write()
     made.rollouts(1, *(episode(turn(9, 1), group=g, reward=float(g == 0)) for g in range(4)))
     (file,) = rollout_files(path).values()
-    assert rewards_error(file) == mean_error([[1.0], [0.0], [0.0], [0.0]])
+    assert rewards_error(file) == half_of([[1.0], [0.0], [0.0], [0.0]])
     drawn = reward_curve(read_run(path), TRAIN_REWARD)
     assert drawn.steps == [1, 2, 3]
     assert drawn.errors == pytest.approx([math.nan, rewards_error(file), math.nan], nan_ok=True)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from tests.trainers.conftest import Patch, Shown, copy_of
 
 from evert import RolloutRecord, read_records
 from evert.trainers.commands import view
+from evert.trainers.episodes.intervals import half_of
 from evert.trainers.reporting.run import read_run
+from evert.trainers.reporting.tokens import SCHEMA, rewards_error
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import TRAIN_REWARD
 from evert.trainers.viewing import asking
@@ -533,3 +536,32 @@ def test_of_many_episodes_of_a_task_the_first_and_the_last_can_be_set_beside(
         [entry] = index.ask("SELECT * FROM episodes WHERE step = 150")
         steps = [each["step"] for each in asking.same_task(index, entry)]
     assert steps == [*range(100), *range(200, 300)]
+
+
+REWARDS = st.lists(
+    st.lists(st.floats(-9, 9) | st.sampled_from([1e308, -1e308]), min_size=1, max_size=4),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30)
+@given(REWARDS)
+def test_the_viewer_and_the_report_show_the_interval_that_a_table_of_scores_has(
+    tmp_path_factory: pytest.TempPathFactory, rewards: list[list[float]]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    rows = [
+        row(group) | {"total_reward": reward, "schema_version": SCHEMA}
+        for group, members in enumerate(rewards)
+        for reward in members
+    ]
+    file = folder / "rollouts.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    with indexed(folder, database=folder / "index") as index:
+        [shown] = asking.steps(index, *index.runs)
+
+    wanted = half_of(rewards)
+    assert (shown["half"] is None) == (rewards_error(file) is None) == (wanted is None)
+    if wanted is not None and max(map(abs, chain(*rewards))) < 10:
+        assert shown["half"] == pytest.approx(wanted, abs=1e-9)
+        assert rewards_error(file) == pytest.approx(wanted)

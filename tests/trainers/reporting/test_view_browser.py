@@ -276,3 +276,37 @@ def test_a_run_that_is_opened_by_its_address_has_its_colours(browser: Browser, l
     show(browser, link + "#run/1")
     parts = "[...document.querySelectorAll('.share div')].map(e => e.style.backgroundColor)"
     assert len(set(browser.ask(parts))) == 4
+
+
+def test_a_figure_has_round_ticks_a_legend_of_values_and_lines_within_their_intervals(
+    browser: Browser, link: str
+) -> None:
+    show(browser, link + "#run/1")
+    seen = browser.ask(
+        """(() => {
+            const plots = [], make = uPlot;
+            uPlot = function (...given) { plots.push(given); return new make(...given); };
+            uPlot.join = make.join;
+            const steps = [...Array(12).keys()], values = steps.map((step) => Number(step > 5));
+            const halves = steps.map(() => 0.1);
+            const line = { name: "", colour: "#000000", steps, values, halves };
+            const box = panel("Reward", "mean reward", [line]);
+            document.body.append(box);
+            return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => {
+                const [[options, data]] = plots;
+                const ticks = options.axes[1].values(null, [0.0025, 0.005, 0.0075, -1e-8]);
+                const values = [...box.querySelectorAll(".u-value")].map((e) => e.textContent);
+                done([options.scales.y.range(), ticks, data.slice(1), values]);
+                box.remove();
+                uPlot = make;
+            })));
+        })()"""
+    )
+    (low, high), ticks, (top, bottom, measured, smooth), values = seen
+    assert values[0] == "11"
+    assert "--" not in values
+    assert ticks == ["0.0025", "0.005", "0.0075", "\u22121e-8"]
+    assert all(b <= s <= t for b, s, t in zip(bottom, smooth, top, strict=True))
+    assert measured == [0.0] * 6 + [1.0] * 6
+    assert low < bottom[0] < top[-1] < high
+    assert browser.ask("ends('mean reward', 0, 1, -3, 4)") == pytest.approx([-1.15, 2.15])

@@ -99,6 +99,21 @@ async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_servic
     assert (await served.sample_async(prompt(), 1, PARAMS[0])).sequences
 
 
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    client: SamplingClient, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evert.trainers.serving.service.context_length_here", lambda name: 8)
+    served = service.offer(client)
+    long = {"model": served.model, "prompt": "x " * 100_000, "max_tokens": 1}
+    headers = {"Authorization": f"Bearer {service.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{service.url}/completions", json=long) as answer,
+    ):
+        assert answer.status == 400
+        assert "has 200,000 characters, and" in (await answer.json())["error"]["message"]
+
+
 ASKED = Asked("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
 
 

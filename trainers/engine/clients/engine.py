@@ -4,12 +4,15 @@
 """
 
 import logging
+import os
 import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from evert.trainers.engine.clients.saves import Saves
 from evert.trainers.engine.common.errors import CheckpointError, EngineClosedError
 from evert.trainers.engine.common.parallel import Worker
 from evert.trainers.engine.models.base_models import (
@@ -63,15 +66,37 @@ class Engine:
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
         self._readers: dict[str, PictureReader] = {}
+        self.saves = Saves()
+        self._process = os.getpid()
         self._closed = False
 
+    def check_process(self) -> None:
+        """Raise ``EngineClosedError`` in a fork of the engine's process."""
+        if os.getpid() != self._process:
+            raise EngineClosedError(
+                "This process is a fork of the one that has the embedded engine, and its threads "
+                "are not here. Start the process with multiprocessing.get_context('spawn') and "
+                "pass it a sampling client as an argument, or let evert's workers play the "
+                "episodes (PoolRollouts, rollouts=pool)."
+            )
+
     def check_open(self) -> None:
-        """Raise ``EngineClosedError`` if the engine is no longer in use."""
+        """Raise ``EngineClosedError`` if the engine is no longer in use, or not in this process."""
+        self.check_process()
         if self._closed:
             raise EngineClosedError(
                 "This client belongs to an embedded engine that is no longer in use. Make its "
                 "calls inside the engine's block."
             )
+
+    def check_needed(self, run_id: str) -> None:
+        """Raise ``EngineClosedError`` if the engine closes and no save waits for a run's calls."""
+        if self.saves.interrupted:
+            raise EngineClosedError(
+                "The embedded engine was interrupted while it closed, before this call's turn."
+            )
+        if not self.saves.awaits_run(run_id):
+            self.check_open()
 
     def new_worker(self) -> Worker:
         """Start a thread that runs calls in order; the engine ends it."""
@@ -123,7 +148,7 @@ class Engine:
                 "ServiceClient.create_training_client_from_state."
             )
         model = self._load_saved(path, info)
-        trainer = self._trainer(run.base_model, model, run.trainer.tokenizer)
+        trainer = self._trainer(run.run_id, run.base_model, model, run.trainer.tokenizer)
         if with_optimizer:
             trainer.load_optimizer(self.store.folder(path))
         run.trainer = trainer
@@ -156,12 +181,23 @@ class Engine:
         return self.new_sampler(self._load_saved(path, info), tokenizer, info.steps, *number)
 
     def close(self) -> None:
-        """Stop all threads and refuse further calls; a pass ends before its next micro-batch."""
-        self._closed = True
-        for thread in (self.loader, self.eyes, *self._workers):
-            thread.shutdown(wait=True)  # Calls that still wait raise in ``check_open``
-        for scheduler in [*self._schedulers.values()]:
-            scheduler.close()
+        """Write the saves that were accepted, then stop all threads; further calls are refused.
+
+        A pass that no save waits for ends before its next micro-batch. An interrupt while saves
+        are written drops those whose turn has not come. Saves that failed, and whose error nobody
+        has seen, are logged. In a fork of the engine's process this does nothing.
+        """
+        if os.getpid() != self._process:
+            return
+        try:
+            self._closed = True
+            self.saves.finish()
+        finally:
+            for thread in (self.loader, self.eyes, *self._workers):
+                thread.shutdown(wait=True)
+            for scheduler in [*self._schedulers.values()]:
+                scheduler.close()
+            self.saves.report_lost()
 
     def _load_saved(self, path: str, info: CheckpointInfo) -> Any:
         folder = self.store.folder(path)
@@ -169,20 +205,20 @@ class Engine:
             return self.models.own(str(folder))
         return self.models.adapted(info.base_model, folder)
 
-    def _trainer(self, base_model: str, model: Any, tokenizer: Any) -> Trainer:
+    def _trainer(self, run_id: str, base_model: str, model: Any, tokenizer: Any) -> Trainer:
         return Trainer(
             model,
             tokenizer,
             checkpointing=self.settings.gradient_checkpointing,
             reader=self.reader(base_model),
-            check_open=self.check_open,
+            check_needed=partial(self.check_needed, run_id),
         )
 
     def _new_run(
         self, base_model: str, model: Any, rank: int | None, user_metadata: dict[str, str]
     ) -> TrainingRun:
         run_id = self.store.new_run(RunInfo(base_model, rank, user_metadata, time.time()))
-        trainer = self._trainer(base_model, model, load_tokenizer(base_model))
+        trainer = self._trainer(run_id, base_model, model, load_tokenizer(base_model))
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:

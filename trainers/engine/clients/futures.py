@@ -1,9 +1,10 @@
 """Futures as the SDK's callers use them: awaited, by ``.result()``, or as the result itself.
 
-``settled`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``. ``Ready`` makes
-a finished client usable as the future that the SDK's methods return for a client. ``async_forms``
-and ``refusing`` add methods of the SDK's class: the ``_async`` forms, and those that only the
-hosted service can answer.
+``settled`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``. ``Accepted`` is
+the future of a call that runs to its end, whoever waits for it. ``Ready`` makes a finished client
+usable as the future that the SDK's methods return for a client. ``async_forms`` and ``refusing``
+add methods of the SDK's class: the ``_async`` forms, and those that only the hosted service can
+answer.
 """
 
 import functools
@@ -20,6 +21,48 @@ from evert.trainers.engine.common.errors import UnsupportedError
 T = TypeVar("T")
 S = TypeVar("S")
 C = TypeVar("C", bound=type)
+
+
+class Accepted(Future[T]):
+    """The future of a call that runs to its end: cancelling it has no effect.
+
+    So the order of a client's calls stays whole if a task that awaits one of them is cancelled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read = False
+        self.set_running_or_notify_cancel()
+
+    def follow(self, call: "Future[T]") -> None:
+        """Take over the outcome of ``call``."""
+        call.add_done_callback(self._copy)
+
+    def _copy(self, call: "Future[T]") -> None:
+        error = call.exception()
+        if error is None:
+            self.set_result(call.result())
+        else:
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> T:
+        """As ``Future.result``."""
+        try:
+            return super().result(timeout)
+        finally:
+            self._read = self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As ``Future.exception``."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self._read = self.done()
+
+    @property
+    def unread_error(self) -> BaseException | None:
+        """The error of a call that failed, if nobody has asked for its outcome; else None."""
+        return super().exception() if self.done() and not self._read else None
 
 
 def settled(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:

@@ -154,10 +154,12 @@ class SamplingClient(Ready):
     @property
     def sampler(self) -> Sampler:
         """The client's sampler; waits until it is loaded. Its ``stats`` count its work."""
+        self._engine.check_process()
         return self._sampler.result()
 
     async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
         """The client, once its weights are loaded; raises the error if loading failed."""
+        self._engine.check_process()
         async with asyncio.timeout(timeout):
             # Cancelling does not stop the loading: other callers wait for it.
             await asyncio.wrap_future(chain(self._sampler, lambda _: self.future()))
@@ -235,13 +237,13 @@ _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValue
 
 def _unpickle(state: _Pickled) -> SamplingClient:
     own = _clients.get(state.key) if state.process == os.getpid() else None
-    return _receive(state) if own is None else own
+    return _receive(state, os.getpid()) if own is None else own
 
 
 @lru_cache(maxsize=4)
-def _receive(state: _Pickled) -> SamplingClient:
+def _receive(state: _Pickled, process: int) -> SamplingClient:
     """Load a client from another process; a pool's worker unpickles the same for every task."""
-    engine = _engine_of(state.settings)
+    engine = _engine_of(state.settings, process)
     if state.path is None:
         found = engine.base_sampler(state.base_model)
     else:
@@ -252,7 +254,7 @@ def _receive(state: _Pickled) -> SamplingClient:
 
 
 @cache
-def _engine_of(settings: EngineSettings) -> Engine:
+def _engine_of(settings: EngineSettings, process: int) -> Engine:
     """This process's engine for clients from other processes, which share what it loads."""
     return Engine(settings)
 

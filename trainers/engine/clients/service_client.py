@@ -8,6 +8,7 @@ act as the clients themselves, with the SDK's warnings.
 """
 
 from abc import ABCMeta
+from numbers import Integral
 from typing import Any, ClassVar, Self, cast
 
 import tinker
@@ -19,7 +20,11 @@ from evert.trainers.engine.clients.futures import finished, refusing
 from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.clients.training_client import TrainingClient
-from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
+from evert.trainers.engine.common.errors import (
+    SamplingRequestError,
+    TrainingError,
+    UnsupportedError,
+)
 from evert.trainers.engine.models.base_models import resolve_model
 from evert.trainers.engine.models.loading import LoraChoice
 
@@ -60,6 +65,7 @@ class ServiceClient:
     ) -> tinker.BackcompatTrainingClientFuture:
         """Start training a base model: all its weights or an adapter, by the engine's settings."""
         _check_optimizer(optimizer)
+        _check_rank(rank)
         base_model = self.engine.stand_ins.of(base_model)
         choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
         metadata = {**self._user_metadata, **(user_metadata or {})}
@@ -167,6 +173,14 @@ def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
         raise UnsupportedError(
             f"optimizer is {optimizer!r}; the embedded engine has only AdamW (Dimuon's formula is "
             "not public). Leave it out, or pass AdamOptimizerConfig()."
+        )
+
+
+def _check_rank(rank: int) -> None:
+    if not isinstance(rank, Integral) or rank < 1:
+        raise TrainingError(
+            f"create_lora_training_client got rank={rank!r}; expected a whole number from 1 on. "
+            "embedded_engine(full_parameter=True) trains all weights, without an adapter."
         )
 
 

@@ -13,10 +13,10 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
-from evert.trainers.engine.clients.futures import Ready, async_forms, finished
+from evert.trainers.engine.clients.futures import Accepted, Ready, async_forms, finished
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
-from evert.trainers.engine.common.errors import LossInputError, TrainingError
-from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind
+from evert.trainers.engine.common.errors import CheckpointError, LossInputError, TrainingError
+from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind, checkpoint_path
 from evert.trainers.engine.store.encryption import encrypt
 from evert.trainers.engine.training.trainer import CustomLoss, Trainer
 
@@ -185,12 +185,16 @@ class TrainingClient(Ready):
         """URL of the folder of this run's checkpoints; there is no console."""
         return (self._engine.store.root / self.model_id).absolute().as_uri()
 
-    def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
+    def _submit(
+        self, call: Callable[[Trainer], T], save_path: str | None = None
+    ) -> AwaitableConcurrentFuture[T]:
         self._engine.check_open()
-        return AwaitableConcurrentFuture(self._worker.submit(self._in_turn, call))
+        future = Accepted[T]() if save_path is None else self._engine.saves.accept(save_path)
+        future.follow(self._worker.submit(self._in_turn, call))
+        return AwaitableConcurrentFuture(future)
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
-        self._engine.check_open()  # It may have closed since the call was made
+        self._engine.check_needed(self.model_id)  # It may have closed since the call was made
         # Looked up now: an earlier ``load_state`` may have replaced the trainer.
         return call(self._run.trainer)
 
@@ -214,13 +218,17 @@ class TrainingClient(Ready):
         *,
         overwrite: bool = True,
     ) -> AwaitableConcurrentFuture[T]:
+        store, run_id = self._engine.store, self._run.run_id
+        path = checkpoint_path(run_id, kind, name)
+        _check_ttl(path, ttl_seconds)
+
         def save(trainer: Trainer) -> T:
             info = self._info(ttl_seconds, user_metadata)
             files = functools.partial(write, trainer)
-            store, run_id = self._engine.store, self._run.run_id
-            return answer(path=store.save(run_id, kind, name, info, files, overwrite=overwrite))
+            store.save(run_id, kind, name, info, files, overwrite=overwrite)
+            return answer(path=path)
 
-        return self._submit(save)
+        return self._submit(save, path)
 
     def _info(
         self, ttl_seconds: int | None = None, user_metadata: dict[str, str] | None = None
@@ -240,6 +248,14 @@ class TrainingClient(Ready):
         save = functools.partial(store.save, run.run_id, "sampler_weights", name, info, write)
         source = Source(run.base_model, save)
         return SamplingClient(engine, finished(sampler).future(), source, records=records)
+
+
+def _check_ttl(path: str, ttl_seconds: int | None) -> None:
+    if ttl_seconds is not None and ttl_seconds <= 0:
+        raise CheckpointError(
+            f"ttl_seconds of {path} is {ttl_seconds}; expected a number of seconds above 0, or "
+            "None for never. Nothing was saved."
+        )
 
 
 def _check_step(params: types.AdamParams) -> None:

@@ -9,7 +9,7 @@
     │   ├── NoCheckpointError      (NotFoundError)   there is no checkpoint or run of that name
     │   └── CheckpointExistsError  (ConflictError)   a checkpoint of that name exists
     ├── TrainingError          (RequestFailedError)  a training call that failed
-    ├── EngineClosedError      (TinkerError)         a call on an engine that is no longer in use
+    ├── EngineClosedError      (TinkerError)         a call on an engine that is not in use here
     └── NetworkRefusedError    (TinkerError)         something tried to leave this machine
 
 Brackets name the SDK's class, by which scripts for the service catch the error. Each error also has
@@ -82,7 +82,7 @@ class TrainingError(EvertError, tinker.RequestFailedError, RuntimeError):
 
 
 class EngineClosedError(EvertError, tinker.TinkerError, RuntimeError):
-    """The embedded engine is no longer in use, so its clients serve no more calls."""
+    """The embedded engine's block has ended, or this process is a fork of the engine's."""
 
 
 class NetworkRefusedError(EvertError, tinker.TinkerError, RuntimeError):

@@ -4,10 +4,13 @@
 switches the Hugging Face Hub to its offline mode, so that cached models still load. Blocks may be
 nested; the end of the last one restores everything. The guard is against accidents, such as an SDK
 that falls back to a production host. It is not a sandbox: child processes, and C extensions that
-open their own sockets, get around it.
+open their own sockets, get around it. Of child processes only the Tinker SDK is held back: they
+inherit a TINKER_BASE_URL that no client can be made with.
 """
 
 import ipaddress
+import multiprocessing.spawn
+import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -21,6 +24,18 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 
 from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
+
+_NO_ADDRESS = (
+    "http://localhost:This process was started by one that uses evert's embedded engine, which "
+    "serves its own process alone. Pass this process a sampling client as an argument (it is "
+    "pickled), let evert's workers play the episodes (PoolRollouts, rollouts=pool), or enter "
+    "embedded_engine here, too."
+)
+"""An address whose port is a sentence: the SDK refuses it before it connects, and repeats it."""
+
+_REFUSING = {"TINKER_BASE_URL": _NO_ADDRESS, "TINKER_CREDENTIAL_CMD": "false"}
+"""The environment of child processes. Without a key or a command for one, which is never run, the
+SDK would ask for a key instead."""
 
 _METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
@@ -76,7 +91,35 @@ def _start_guard(*, offline_hub: bool) -> None:
         _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     # The SDK retries every failed connection for five minutes. So its clients are refused when
     # they are made: all of them connect through this class.
-    _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
+    guarded = _guarded_sdk_init(InternalClientHolder.__init__, resolve_base_url())
+    _replace(InternalClientHolder, "__init__", guarded)
+    _refuse_in_children()
+
+
+def _refuse_in_children() -> None:
+    for name, value in _REFUSING.items():
+        _guard.callback(_set_variable, name, os.environ.get(name))
+        os.environ[name] = value
+    original = multiprocessing.spawn.get_preparation_data
+
+    def with_environment(name: str) -> dict[str, Any]:
+        return {**original(name), "evert": _SetsEnvironment()}
+
+    _replace(multiprocessing.spawn, "get_preparation_data", with_environment)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+class _SetsEnvironment:
+    """Acts where it is unpickled: children of a fork server have the environment of its start."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, (f"import os; os.environ.update({_REFUSING!r})",)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -116,10 +159,11 @@ def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:
     return getaddrinfo
 
 
-def _guarded_sdk_init(original: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded_sdk_init(original: Callable[..., Any], default: str) -> Callable[..., Any]:
     def init(self: Any, *args: Any, base_url: Any = None, **kwargs: Any) -> None:
-        _check(urlsplit(resolve_base_url(base_url)).hostname)
-        original(self, *args, base_url=base_url, **kwargs)
+        address = base_url or default
+        _check(urlsplit(str(address)).hostname)
+        original(self, *args, base_url=address, **kwargs)
 
     return init
 

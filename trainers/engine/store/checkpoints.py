@@ -51,6 +51,7 @@ _MOVING = threading.RLock()
 _PART = r"([A-Za-z0-9_][A-Za-z0-9_.+=-]*)"
 PATH = re.compile(rf"tinker://{_PART}/({'|'.join(KINDS)})/{_PART}")
 """Run, kind and name of a checkpoint."""
+_HOSTED = re.compile(r"tinker://[^/:]+:\w+:\d+/")
 
 
 def default_root() -> Path:
@@ -134,7 +135,7 @@ class CheckpointStore:
         overwrite: bool = True,
     ) -> str:
         """Write a checkpoint and return its path; on failure an older one of that name stays."""
-        path = f"tinker://{run_id}/{kind}/{name}"
+        path = checkpoint_path(run_id, kind, name)
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
             raise CheckpointExistsError(
@@ -204,16 +205,40 @@ class CheckpointStore:
                 shutil.rmtree(run, ignore_errors=True)
 
 
+def checkpoint_path(run_id: str, kind: Kind, name: str) -> str:
+    """The path of a checkpoint; raises ``CheckpointError`` for a name that no path can have."""
+    path = f"tinker://{run_id}/{kind}/{name}"
+    parse_path(path)
+    return path
+
+
 def parse_path(path: str) -> tuple[str, Kind, str]:
     """The run, kind and name that a ``tinker://`` path names."""
     match = PATH.fullmatch(path)
     if match is None:
-        raise CheckpointError(
-            f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> (or "
-            "sampler_weights, or external_weights), with letters, digits and . _ + = - in each "
-            "part, or the folder of a checkpoint. Pass the path that saving returned."
-        )
+        raise _not_a_path(path)
     return match[1], cast(Kind, match[2]), match[3]
+
+
+def _not_a_path(path: str) -> CheckpointError:
+    if _HOSTED.match(path):
+        return NoCheckpointError(
+            f"{path!r} is a checkpoint of the hosted Tinker service, which the embedded engine "
+            "does not reach. Use it with the service (TINKER_API_KEY, outside embedded_engine), "
+            "or download and merge it (tinker_cookbook.weights.download, build_hf_model) and "
+            "pass the folder as base_model."
+        )
+    if path and os.path.isdir(path):
+        return CheckpointError(
+            f"The folder {path!r} has no {MANIFEST}; expected a checkpoint that evert saved. "
+            "Pass a whole Hugging Face model as base_model. A LoRA adapter of PEFT's is first "
+            "merged into its base: peft's merge_and_unload, then save_pretrained."
+        )
+    return CheckpointError(
+        f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> (or "
+        "sampler_weights, or external_weights), with letters, digits and . _ + = - in each "
+        "part, or the folder of a checkpoint. Pass the path that saving returned."
+    )
 
 
 @contextmanager

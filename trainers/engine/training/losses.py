@@ -27,12 +27,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from evert.trainers.engine.common.errors import LossInputError
+from evert.trainers.engine.training.loss_names import LossName
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +68,14 @@ class Loss:
 
 def get_loss(name: str) -> Loss:
     """Look up a loss by Tinker's name for it."""
-    if name not in LOSSES:
+    loss = LOSSES.get(cast(LossName, name))
+    if loss is None:
         raise LossInputError(
             f"The embedded engine has no loss {name!r}; it has {', '.join(LOSSES)}. "
             "Use one of them (an asynchronous run's is async_config.loss_fn), or "
             "forward_backward_custom with a function of your own."
         )
-    return LOSSES[name]
+    return loss
 
 
 def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, float]:
@@ -179,7 +181,7 @@ def _clip(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
 _RL = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 
-LOSSES: Mapping[str, Loss] = {
+LOSSES: Mapping[LossName, Loss] = {
     "cross_entropy": Loss(cross_entropy, ("weights",), {}),
     "importance_sampling": Loss(importance_sampling, _RL, {}),
     "ppo": Loss(ppo, _RL, _CLIP),

@@ -52,12 +52,12 @@ class Trainer:
         *,
         checkpointing: bool | None = None,
         reader: PictureReader | None = None,
-        check_open: Callable[[], None] = lambda: None,
+        check_needed: Callable[[], None] = lambda: None,
     ) -> None:
         """Train the parameters that require a gradient.
 
-        ``checkpointing`` None: only where a pass would not fit otherwise. ``check_open`` is called
-        before each micro-batch and raises to end the pass.
+        ``checkpointing`` None: only where a pass would not fit otherwise. ``check_needed`` is
+        called before each micro-batch and raises to end the pass.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -66,7 +66,7 @@ class Trainer:
         reader = reader or PictureReader(model.config.name_or_path)
         self._limits = Limits(self.passes.vocabulary, context_length(model), reader)
         self._checkpointing = checkpointing
-        self._check_open = check_open
+        self._check_needed = check_needed
         self._optimizer: torch.optim.AdamW | None = None
         self._failure: str | None = None
 
@@ -278,7 +278,7 @@ class Trainer:
         self.passes.set_checkpointing(budget.checkpointing and backward)
 
         def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
-            self._check_open()
+            self._check_needed()
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])

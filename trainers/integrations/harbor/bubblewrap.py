@@ -29,7 +29,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.environments.tar_transfer import extract_dir, pack_dir
 
 from evert.agents.commands import end_of
-from evert.agents.sandbox import PYTHON, Sandbox, sandbox_problem, system_folders
+from evert.agents.sandbox import PYTHON, Sandbox, sandbox_problem
 from evert.agents.supervisor import remove
 from evert.bridge.clients.http.server import RELAYED_PORT
 from evert.trainers.integrations.harbor import inside
@@ -111,18 +111,17 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await asyncio.to_thread(self._plan.lay, root)
         sandbox = Sandbox(
             writable={"/": root},
-            readonly={**system_folders(), **self._shown, INSIDE: Path(inside.__file__)},
+            readonly={**self._shown, INSIDE: Path(inside.__file__)},
             ports={} if self._model is None else {RELAYED_PORT: Path(self._model)},
             folder="/",
         )
-        command = sandbox.command([PYTHON, "-I", "-S", INSIDE])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``stop``
         self._inbox, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._inbox.setblocking(False)
-        with theirs:
+        with theirs, sandbox.command([PYTHON, "-I", "-S", INSIDE]) as (command, descriptors):
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
-                env={"PATH": os.defpath}, start_new_session=True,
+                env={"PATH": os.defpath}, start_new_session=True, pass_fds=descriptors,
             )  # fmt: skip
         await self._move(["true"])
 

@@ -28,7 +28,7 @@ from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.group import load_agent
-from evert.bridge.tokens.bases import BASES, base_path, renderer_name_of
+from evert.bridge.tokens.bases import BASES, base_path, register_variant, renderer_name_of
 from evert.envs.as_gymnasium.loop import Loop
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
@@ -185,6 +185,7 @@ class Rollouts:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)
             shipped = {str(base_path(name)): name for name in BASES}
             name = self._renderer_name or renderer_name_of(shipped.get(model, model))
+            register_variant(name)
             renderer = get_renderer(name, tokenizer_of(trainer), model_name=model)
         context = tightest(self._options.get("context_length"), source.context_length)
         given = chz.asdict(self._options.get("limits") or RolloutLimits())

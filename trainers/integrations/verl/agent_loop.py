@@ -22,7 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
-from evert.bridge.tokens.bases import renderer_name_of
+from evert.bridge.tokens.bases import register_variant, renderer_name_of
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.integrations.verl.dataset import task_of
 from evert.trainers.integrations.verl.outputs import LEFT_OUT, outputs
@@ -146,4 +146,6 @@ _OF_VERL = {
 
 @lru_cache(maxsize=8)
 def _renderer(name: str | None, model: str, tokenizer: Any) -> Renderer:
-    return get_renderer(name or renderer_name_of(model), tokenizer, model_name=model)
+    name = name or renderer_name_of(model)
+    register_variant(name)
+    return get_renderer(name, tokenizer, model_name=model)

@@ -3,7 +3,6 @@
 Many points are drawn raw as a faint line, and smoothed as a bold one; few points have markers.
 """
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -46,7 +45,7 @@ def draw_panel(
     looks = [(colour, dashes) for dashes in DASHES for colour in COLOURS]
     drawn = [(n, curve, *look) for n, (_, curve), look in zip(names, lines, looks, strict=False)]
     ends = _draw(axes, drawn, by_clock=by_clock, smooth=smooth)
-    _settle(axes, unit)
+    _settle(axes, unit, drawn)
     style.name_ends(axes, ends)
     head(axes, title, unit)
     return figure
@@ -59,7 +58,7 @@ def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
     lines = _rewards(train, held_out)
     _draw(by_step, lines)
     ends = _draw(by_clock, lines, by_clock=True)
-    _settle(by_clock, REWARD)
+    _settle(by_clock, REWARD, lines)
     style.name_ends(by_clock, ends)
     head(by_step, title, REWARD)
     return figure
@@ -94,12 +93,18 @@ def _draw(
     return ends
 
 
-def _settle(axes: Axes, unit: str) -> None:
-    """Set an axis's limits, so that shares show all of 0 to 1, and flat lines show 0."""
-    low, high = axes.dataLim.intervaly
-    size, least = max(abs(low), abs(high)), LEAST.get(unit, 0.0)
-    if not math.isfinite(size):
+def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
+    """Set an axis's limits, so that shares show all of 0 to 1, and flat lines show 0.
+
+    Intervals make the axis at most three times as long, and are cut there.
+    """
+    scores = [score for _, curve, *_ in lines for score in curve.scores]
+    if not scores:
         return  # nothing is drawn
+    (bottom, top), low, high = axes.dataLim.intervaly, min(scores), max(scores)
+    size, least = max(abs(low), abs(high)), LEAST.get(unit, 0.0)
+    reach = max(high - low, size)
+    low, high = max(bottom, low - reach), min(top, high + reach)
     if unit.startswith("share"):
         low, high = min(low, 0.0), max(high, 1.0)
     elif high - low <= max(size / FLAT, least):

@@ -1,5 +1,6 @@
 """Formats numbers and long texts for people."""
 
+import re
 from typing import Any
 
 
@@ -35,6 +36,11 @@ def dollars(value: float | None) -> str:
     if value is None:
         return "not known"
     return f"${value:,.2f}" if value >= 0.995 or value == 0 else f"${value:.3g}"
+
+
+def parts(name: str) -> list[str]:
+    """Return a name's parts, between which a line may break: "module:", "my_", "agent"."""
+    return re.findall(r"[^:_./=-]*[:_./=-]+|[^:_./=-]+", name)
 
 
 def shorten(text: str, most: int) -> str:

@@ -1,6 +1,7 @@
 """What is wrong with a training request is refused before the worker, and hurts no other."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,16 @@ import tinker
 import torch
 from tests.trainers.engine.test_engine import ADAM, loss_of, params, prompt
 from tinker import types
+from transformers import AutoModelForCausalLM
 
-from evert.trainers.engine.common.errors import LossInputError, TrainingError
+from evert.trainers.engine.common.errors import (
+    CheckpointError,
+    LossInputError,
+    ModelNotFoundError,
+    NoCheckpointError,
+    TrainingError,
+)
+from evert.trainers.engine.models.base_models import attach_lora
 from evert.trainers.engine.training.losses import warn_of_alpha
 
 
@@ -101,6 +110,51 @@ def test_a_step_out_of_range_is_refused_and_the_gradient_waits(training: Any) ->
             training.optim_step(types.AdamParams(**adam))
         assert isinstance(caught.value, tinker.RequestFailedError)
     assert training.optim_step(ADAM).result().metrics["optim/grad_norm"] > 0
+
+
+PEFT = "A LoRA adapter of PEFT's is first merged into its base: peft's merge_and_unload"
+HOSTED = "tinker://0-1-2:train:0/sampler_weights/final"
+OF_THE_SERVICE = "is a checkpoint of the hosted Tinker service"
+
+
+def test_arguments_that_cannot_be_meant_are_refused_where_they_are_passed(
+    training: Any, tiny_model: str, tmp_path: Path
+) -> None:
+    service: Any = tinker.ServiceClient()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    attach_lora(model, 2, seed=0).save_pretrained(tmp_path / "adapter")
+    adapter = str(tmp_path / "adapter")
+    start = service.create_lora_training_client
+    resume = service.create_training_client_from_state
+    refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: start(tiny_model, 0), TrainingError, "rank=0; expected a whole number from 1 on"),
+        (lambda: start(tiny_model, 2.5), TrainingError, "rank=2.5; expected"),
+        (
+            lambda: training.save_state("x", -5),
+            CheckpointError,
+            "ttl_seconds of .* is -5; expected",
+        ),
+        (
+            lambda: training.save_weights_for_sampler("x", ttl_seconds=0),
+            CheckpointError,
+            "is 0; expected a number of seconds above 0, or None",
+        ),
+        (lambda: training.save_weights_external("x", -1), CheckpointError, "is -1; expected"),
+        (lambda: training.save_state("step 3"), CheckpointError, "/step 3' is no checkpoint path"),
+        (lambda: service.create_sampling_client(HOSTED), NoCheckpointError, OF_THE_SERVICE),
+        (lambda: resume(HOSTED).result(), NoCheckpointError, OF_THE_SERVICE),
+        (lambda: training.load_state(HOSTED).result(), NoCheckpointError, OF_THE_SERVICE),
+        (lambda: service.create_sampling_client(adapter), CheckpointError, PEFT),
+        (lambda: resume(adapter).result(), CheckpointError, PEFT),
+        (
+            lambda: start(adapter).result(),
+            ModelNotFoundError,
+            r"has a LoRA adapter \(adapter_config.json\); expected a whole model. Merge",
+        ),
+    ]
+    for call, error, said in refused:
+        with pytest.raises(error, match=said):
+            call()
 
 
 def rollout(client: Any, count: int = 3) -> list[types.Datum]:

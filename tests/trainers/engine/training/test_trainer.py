@@ -25,7 +25,7 @@ from evert.trainers.engine.common.errors import TrainingError
 from evert.trainers.engine.models import logits
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.sampling import prefill
-from evert.trainers.engine.training.losses import LOSSES
+from evert.trainers.engine.training.losses import LOSSES, get_loss
 from evert.trainers.engine.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -193,7 +193,7 @@ def data_of(
         with torch.no_grad():  # as sampled by a policy that was a little different
             noise = torch.randn(targets.shape, generator=generator) / 5
             inputs["logprobs"] = reference_logprobs(model, plain) + noise
-        given = {name: inputs[name] for name in LOSSES[loss].required}
+        given = {name: inputs[name] for name in get_loss(loss).required}
         made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **given})  # type: ignore[dict-item]
         prompts: Any = types.PromptProvenanceSpan
         replies: Any = types.SampledProvenanceSpan

@@ -1,0 +1,282 @@
+"""Isolates: processes for code that computes on a model's words, such as a stranger's scorer.
+
+    async with isolate(make, *arguments) as call:
+        value = await call(*more)
+
+An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs what it reads. So
+``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is a
+fork of it, without a network and with limits on time and memory. What an answer does to an isolate
+ends with it, and the event loop only waits. A process has one server, from its first isolate on.
+
+Agents, tasksets and trainers may all need one, so it stands at the bottom of the bridge, beside
+``off_loop``. In order: the errors, isolates, the server.
+"""
+
+import asyncio
+import atexit
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from evert.bridge.errors import EvertError
+from evert.bridge.isolation_server import HEADER
+from evert.bridge.off_loop import made, off_loop
+
+SECONDS = 3.0
+"""Most seconds of a call."""
+
+LONGEST_RESULT = 2**22
+"""Most bytes of a result."""
+
+AT_ONCE = min(os.cpu_count() or 1, 8)
+"""Calls of coroutines that compute at the same time; others wait their turn."""
+
+STOPPED = "scorer_stopped"
+"""Metric of agents whose scorer runs in an isolate: 1 if it exceeded its limits, else 0."""
+
+_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork has no others
+
+Make = Callable[..., Callable[..., Any]]
+"""A function of a module that returns the function to call.
+
+It runs in the server, once for the same arguments, and must not read a model's words.
+"""
+
+
+class IsolateError(EvertError, RuntimeError):
+    """The function of an isolate raised, or could not be made."""
+
+
+class IsolateLimitError(IsolateError, TimeoutError):
+    """A call in an isolate took too long or too much memory, or ended its process."""
+
+
+# -- isolates ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """An ``Isolate`` for a block, with its ``call`` as a coroutine function."""
+    run = partial(asyncio.get_running_loop().run_in_executor, _threads())
+    making = run(partial(Isolate, make, *arguments))
+    process = await made(making, lambda process: off_loop(process.close))
+    try:
+        yield lambda *args: run(partial(process.call, *args))
+    finally:
+        process.close()
+
+
+def named(path: str, *example: Any) -> Callable[..., Any]:
+    """The function at an import path, for ``make``; called once, since a first call may import."""
+    function: Callable[..., Any] = resolve_name(path)
+    with suppress(Exception):
+        function(*example)
+    return function
+
+
+async def isolated_score(client: Any, scorer: tuple[Make, *tuple[Any, ...]], *answer: Any) -> Any:
+    """Call a scorer once; return its result, or None if it raises or exceeds the limits.
+
+    Args:
+        client: The agent's client. Its metric ``scorer_stopped`` is 1 if the scorer exceeded the
+            limits, which is logged, and otherwise 0.
+        scorer: Arguments of ``isolate``.
+        *answer: Arguments of the scorer.
+    """
+    value, stopped = None, 0.0
+    async with isolate(*scorer) as call:
+        try:
+            value = await call(*answer)
+        except IsolateLimitError as error:
+            client.log(scorer=str(error))
+            stopped = 1.0
+        except IsolateError:
+            pass  # the scorer cannot read the answer
+    client.metric(STOPPED, stopped)
+    return value
+
+
+class Isolate:
+    """A process for calls of one function. It blocks, for agents that do.
+
+    Args:
+        make: Makes the function.
+        *arguments: Arguments of ``make``, which can be pickled.
+
+    Raises:
+        IsolateError: ``make`` raised, or no process could be started.
+    """
+
+    def __init__(self, make: Make, *arguments: Any) -> None:
+        start = _message((make, arguments))
+        self._calling = threading.Lock()
+        for _ in range(2):  # the server may just have ended
+            server = self._begin(start)
+            if (answer := self._answer(None)) is not None:
+                break
+            self.close()
+            server.end()
+        else:
+            raise IsolateError(
+                f"The process that forks isolates ended when it was to call {make.__qualname__}. "
+                "Is there enough memory?"
+            )
+        if "error" in answer:
+            self.close()
+            raise IsolateError(f"{make.__qualname__} raised in an isolate: {answer['error']}")
+
+    def _begin(self, start: bytes) -> "_Server":
+        """Have the server fork a process, and return the server."""
+        server = _server()
+        self._socket, theirs = socket.socketpair()
+        self._life, end = socket.socketpair()
+        with theirs, end, suppress(OSError):
+            server.fork(theirs, end)
+            self._socket.sendall(start)
+        return server
+
+    def call(self, *args: Any) -> Any:
+        """Call the function with arguments that can be pickled; return what JSON keeps of it.
+
+        Raises:
+            IsolateError: The function raised.
+            IsolateLimitError: The call took more than ``SECONDS`` or too much memory, or ended the
+                process. Later calls raise it at once.
+        """
+        message, deadline = _message(args), time.monotonic() + SECONDS
+        with self._calling:
+            try:
+                self._socket.settimeout(SECONDS)
+                self._socket.sendall(message)
+                answer = self._answer(deadline)
+            except OSError:
+                answer = None
+            if answer is None:
+                self._end()
+                raise IsolateLimitError(
+                    f"A call took more than {SECONDS:g} s or too much memory, or ended its process."
+                )
+        if "error" in answer:
+            raise IsolateError(str(answer["error"]))
+        return answer.get("value")
+
+    def _answer(self, deadline: float | None) -> dict[str, Any] | None:
+        """The process's next answer; None if there is none by the deadline, or it is too long."""
+        line = bytearray()
+        try:
+            while not line.endswith(b"\n"):
+                if deadline is not None:
+                    self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+                part = self._socket.recv(2**16)
+                line += part
+                if not part or len(line) > LONGEST_RESULT:
+                    return None
+            answer = json.loads(line)
+        except (OSError, ValueError, RecursionError):
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def _end(self) -> None:
+        for end in (self._life, self._socket):  # also in forks of this process, and other threads
+            with suppress(OSError):  # it is closed
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+        with self._calling:
+            self._life.close()
+            self._socket.close()
+
+
+def _message(content: Any) -> bytes:
+    pickled = pickle.dumps(content)
+    return HEADER.pack(len(pickled)) + pickled
+
+
+# -- the server ----------------------------------------------------------------------------------
+
+
+class _Server:
+    """The process that forks isolates for this one."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._control, theirs = socket.socketpair()
+        script = Path(__file__).with_name("isolation_server.py")
+        shown = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: else files beside the script would hide packages
+                [sys.executable, "-P", script, str(theirs.fileno()), str(self._owner)],
+                env=shown | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
+
+    def is_there(self) -> bool:
+        """Whether it runs, and this process is no fork of the one that started it."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def fork(self, channel: socket.socket, life: socket.socket) -> None:
+        socket.send_fds(self._control, [b"f"], [channel.fileno(), life.fileno()])
+
+    def end(self) -> None:
+        self._control.close()
+        if self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+
+
+_lock = threading.Lock()
+_running: _Server | None = None
+
+
+def _server() -> _Server:
+    global _running
+    with _lock:
+        if _running is not None and not _running.is_there():
+            _running.end()
+            _running = None
+        _running = _running or _Server()
+        return _running
+
+
+@atexit.register
+def end_server() -> None:
+    """End the server; the next isolate gets another."""
+    global _running
+    with _lock:
+        if _running is not None:
+            _running.end()
+        _running = None
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="evert off loop, isolates")
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    _threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

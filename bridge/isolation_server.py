@@ -1,0 +1,217 @@
+"""The process that forks isolates: one for each use of code that computes on a model's words.
+
+    python -P isolation_server.py CONTROL TRAINER
+
+``isolation.py`` starts it, and for each isolate sends a byte with two sockets: a channel, and one
+that ends the isolate when it is shut. The first message on the channel says how to make the
+function. That is done here once, and each isolate has the function from its fork, which takes
+milliseconds. It then reads calls and writes results. Calls are pickles, which only the trainer
+writes; results are lines of JSON, so that an answer that takes over its isolate runs nothing in the
+trainer.
+
+The map: the server, an isolate, and what confines one. Only ``_confine`` differs by system. On
+Linux the kernel ends an isolate with its server, limits its memory, and refuses new sockets,
+processes, signals to others (seccomp) and changes of files (Landlock). Elsewhere a Python hook
+refuses what goes through Python's own modules. To start fast it imports nothing of evert's.
+"""
+
+import ctypes
+import errno
+import gc
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+BYTES = 2**30
+"""Most memory of an isolate, beside what the server has."""
+
+IDLE = 300
+"""Seconds after which a server without isolates ends; the next isolate gets another."""
+
+HEADER = struct.Struct("!Q")
+"""Before a message to an isolate: its length."""
+
+
+def main() -> None:
+    """Fork isolates until the trainer ends."""
+    control, trainer = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    functions: dict[bytes, Callable[..., Any]] = {}
+    isolates: dict[int, int] = {}  # a socket -> the process whose life it ends
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    idle = 0
+    while os.getppid() == trainer and idle < IDLE:
+        ready = poll.poll(1000)  # milliseconds
+        idle = 0 if ready or isolates else idle + 1
+        for descriptor, _ in ready:
+            if descriptor != control.fileno():
+                poll.unregister(descriptor)
+                _end(isolates.pop(descriptor))
+                os.close(descriptor)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+            if not message:
+                return
+            life = descriptors[1]
+            with socket.socket(fileno=descriptors[0]) as channel:
+                isolates[life] = _fork(channel, functions, [control.fileno(), *isolates, life])
+            poll.register(life, select.POLLIN)
+
+
+def _end(isolate: int) -> None:
+    if isolate:
+        os.kill(isolate, signal.SIGKILL)
+        os.waitpid(isolate, 0)
+
+
+def _fork(
+    channel: socket.socket, functions: dict[bytes, Callable[..., Any]], others: list[int]
+) -> int:
+    """Fork an isolate; return its process, or 0 if its function cannot be made."""
+    with channel.makefile("rb") as requests:
+        name = _message(requests)
+        try:
+            if name not in functions:
+                make, arguments = pickle.loads(name)
+                functions[name] = make(*arguments)
+                gc.freeze()  # so that forks copy less
+        except Exception as error:
+            _answer(channel, _error(error))
+            return 0
+        server = os.getpid()
+        if isolate := os.fork():
+            return isolate
+        try:
+            for descriptor in others:
+                os.close(descriptor)
+            _confine(server)
+            _serve(functions[name], channel, requests)
+        except Exception as error:
+            _answer(channel, _error(error))
+        finally:
+            os._exit(0)
+
+
+# -- an isolate ----------------------------------------------------------------------------------
+
+
+def _serve(function: Callable[..., Any], channel: socket.socket, requests: BinaryIO) -> None:
+    _answer(channel, b'{"value": null}')
+    while request := _message(requests):
+        try:
+            answer = json.dumps({"value": function(*pickle.loads(request))}).encode()
+        except MemoryError:
+            return
+        except BaseException as error:
+            answer = _error(error)
+        _answer(channel, answer)
+
+
+def _message(requests: BinaryIO) -> bytes:
+    header = requests.read(HEADER.size)
+    return requests.read(*HEADER.unpack(header)) if len(header) == HEADER.size else b""
+
+
+def _answer(channel: socket.socket, line: bytes) -> None:
+    with suppress(ConnectionError):  # the trainer has closed it
+        channel.sendall(line + b"\n")
+
+
+def _error(error: BaseException) -> bytes:
+    return json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
+
+
+# -- what confines it ----------------------------------------------------------------------------
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+FILES, TRUNCATE = 0x1FF2, 1 << 14
+"""Landlock's rights to write, make and remove files; the other is known from its version 3 on."""
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+CLONE, CLONE3, CLONE_THREAD = {"x86_64": 56, "aarch64": 220}, 435, 0x10000
+REFUSED = {
+    "x86_64": (41, 57, 58, 59, 62, 101, 129, 160, 200, 234, 297, 302, 310, 311, 322),
+    "aarch64": (198, 221, 129, 117, 138, 164, 130, 131, 240, 261, 270, 271, 281),
+}
+"""socket, fork, vfork (both x86_64's), execve, kill, ptrace, rt_sigqueueinfo, setrlimit, tkill,
+tgkill, rt_tgsigqueueinfo, prlimit64, process_vm_readv, process_vm_writev, execveat."""
+
+REFUSED_EVERYWHERE = (424, 425, 438)
+"""pidfd_send_signal, io_uring_setup, pidfd_getfd: they have one number on all architectures."""
+
+REFUSED_EVENTS = ("socket.", "subprocess.", "os.exec", "os.fork", "os.kill", "os.system")
+"""What Python's hook refuses where the kernel has no filter."""
+
+
+def _confine(server: int) -> None:
+    is_filtered = False
+    if sys.platform == "linux":
+        kernel = ctypes.CDLL(None, use_errno=True)
+        kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != server:
+            os._exit(0)
+        with open("/proc/self/statm") as sizes:
+            size = int(sizes.read().split()[0]) * resource.getpagesize() + BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        kernel.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _protect_files(kernel)
+        is_filtered = _filter_calls(kernel, os.uname().machine)
+    if not is_filtered:
+        sys.addaudithook(_refuse)
+
+
+def _protect_files(kernel: ctypes.CDLL) -> None:
+    version = kernel.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
+    rights = ctypes.c_uint64(FILES | (TRUNCATE if version >= 3 else 0))
+    rules = kernel.syscall(LANDLOCK_CREATE_RULESET, ctypes.byref(rights), 8, 0)
+    if rules >= 0:
+        kernel.syscall(LANDLOCK_RESTRICT_SELF, rules, 0)
+        os.close(rules)
+
+
+def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
+    """Have the kernel refuse system calls; return whether it does."""
+    if machine not in REFUSED or sys.maxsize < 2**32:
+        return False
+    load, equal, above, any_of, leave = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+    numbers = REFUSED[machine] + REFUSED_EVERYWHERE
+    # An instruction: its code, how many to skip if so and if not, its operand.
+    program = [
+        (load, 0, 0, 4),  # the architecture
+        (equal, 1, 0, ARCHITECTURES[machine]),
+        (leave, 0, 0, refuse),
+        (load, 0, 0, 0),  # the call's number
+        (above, 0, 1, 0x40000000),  # calls of x32 have other numbers
+        (leave, 0, 0, refuse),
+        (equal, 0, 1, CLONE3),  # a filter cannot read its flags; libraries use clone then
+        (leave, 0, 0, unknown),
+        *(line for n in numbers for line in ((equal, 0, 1, n), (leave, 0, 0, refuse))),
+        (equal, 0, 3, CLONE[machine]),
+        (load, 0, 0, 16),  # its flags
+        (any_of, 1, 0, CLONE_THREAD),
+        (leave, 0, 0, refuse),
+        (leave, 0, 0, allow),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    whole = struct.pack("HP", len(program), ctypes.addressof(code))
+    return bool(kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, whole, 0, 0) == 0)
+
+
+def _refuse(event: str, _: object) -> None:
+    if event.startswith(REFUSED_EVENTS):
+        raise PermissionError(f"{event} is refused to code that computes on a model's words")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""``chat``: a recorded conversation as trainers of chats read it, ``{"messages", "tools"}``.
+
+A trainer renders it again, and is to get the sampled prompt and reply. A run with the model's own
+chat template has readers that apply it (TRL's SFTTrainer), so tools are a field. A run with another
+renderer has readers with that renderer (the Cookbook's chat_sl), which take no tools: they are in
+the messages, as the renderer shows them.
+
+Replies are written with their fields (thoughts, tool calls), or as the texts that were sampled.
+``note_forms`` renders both when a rollout is recorded, and notes the form that gives the sampled
+tokens again. No form does if a reply was sampled in other tokens than its text is encoded to, or if
+a text spells a control token.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tinker_cookbook.renderers.base import Renderer, TrainOnWhat
+
+from evert.bridge.chat.messages import read_tools
+from evert.bridge.errors import RecordError
+from evert.bridge.records.record import RolloutRecord
+from evert.bridge.records.rows import Row
+from evert.bridge.tokens.probes import TOOLS
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.template import TemplateRenderer
+from evert.bridge.tokens.template_text import TODAY
+
+FORM, FIELDS, TEXT = "form", "fields", "text"
+"""Field of a recorded call, and its values; null: neither gives the sampled tokens."""
+
+
+def form_of(record: RolloutRecord, turn: int) -> str:
+    """Return the noted form of a conversation; as texts, if nothing is noted.
+
+    Raises:
+        RecordError: The messages were not kept, or neither form gives the sampled tokens.
+    """
+    form: str | None = record.call(turn).get(FORM, TEXT)
+    if form is None:
+        raise RecordError(
+            f"The conversation of turn {turn} cannot be written so that a trainer renders it to "
+            "the sampled tokens: a reply was sampled in other tokens than the renderer writes, or "
+            "a message has calls or parts that it does not take. format=atif has the tokens."
+        )
+    return form
+
+
+def chat(record: RolloutRecord, turn: int, form: str) -> Row:
+    """Return the conversation that ends with a turn's reply, with replies in a form.
+
+    Raises:
+        RecordError: The messages were not kept, or have more than text.
+    """
+    messages = record.sampled_messages(turn, parsed=form == FIELDS)
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in [step.get("reply") or {} for step in record.row["steps"]] + messages
+        for call in message.get("tool_calls") or ()
+    }
+    first, *rest = messages
+    if first["role"] != TOOLS:
+        return {"messages": [_message(each, names) for each in messages]}
+    system = [{"role": "system", "content": first["content"]}] if first["content"] else []
+    tools = [{"type": "function", "function": tool} for tool in read_tools(record.tools(turn))]
+    return {"messages": [_message(each, names) for each in [*system, *rest]], "tools": tools}
+
+
+def _message(message: Mapping[str, Any], names: Mapping[str, str]) -> Row:
+    written: Row = {"role": message["role"], "content": text_of(message)}
+    if thought := message.get("reasoning_content"):
+        written["reasoning_content"] = thought
+    if calls := message.get("tool_calls"):
+        written["tool_calls"] = [
+            {"type": "function", "id": call["id"], "function": {**call["function"], **arguments}}
+            for call in calls
+            for arguments in [{"arguments": json.loads(call["function"]["arguments"])}]
+        ]  # chat templates take arguments as objects
+    if message["role"] == "tool" and (called := message.get("tool_call_id")):
+        written |= {"tool_call_id": called, "name": message.get("name") or names.get(called, "")}
+    return written
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return a message's text without its thinking; a RecordError if it has other parts."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    if any(part.get("type") not in ("text", "thinking") for part in parts):
+        raise RecordError(
+            f"A conversation has a message of the {message['role']} with more than text: "
+            f"{message!s:.200}."
+        )
+    return "".join(str(part.get("text", "")) for part in parts)
+
+
+def note_forms(row: Row, renderer: Renderer) -> None:
+    """Note in a row, for each conversation, which form gives the sampled tokens again."""
+    try:
+        record = RolloutRecord(row)
+    except RecordError:
+        return  # it is written as it is, and who reads it is told
+    for turn in record.last_turns():
+        if call := row["steps"][turn].get("call"):
+            forms = (form for form in (FIELDS, TEXT) if _is_same(record, turn, form, renderer))
+            call[FORM] = next(forms, None)
+
+
+def _is_same(record: RolloutRecord, turn: int, form: str, renderer: Renderer) -> bool:
+    prompts, prompt = prompt_renderer(renderer), record.prompts[turn]
+    try:
+        row = chat(record, turn, form)
+        with prompts.lock:
+            tokens = _tokens(row, renderer)
+    except Exception:  # renderers and templates may raise anything
+        return False
+    sampled = [token for token in record.action(turn).tokens if token not in prompts.end_tokens]
+    reply = prompts.decode(tokens[len(prompt) :])
+    return tokens[: len(prompt)] == prompt and reply.startswith(prompts.decode(sampled))
+
+
+def _tokens(row: Row, renderer: Renderer) -> list[int]:
+    """The conversation's tokens, as its readers render it."""
+    messages = row["messages"]
+    if not isinstance(renderer, TemplateRenderer):  # the tokens do not depend on the weights
+        whole, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
+        return whole.to_ints()
+    text: Any
+    if renderer.template.hermes:
+        text = renderer.template.text(messages)
+    else:
+        text = renderer.tokenizer.apply_chat_template(
+            messages, row.get("tools"), tokenize=False, strftime_now=TODAY.strftime
+        )
+    return list(renderer.tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,261 @@
+"""The four kinds of calls that templates write, each with its reader.
+
+Objects   JSON with the name and the arguments, or a list of such objects
+Named     the name, then the arguments as an object
+Keyed     the name, then each argument between marks
+Python    a list of calls in Python
+"""
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from evert.bridge.tokens.call_format import (
+    INDEX,
+    KEY,
+    NAME_PATTERN,
+    Call,
+    CallFormat,
+    Cursor,
+    Literal,
+    call_of,
+    literal,
+    unnamed,
+)
+from evert.bridge.tokens.call_values import (
+    bare,
+    nested,
+    of_string,
+    past_space,
+    typed,
+    unexpected,
+)
+
+_KEY = r"[^\n<>/\s][^\n<>]{0,199}?"
+_MOST_ENDS = 3
+"""How many closing brackets, from the last one on, may end a list of calls in Python."""
+
+
+@dataclass(frozen=True)
+class Objects(CallFormat):
+    """``keys`` are those of the name, the arguments and the id.
+
+    A name of None: the name is the object's only key. An id of None: it has no id.
+    """
+
+    keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
+
+    def _written(self, number: int, call: Call) -> str:
+        return json.dumps({"name": call.name, "arguments": call.arguments})
+
+    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+        value = cursor.value("")
+        return [self._of(one) for one in (value if isinstance(value, list) else [value])]
+
+    def _of(self, value: Any) -> Call:
+        name, arguments, call_id = self.keys
+        if not isinstance(value, dict) or (name is None and len(value) != 1):
+            raise ValueError(f"expected an object of a call, got {value!r:.80}")
+        if name is None:
+            return call_of(*next(iter(value.items())), None)
+        if name not in value:
+            raise ValueError(f"expected an object with {name} and {arguments}, got {value!r:.80}")
+        keys = [key for key in (arguments, "arguments", "parameters") if key in value]
+        if not keys and len(value) > 1:
+            raise ValueError(f"expected an object with {name} and {arguments}, got {value!r:.80}")
+        given = None if call_id is None else value.get(call_id)
+        return call_of(value[name], value[keys[0]] if keys else {}, given)
+
+
+@dataclass(frozen=True)
+class Named(CallFormat):
+    """``middle`` stands between the name and its arguments; ``quote`` around their strings."""
+
+    middle: Literal = ()
+    quote: str = ""
+
+    def _written(self, number: int, call: Call) -> str:
+        index = (call.id or "").rpartition(":")[2]
+        index = index if index.isdigit() else str(number)
+        middle = "".join(index if token == INDEX else token for token in self.middle)
+        return f"{call.name}{middle}{json.dumps(call.arguments)}"
+
+    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+        name = cursor.name()
+        cursor.past(self.middle)
+        return [self._made(cursor, name, cursor.value(self.quote))]
+
+
+@dataclass(frozen=True)
+class Keyed(CallFormat):
+    """Arguments between marks.
+
+    Attributes:
+        middle: What stands between the name and the first key.
+        colons: What stands between the key and the value of a string, and of another value.
+        close: What stands after a value.
+        comma: What stands between ``close`` and the next key.
+        empty: What stands after the name if there are no arguments; None if that is unknown.
+        cdata: Whether strings may stand in CDATA sections.
+    """
+
+    middle: Literal = ()
+    colons: tuple[Literal, Literal] = ((), ())
+    close: Literal = ()
+    comma: Literal = ()
+    empty: Literal | None = None
+    cdata: bool = False
+
+    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+        name = cursor.name()
+        if self.empty is not None:
+            ends = rf"(?=\s*(?:{self._ends(to_end)}))"
+            nothing = cursor.matches(unnamed(self.empty) + ends)
+            if nothing is not None:
+                cursor.past(self.empty)
+                return [self._made(cursor, name, {})]
+        cursor.past(self.middle)
+        schema, arguments = cursor.schema(name), {}
+        while True:
+            key, value = self._argument(cursor, schema, to_end=to_end)
+            arguments[key] = value
+            more = cursor.matches(unnamed(self.comma) + rf"\s*(?={self._key})")
+            if more is None:
+                return [self._made(cursor, name, arguments)]
+            cursor.at = more.end()
+
+    def _argument(self, cursor: Cursor, schema: Any, *, to_end: bool) -> tuple[str, Any]:
+        match = cursor.matches(self._key)
+        if match is None:
+            raise unexpected(cursor.text, cursor.at, "a key")
+        key, is_string = match["key"], match["string"] is not None
+        close = self._close(cursor, key, match.end(), to_end=to_end)
+        value = cursor.text[match.end() : close.start()]
+        cursor.at = close.end()
+        colon = self.colons[0 if is_string else 1]
+        value = value.removeprefix(_space(colon[-1:])).removesuffix(_space(self.close[:1]))
+        if KEY in self.close:
+            mark = "".join(self.close[: self.close.index(KEY)]).removesuffix("</")
+            return key, nested(value, mark, schema.get(key))
+        if self.cdata and value.startswith("<![CDATA[") and value.endswith("]]>"):
+            return key, value[9:-3]
+        says_type = self.colons[0] != self.colons[1]
+        return key, typed(value, schema.get(key), is_json=not is_string if says_type else None)
+
+    def _close(self, cursor: Cursor, key: str, start: int, *, to_end: bool) -> re.Match[str]:
+        """The end of a value: a ``close`` that a complete continuation follows."""
+        tokens = tuple(key if token == KEY else token for token in self.close)
+        key_again = rf"{unnamed(self.comma)}\s*{self._key}"
+        follows = re.compile(rf"\s*(?:{self._ends(to_end)}|{key_again})")
+        for close in re.compile(unnamed(tokens)).finditer(cursor.text, start):
+            if follows.match(cursor.text, close.end()):
+                return close
+        raise unexpected(cursor.text, start, "a value that ends")
+
+    @cached_property
+    def _key(self) -> str:
+        string, other = map(unnamed, self.colons)
+        return rf"(?P<key>{_KEY})\s*(?:(?P<string>{string})|{other})"
+
+    def _ends(self, to_end: bool) -> str:
+        """What may follow the last value of a call."""
+        ends = [unnamed(self.after) + (r"\s*\Z" if to_end else "")]
+        if self.between is not None:
+            starts = [one for one in (self.middle, self.empty) if one is not None]
+            ends += [
+                rf"{unnamed(self.between)}\s*{NAME_PATTERN}\s*{unnamed(one)}" for one in starts
+            ]
+        return "|".join(ends)
+
+
+@dataclass(frozen=True)
+class Python(CallFormat):
+    """``[look_up(q="cats"), now()]``; strings may lack their quotes."""
+
+    _begin = r"\[\s*(?:{names})\("
+
+    def _written(self, number: int, call: Call) -> str:
+        pairs = call.arguments.items() if isinstance(call.arguments, dict) else ()
+        return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in pairs)})"
+
+    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+        start = past_space(cursor.text, cursor.at)
+        if not cursor.text.startswith("[", start):
+            raise unexpected(cursor.text, start, "a list of calls")
+        end = re.compile(r"\s*" + unnamed(self.after) + (r"\s*\Z" if to_end else ""))
+        closes = [match.end() for match in re.finditer(r"\]", cursor.text[: start + 50_000])]
+        for close in [at for at in closes if end.match(cursor.text, at)][: -_MOST_ENDS - 1 : -1]:
+            source = cursor.text[start:close]
+            try:
+                calls = _python_calls(source, cursor)
+            except (SyntaxError, ValueError, MemoryError, TypeError):
+                continue
+            cursor.at = close
+            return calls
+        return self._unquoted(cursor, start, end)
+
+    def _unquoted(self, cursor: Cursor, start: int, end: re.Pattern[str]) -> list[Call]:
+        """A list that is not Python: cut at the known names and keys."""
+        text, at = cursor.text, start + 1
+        names = "|".join([*map(re.escape, cursor.tools or ()), NAME_PATTERN])
+        opens = re.compile(rf"\s*,?\s*({names})\(")
+        closes = re.compile(rf"\)(?=\s*(?:,\s*(?:{names})\(|\]{end.pattern}))")
+        calls: list[Call] = []
+        while (opened := opens.match(text, at)) is not None:
+            closed = closes.search(text, opened.end())
+            if closed is None:
+                break
+            calls.append(_unquoted_call(opened[1], text[opened.end() : closed.start()], cursor))
+            at = closed.end()
+        if not calls or not text.startswith("]", past_space(text, at)):
+            raise unexpected(text, start, "a list of calls")
+        cursor.at = past_space(text, at) + 1
+        return calls
+
+
+def _python_calls(source: str, cursor: Cursor) -> list[Call]:
+    tree = ast.parse(source, mode="eval").body
+    if not isinstance(tree, ast.List):
+        raise ValueError("expected a list of calls")
+    return [_python_call(node, source, cursor) for node in tree.elts]
+
+
+def _python_call(node: ast.expr, source: str, cursor: Cursor) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("expected a call with named arguments")
+    name, arguments = ast.unparse(node.func), {}
+    schema = cursor.schema(name)
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("expected named arguments")
+        text = ast.get_source_segment(source, keyword.value) or ""
+        value = ast.literal_eval(keyword.value)
+        read = of_string if isinstance(value, str) else bare
+        shown = value if isinstance(value, str) else text
+        arguments[keyword.arg] = read(shown, schema.get(keyword.arg))
+    return call_of(name, arguments, None)
+
+
+def _unquoted_call(name: str, body: str, cursor: Cursor) -> Call:
+    schema = cursor.schema(name)
+    keys = "|".join(map(re.escape, schema)) or r"\w+"
+    first, *pieces = re.split(rf"(?:^|,\s*|(?<=[\"'\]}}\d]))({keys})=", body)
+    if first.strip():
+        raise ValueError(f"expected named arguments, got {first[:80]!r}")
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return call_of(name, {key: bare(value, schema.get(key)) for key, value in pairs}, None)
+
+
+def _space(tokens: Literal) -> str:
+    return "".join(token for token in tokens if token.isspace())
+
+
+HERMES_CALLS = Objects(
+    literal("<tool_call>\n"),
+    literal("\n</tool_call>"),
+    literal("\n</tool_call>\n<tool_call>\n"),
+)
+"""The format of Nous Research's Hermes, which other models such as Qwen's use too."""

@@ -1,0 +1,348 @@
+"""Learns how a chat template writes tool calls, from renderings that differ in one thing.
+
+The template shows a made-up call, the same without arguments, with numbers, with an odd text, and
+two calls. What changes with the id is the id; numbers that count are an index; a value ends with
+what stands both between two values and after the last. Each kind of format is tried in turn; one is
+learned if it reads back what the template shows.
+
+``TABLE`` holds what no rendering shows, by the control tokens of the tokenizer.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evert.bridge.tokens.call_format import (
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    TYPE,
+    Call,
+    CallFormat,
+    Literal,
+    literal,
+    solid,
+)
+from evert.bridge.tokens.call_kinds import Keyed, Named, Objects, Python
+from evert.bridge.tokens.call_values import read_value
+
+ARGUMENTS = {"qzkey": "qzvalue", "qzlast": "qzend"}
+FIRST = Call("qzname", ARGUMENTS)
+SECOND = Call("qzother", ARGUMENTS)
+NONE = Call("qzname", {})
+NUMBERS = Call("qzname", {"qzkey": 70001, "qzlast": 70002})
+ODD = Call("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
+SAY = "Qzsay."
+
+Shown = Callable[[Sequence[Call], str], str]
+"""The template's text for calls after a text; raises ValueError if it refuses them."""
+
+TABLE: dict[str, CallFormat] = {
+    "<|tool_list_start|>": Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),  # LFM2
+    "<|tool_call_argument_begin|>": Named(  # Kimi K2
+        literal("<|tool_calls_section_begin|><|tool_call_begin|>functions."),
+        literal("<|tool_call_end|><|tool_calls_section_end|>"),
+        literal("<|tool_call_end|><|tool_call_begin|>functions."),
+        names_in_ids=True,
+        middle=(":", INDEX, "<|tool_call_argument_begin|>"),
+    ),
+    "<|tool_call|>": Objects(("<|tool_call|>",), ()),  # Granite 3
+}
+"""A control token -> the format of calls of the models that have it."""
+
+
+class NotLearnedError(ValueError):
+    """A format of calls cannot be learned; the message says which probe failed, and what it saw."""
+
+
+def of_table(names: Collection[str]) -> CallFormat | None:
+    """The format of ``TABLE`` for a tokenizer's control tokens; None if there is none."""
+    return next((form for mark, form in TABLE.items() if mark in names), None)
+
+
+def learn_calls(shown: Shown) -> CallFormat:
+    """A template's format of calls.
+
+    Raises:
+        NotLearnedError: It shows no calls, or they cannot be read back.
+    """
+    probes = _Probes.of(shown)
+    for find in (_objects, _named, _python, _keyed):
+        try:
+            form = find(probes)
+            if form.read(probes.one)[0][0][:2] == FIRST[:2]:
+                return _with_place_of_text(form, probes, shown)
+        except (ValueError, RecursionError, IndexError):
+            continue
+    raise NotLearnedError(f"it shows the call {_words(FIRST)} in an unknown form: {probes.one!r}")
+
+
+def losses(form: CallFormat, shown: Shown) -> list[str]:
+    """What a format cannot read back of what the template shows, in words."""
+    kinds = {
+        "a call without arguments": [NONE],
+        "arguments that are numbers": [NUMBERS],
+        "several calls in one reply": [FIRST, SECOND],
+    }
+    return [kind for kind, calls in kinds.items() if not _is_read_back(form, calls, shown)]
+
+
+def _is_read_back(form: CallFormat, calls: Sequence[Call], shown: Shown) -> bool:
+    try:
+        read, _ = form.read(shown(calls, ""))
+    except (ValueError, RecursionError):
+        return False
+    return [call[:2] for call in read] == [call[:2] for call in calls]
+
+
+@dataclass(frozen=True)
+class _Probes:
+    """Texts of calls; "" where the template refuses them."""
+
+    one: str
+    none: str
+    two: str
+    numbers: str
+    odd: str
+
+    @classmethod
+    def of(cls, shown: Shown) -> "_Probes":
+        try:
+            one = shown([FIRST], "")
+        except ValueError as error:
+            raise NotLearnedError(f"it refuses the call {_words(FIRST)}: {error}") from error
+        missing = [word for word in ("qzname", "qzkey", "qzvalue") if word not in one]
+        if missing:
+            raise NotLearnedError(f"it shows the call {_words(FIRST)} without {missing}: {one!r}")
+        rest = [[NONE], [FIRST, SECOND], [NUMBERS], [ODD]]
+        return cls(one, *(_text_of(calls, shown) for calls in rest))
+
+
+def _text_of(calls: Sequence[Call], shown: Shown, say: str = "") -> str:
+    try:
+        return shown(calls, say)
+    except ValueError:
+        return ""
+
+
+def _words(call: Call) -> str:
+    return f"{call.name}({json.dumps(call.arguments)})"
+
+
+def _masked(text: str, keys: str = "") -> Literal:
+    """A text as a literal, with holes for the words of the probes."""
+    text = re.sub(r"functions\.(?:qzname|qzother):\d+", f"functions.{NAME}:{INDEX}", text)
+    text = re.sub(r"qzcall\d{3}", ID, text)
+    text = re.sub(r"qzname|qzother", NAME, text)
+    return literal(re.sub(keys, KEY, text) if keys else text)
+
+
+def _with_place_of_text(form: CallFormat, probes: _Probes, shown: Shown) -> CallFormat:
+    said = _text_of([FIRST], shown, SAY)
+    return replace(
+        form,
+        text_after=SAY in said.rpartition("qzend")[2],
+        names_in_ids=f"functions.{FIRST.name}:" in probes.one,
+    )
+
+
+def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> CallFormat:
+    """The format with the text between two calls, if ``two`` has them one after the other.
+
+    Args:
+        form: The format of one call.
+        two: The text of two calls.
+        start: Returns where the second call begins, from where the first one ends.
+    """
+    try:
+        _, end = form.first(two)
+        between = _masked(two[end : start(end)])
+    except (ValueError, RecursionError):
+        return form
+    before, between = _counting(form.before, between)
+    return replace(form, before=before, between=between)
+
+
+def _counting(before: Literal, between: Literal) -> tuple[Literal, Literal]:
+    """Two literals with an index where their ends differ in a number."""
+    one, other = list(before), list(between)
+    for at in range(1, min(len(one), len(other)) + 1):
+        if one[-at] != other[-at]:
+            if not (one[-at].isdigit() and other[-at].isdigit()):
+                break
+            one[-at] = other[-at] = INDEX
+    return tuple(one), tuple(other)
+
+
+def _merged(one: Literal, other: Literal) -> Literal:
+    """A literal with an index where another one has another number, if they differ in no more."""
+    pairs = [*zip(solid(one), solid(other), strict=False)]
+    numbers = {a for a, b in pairs if a != b}
+    digits = all(a.isdigit() and b.isdigit() for a, b in pairs if a != b)
+    if len(solid(one)) != len(solid(other)) or not digits:
+        return one
+    return tuple(INDEX if token in numbers else token for token in one)
+
+
+# -- the kinds -------------------------------------------------------------------------------------
+
+
+def _objects(probes: _Probes) -> CallFormat:
+    two = probes.two
+    for opened in re.finditer(r"[\[{]", probes.one):
+        try:
+            value, end = read_value(probes.one, opened.start())
+        except (ValueError, RecursionError):
+            continue
+        inner = value[0] if isinstance(value, list) and value else value
+        if not isinstance(inner, dict) or inner == ARGUMENTS or "qzkey" not in json.dumps(inner):
+            continue
+        before, after = _masked(probes.one[: opened.start()]), _masked(probes.one[end:])
+        form = Objects(before, after, keys=_keys(inner))
+        return _with_between(form, two, lambda at: two.rindex("{", at, two.index("qzother", at)))
+    raise NotLearnedError("it shows no objects")
+
+
+def _keys(value: dict[str, Any]) -> tuple[str | None, str, str | None]:
+    if value == {FIRST.name: ARGUMENTS}:
+        return None, "", None
+    keys = {json.dumps(inner): key for key, inner in value.items()}
+    arguments = json.dumps(ARGUMENTS)
+    of_arguments = keys.get(arguments, keys.get(json.dumps(arguments)))
+    ids = (key for text, key in keys.items() if re.search(r"qzcall\d|functions\.qz", text))
+    if of_arguments is None or '"qzname"' not in keys:
+        raise NotLearnedError("the object of a call has another form")
+    return keys['"qzname"'], of_arguments, next(ids, None)
+
+
+def _named(probes: _Probes) -> CallFormat:
+    one, two = probes.one, probes.two
+    start = one.rfind("qzname", 0, one.find("qzkey"))
+    for opened in re.finditer(r"\{", one[start:]):
+        at = start + opened.start()
+        quote = one[at:].partition("qzkey")[2].partition("qzvalue")[0].lstrip(": ").strip()
+        for mark in ("", quote):
+            try:
+                value, end = read_value(one, at, mark)
+            except (ValueError, RecursionError):
+                continue
+            if value != ARGUMENTS:
+                continue
+            middle = _masked(one[start + len("qzname") : at])
+            if "qzother" in two:
+                rest = two[two.rindex("qzother") + len("qzother") :]
+                middle = _merged(middle, _masked(rest[: rest.index("{")]))
+            form = Named(_masked(one[:start]), _masked(one[end:]), middle=middle, quote=mark)
+            return _with_between(form, two, lambda end: two.rindex("qzother", end))
+    raise NotLearnedError("it shows no object after the name")
+
+
+def _python(probes: _Probes) -> CallFormat:
+    call = r"\[\s*qzname\(qzkey=(['\"]?)qzvalue\1,? ?qzlast=\1qzend\1\)\s*\]"
+    match = re.search(call, probes.one)
+    if match is None:
+        raise NotLearnedError("it shows no list of calls in Python")
+    return Python(_masked(probes.one[: match.start()]), _masked(probes.one[match.end() :]))
+
+
+def _keyed(probes: _Probes) -> CallFormat:
+    def masked(text: str) -> Literal:
+        return _masked(text, "qzkey|qzlast")
+
+    one = probes.one
+    place = _places(one, "qzvalue")
+    before, middle, colon = _masked(one[: place.name]), *place.literals(one, masked)
+    end = one.index("qzend", place.value)
+    find = one.index if KEY in colon else one.rindex
+    next_key = find("qzlast", place.value, end)
+    gap = masked(one[place.value + len("qzvalue") : next_key])
+    rest = masked(one[end + len("qzend") :])
+    close = _shared_start(gap, rest)
+    if not solid(close):
+        raise NotLearnedError("nothing closes a value")
+    comma, after = gap[len(close) :], rest[len(close) :]
+    while close[-1].isspace():
+        close = close[:-1]
+    other = colon
+    if "70001" in probes.numbers:
+        other = _places(probes.numbers, "70001").literals(probes.numbers, masked)[1] or colon
+        other = _with_type(other, colon)
+    form = Keyed(
+        before,
+        after,
+        middle=middle,
+        colons=(colon, other),
+        close=close,
+        comma=comma,
+        empty=_empty(probes.none, after),
+        cdata="<![CDATA[<qz>" in probes.odd,
+    )
+    return _with_second(form, probes.two, masked)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the name, the first key and its value stand."""
+
+    name: int
+    key: int
+    value: int
+
+    def literals(self, text: str, masked: Callable[[str], Literal]) -> tuple[Literal, Literal]:
+        """What stands between the name and the key, and between the key and the value."""
+        middle = masked(text[self.name + len("qzname") : self.key])
+        return middle, masked(text[self.key + len("qzkey") : self.value])
+
+
+def _places(text: str, value: str) -> _Places:
+    at = text.index(value)
+    name = max(text.rfind(word, 0, text.index("qzkey")) for word in ("qzname", "qzother"))
+    return _Places(name, text.index("qzkey", name), at)
+
+
+def _with_type(other: Literal, string: Literal) -> Literal:
+    """The colon of other values, with a hole for the type if only that differs."""
+    differs = [a != b for a, b in zip(other, string, strict=False)]
+    if len(other) != len(string) or sum(differs) != 1:
+        return other
+    at = differs.index(True)
+    return (*other[:at], TYPE, *other[at + 1 :]) if other[at].isalpha() else other
+
+
+def _shared_start(one: Literal, other: Literal) -> Literal:
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    return one[: same.index(False) if False in same else len(same)]
+
+
+def _empty(none: str, after: Literal) -> Literal | None:
+    """What stands after the name of a call without arguments; None if that is unknown."""
+    rest = _masked(none.rpartition("qzname")[2])
+    count = len(solid(after))
+    if "qzname" not in none or (count and solid(rest)[-count:] != solid(after)):
+        return None
+    while count:
+        count -= not rest[-1].isspace()
+        rest = rest[:-1]
+    return rest
+
+
+def _with_second(form: Keyed, two: str, masked: Callable[[str], Literal]) -> Keyed:
+    """The format with the text between two calls, if ``two`` has them one after the other."""
+    if "qzother" not in two:
+        return form
+    name = two.rindex("qzother", 0, two.rindex("qzkey", 0, two.rindex("qzvalue")))
+    second = masked(two[name + len("qzother") : two.index("qzkey", name)])
+    middle, empty = _merged(form.middle, second), form.empty
+    if empty is not None and INDEX in middle:
+        empty = tuple(INDEX if token.isdigit() else token for token in empty)
+    form = replace(form, middle=middle, empty=empty)
+    between = masked(two[two.index("qzend") + len("qzend") : name])
+    closing = solid(form.close)
+    while closing and between:
+        if not between[0].isspace() and between[0] != closing.pop(0):
+            return form
+        between = between[1:]
+    return replace(form, between=between)

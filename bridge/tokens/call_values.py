@@ -1,0 +1,219 @@
+"""Values of arguments: read as models write them, with the types that a tool's schema names.
+
+Models write JSON, Python, or something between: bare keys, single quotes, marks of their own as
+quotes. ``read_value`` reads all of these. Where a format has only texts (``<parameter=q>12``),
+``typed`` gives a text the type of the tool's schema, and ``nested`` reads elements in elements.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Schemas = dict[str, Mapping[str, Any]]
+"""A tool's name -> its parameters' schemas by name."""
+
+_JSON = json.JSONDecoder()
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORD = re.compile(r"[\w.\-$]+")
+_QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*+\1""", re.DOTALL)
+_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_UNREADABLE = (ValueError, SyntaxError, RecursionError, MemoryError, TypeError)
+
+
+def schemas_of(tools: Iterable[Any]) -> Schemas:
+    """The schemas of tools, as OpenAI writes them or as the Cookbook does."""
+    functions = (tool.get("function", tool) for tool in tools)
+    return {tool["name"]: _properties(tool.get("parameters")) for tool in functions}
+
+
+def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
+    """The value that begins at ``at``, and the index after it.
+
+    Args:
+        text: Holds JSON, Python, or objects with bare keys.
+        at: Where the value begins; white space may stand before it.
+        quote: A mark that stands around strings, in place of quotes; "" if there is none.
+
+    Raises:
+        ValueError: There is no value.
+    """
+    at = past_space(text, at)
+    if not quote:
+        try:
+            return _JSON.raw_decode(text, at)
+        except ValueError:
+            pass
+    return _loose(text, at, quote)
+
+
+def past_space(text: str, at: int) -> int:
+    """The index of the next character that is not white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def unexpected(text: str, at: int, expected: str) -> ValueError:
+    """The error for a text that goes on in another way than expected."""
+    return ValueError(f"expected {expected}, got {text[at : at + 80]!r}")
+
+
+def _loose(text: str, at: int, quote: str) -> tuple[Any, int]:
+    at = past_space(text, at)
+    if quote and text.startswith(quote, at):
+        end = text.find(quote, at + len(quote))
+        if end < 0:
+            raise unexpected(text, at, "a string that ends")
+        return text[at + len(quote) : end], end + len(quote)
+    if quoted := _QUOTED.match(text, at):
+        return _unquoted(quoted[0]), quoted.end()
+    if text[at : at + 1] in ("{", "["):
+        return _container(text, at, quote)
+    number, word = _NUMBER.match(text, at), _WORD.match(text, at)
+    if number is not None and (word is None or number.end() >= word.end()):
+        return json.loads(number[0]), number.end()
+    if word is None:
+        raise unexpected(text, at, "a value")
+    return _WORDS.get(word[0], word[0]), word.end()
+
+
+def _container(text: str, at: int, quote: str) -> tuple[Any, int]:
+    """An object or a list."""
+    is_object = text[at] == "{"
+    close = "}" if is_object else "]"
+    keys: list[str] = []
+    items: list[Any] = []
+    at = past_space(text, at + 1)
+    while not text.startswith(close, at):
+        if items:
+            at = _past(",", text, at)
+            if text.startswith(close, at):
+                break  # a comma after the last item
+        if is_object:
+            key, at = _loose(text, at, quote)
+            at = _past(":", text, at)
+            keys.append(str(key))
+        item, at = _loose(text, at, quote)
+        items.append(item)
+        at = past_space(text, at)
+    return dict(zip(keys, items, strict=True)) if is_object else items, at + 1
+
+
+def _past(mark: str, text: str, at: int) -> int:
+    at = past_space(text, at)
+    if not text.startswith(mark, at):
+        raise unexpected(text, at, repr(mark))
+    return past_space(text, at + len(mark))
+
+
+def _unquoted(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        try:
+            return ast.literal_eval(text.replace("\n", "\\n"))
+        except _UNREADABLE as error:
+            raise ValueError(f"expected a string, got {text[:80]!r}") from error
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+def typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
+    """A text as a value of the type that a schema names.
+
+    Args:
+        text: The value as a model wrote it.
+        schema: The parameter's JSON schema; None if it is unknown.
+        is_json: Whether the format says that this is JSON (False: a string); None: it does not say.
+    """
+    kinds = _kinds(schema)
+    is_null = text.strip() in ("null", "None")
+    is_string = is_json is None and "string" in kinds and kinds <= {"string", "null"}
+    if is_json is False or (is_string and not (is_null and "null" in kinds)):
+        return text
+    value = _literal(text)
+    return text if isinstance(value, str) and not is_json else value
+
+
+def of_string(value: str, schema: Any) -> Any:
+    """A quoted value: a string, unless the schema names other types only."""
+    kinds = _kinds(schema)
+    return typed(value, schema) if kinds and "string" not in kinds else value
+
+
+def bare(text: str, schema: Any) -> Any:
+    """A value in JSON or Python, or a string with or without its quotes."""
+    stripped = text.strip()
+    value = _literal(stripped)
+    if not isinstance(value, str):
+        return text if _kinds(schema) == {"string"} else value
+    if value is not stripped:
+        return of_string(value, schema)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    return typed(text, schema)
+
+
+def nested(text: str, mark: str, schema: Any) -> Any:
+    """A value made of elements, each from ``mark<NAME>`` to ``mark</NAME>``; else a typed text."""
+    opened = re.compile(re.escape(mark) + r"<([\w.\-]+)>")
+    if opened.match(text) is None:
+        return typed(text, schema)
+    elements: list[tuple[str, str]] = []
+    at = 0
+    while (element := opened.match(text, at)) is not None:
+        start, end = element.end(), _end_of_element(text, mark, element[1], element.end())
+        elements.append((element[1], text[start:end]))
+        at = end + len(f"{mark}</{element[1]}>")
+    if text[at:].strip():
+        raise unexpected(text, at, "the end of a value")
+    schema = schema if isinstance(schema, Mapping) else {}
+    if {name for name, _ in elements} == {"item"} and schema.get("type", "array") == "array":
+        return [nested(inner, mark, schema.get("items")) for _, inner in elements]
+    inside = _properties(schema)
+    return {name: nested(inner, mark, inside.get(name)) for name, inner in elements}
+
+
+def _end_of_element(text: str, mark: str, name: str, at: int) -> int:
+    depth = 1
+    for tag in re.compile(re.escape(mark) + rf"<(/?){re.escape(name)}>").finditer(text, at):
+        depth += -1 if tag[1] else 1
+        if depth == 0:
+            return tag.start()
+    raise unexpected(text, at, f"the end of {name}")
+
+
+def _literal(text: str) -> Any:
+    """A value in JSON or Python; the text itself if it is neither."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text)
+            json.dumps(value)
+        except _UNREADABLE:
+            continue
+        if isinstance(value, tuple):
+            continue  # "1, 2" is a text
+        return value
+    return text
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema names; empty if it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    kind = schema.get("type")
+    kinds = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        kinds |= {name for inner in schema.get(key) or () for name in _kinds(inner)}
+    enum = schema.get("enum")
+    if not kinds and isinstance(enum, list) and all(isinstance(one, str) for one in enum):
+        return {"string"}
+    return kinds
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

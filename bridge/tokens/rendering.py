@@ -1,0 +1,71 @@
+"""A prompt that was rendered whole, and the next one: only what differs is encoded.
+
+A control token splits a text for the tokenizer, so what stands before it is encoded the same way
+whatever follows. A conversation's next prompt mostly begins as the last one did. Its tokens up to
+the last control token that both share are known.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from evert.bridge.tokens.escaping import ControlTokens
+
+
+class Place(NamedTuple):
+    """Where a control token stands."""
+
+    name: str
+    character: int
+    token: int
+
+
+class Rendering(NamedTuple):
+    """A prompt's text, its tokens, and its control tokens in order."""
+
+    text: str
+    tokens: list[int]
+    places: list[Place]
+
+
+EMPTY = Rendering("", [], [])
+
+
+def rendered(
+    text: str,
+    last: Rendering,
+    control: ControlTokens,
+    encode: Callable[[str], list[int]],
+) -> Rendering:
+    """A prompt, whose beginning is taken from the ``last`` one as far as they share it."""
+    places = last.places[: _shared(text, last, control)]
+    start = places.pop() if places else Place("", 0, 0)
+    new = encode(text[start.character :])
+    marks = [*control.pattern.finditer(text, start.character)]
+    at = [number for number, token in enumerate(new, start.token) if token in control.by_id]
+    tokens = last.tokens[: start.token] + new
+    names = [control.by_id[tokens[number]] for number in at]
+    if [mark[0] for mark in marks] != names:  # a text spells a control token, or a token spells one
+        return Rendering(text, tokens, [])
+    new_places = [
+        Place(mark[0], mark.start(), number) for mark, number in zip(marks, at, strict=True)
+    ]
+    return Rendering(text, tokens, places + new_places)
+
+
+def _shared(text: str, last: Rendering, control: ControlTokens) -> int:
+    """Number of the last prompt's control tokens that stand in the text where they stood."""
+    low, high = 0, min(len(text), len(last.text))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == last.text[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    count = len(last.places)
+    while count:
+        place = last.places[count - 1]
+        mark = control.pattern.match(text, place.character)
+        if mark is not None and mark[0] == place.name and mark.end() <= low:
+            return count
+        count -= 1
+    return 0

@@ -1,0 +1,156 @@
+"""Renders messages with a tokenizer's chat template, in the way that the template takes them.
+
+For a template the date is always ``TODAY``, so that a run can be resumed on another day.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec, get_text_content
+
+from evert.bridge.errors import RendererMismatchError
+from evert.bridge.tokens.call_format import Call, CallFormat
+from evert.bridge.tokens.escaping import MARK, ControlTokens
+from evert.bridge.tokens.probes import TOOLS, common, is_tool, parts, thinking
+from evert.bridge.tokens.template_variables import check_variables
+
+TODAY = datetime(2024, 7, 26)
+"""The date that a template gets: the one that Llama's templates use without a clock."""
+
+PARTS, BLOCKS = "parts", "blocks"
+"""Ways to hand over a thought: a part of the content (Ministral), a block of it (Apertus)."""
+
+_EDGE = re.compile(r"\s|[>\]|]")
+
+
+class TemplateText:
+    """Texts of messages by a chat template; ``ChatTemplate`` has the arguments.
+
+    Attributes:
+        control: The tokenizer's control tokens.
+        thought: Texts before a thought, and between it and the reply; None: thoughts are not shown.
+        calls: Format of tool calls; None: tools are not shown, or calls cannot be read back.
+        writes_calls: Whether calls are written into the texts, since the template shows none.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, hermes: bool, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise RendererMismatchError(
+                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so the format of "
+                "prompts for its model is unknown. Take a model that was tuned for chat, or name "
+                "the Cookbook renderer that it was trained with: renderer_name=."
+            )
+        self.hermes = hermes
+        self.variables = {**(variables or {})}
+        check_variables(tokenizer, self.variables)
+        self.control = ControlTokens(tokenizer)
+        self.thought: tuple[str, str] | None = None
+        self.calls: CallFormat | None = None
+        self.writes_calls = hermes
+        self._way_of_thoughts, self._takes_parts = "", False
+        self._ids_of_nine = self._arguments_as_text = False
+
+    def text(self, messages: Sequence[Message], *, opens: bool = False) -> str:
+        """The messages' text; ``opens`` adds a reply's opening. Raises what the template raises."""
+        tools: list[Any] | None = None
+        chat: list[Any] = []
+        before: Message | None = None
+        for message in messages:
+            if message["role"] == TOOLS:
+                specs: list[ToolSpec] = message["tools"]  # type: ignore[typeddict-item]
+                tools = [{"type": "function", "function": dict(tool)} for tool in specs]
+                if message["content"]:
+                    chat.append({"role": "system", "content": message["content"]})
+            elif self.hermes and is_tool(message):
+                result = f"<tool_response>\n{get_text_content(message)}\n</tool_response>"
+                if is_tool(before):  # one message for several results: roles may have to alternate
+                    chat[-1]["content"] += "\n" + result
+                else:
+                    chat.append({"role": "user", "content": result})
+            else:
+                chat.append(self._as_chat(message))
+            before = message
+        return str(
+            self._tokenizer.apply_chat_template(
+                chat,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=opens,
+                strftime_now=TODAY.strftime,
+                **self.variables,
+            )
+        )
+
+    def probed(self, *messages: Message, opens: bool = False) -> str:
+        """The text of made-up messages; "" if the template refuses them."""
+        try:
+            return self.text(messages, opens=opens)
+        except Exception:  # a template may raise anything
+            return ""
+
+    def common(self, text: str, other: str) -> str:
+        """The longest common prefix that cuts through no mark and no word."""
+        shared = common(text, other)
+        for mark in self.control.pattern.finditer(text):
+            if mark.start() < len(shared) < mark.end():
+                return text[: mark.start()]
+        edges = [match.end() for match in _EDGE.finditer(shared)]
+        if shared in (text, other) or _EDGE.match(text, len(shared)) or edges[-1:] == [len(shared)]:
+            return shared
+        return text[: edges[-1] if edges else 0]
+
+    def _as_chat(self, message: Message) -> dict[str, Any]:
+        text = get_text_content(message)
+        chat: dict[str, Any] = {"role": message["role"], "content": text}
+        calls = [self._as_call(*call) for call in enumerate(message.get("tool_calls", ()))]
+        if calls and self.writes_calls and self.calls is not None:
+            written = [Call(**call["function"], id=call["id"]) for call in calls]
+            chat["content"] = "\n".join(filter(None, [text, self.calls.written(written)]))
+        elif calls:
+            chat["tool_calls"] = calls
+        if not isinstance(content := message["content"], str):
+            thought = "".join(part["thinking"] for part in content if part["type"] == "thinking")
+            chat |= self._with_thought(thought, str(chat["content"])) if thought else {}
+        chat |= {key: message[key] for key in ("name", "tool_call_id") if key in message}
+        if self._ids_of_nine and "tool_call_id" in chat:
+            chat["tool_call_id"] = id_of_nine(chat["tool_call_id"])
+        if self._takes_parts and isinstance(chat["content"], str):
+            chat["content"] = parts(chat["content"])
+        return chat
+
+    def _with_thought(self, thought: str, text: str) -> dict[str, Any]:
+        """The fields of a message with a thought, in the template's way."""
+        if self._way_of_thoughts == PARTS:
+            return {"content": thinking(thought, text)}
+        if self._way_of_thoughts == BLOCKS:
+            blocks = [{"type": "thoughts", "text": thought}, {"type": "response", "text": text}]
+            return {"content": {"blocks": blocks}}
+        if self._way_of_thoughts:
+            return {self._way_of_thoughts: thought}
+        return {} if self.thought is None else {"content": thought.join(self.thought) + text}
+
+    def _as_call(self, number: int, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = call.function.arguments
+        with suppress(ValueError, RecursionError):
+            arguments = arguments if self._arguments_as_text else json.loads(arguments)
+        call_id = call.id
+        if self._ids_of_nine:
+            call_id = id_of_nine(call_id or f"{call.function.name} {number}")
+        function = {"name": call.function.name, "arguments": arguments}
+        return {"type": "function", "id": call_id, "function": function}
+
+
+def id_of_nine(call_id: str) -> str:
+    """A call's id as nine letters and digits, which every template takes; made from the id."""
+    plain = call_id.replace(MARK, "")
+    if re.fullmatch(r"[a-zA-Z0-9]{9}", plain):
+        return call_id
+    return hashlib.blake2b(plain.encode(errors="replace"), digest_size=5).hexdigest()[:9]

@@ -1,0 +1,55 @@
+"""The variables that a chat template reads beside the conversation, such as ``enable_thinking``."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
+
+from evert.bridge.errors import RendererMismatchError
+
+_GIVEN = {
+    *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
+    *("raise_exception", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "tojson"),
+}
+"""What every template gets."""
+
+_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
+"""Tags that transformers adds to Jinja; they mark what is trained on."""
+
+
+def variables_of(tokenizer: Any) -> set[str]:
+    """The names that a tokenizer's chat template reads and a run may set."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    texts = template.values() if isinstance(template, Mapping) else [template]
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    names: set[str] = set()
+    for text in texts:
+        try:
+            tree = environment.parse(_GENERATION.sub("", text))
+        except TemplateError:
+            continue  # rendering it says what is wrong
+        names |= find_undeclared_variables(tree)
+    given = _GIVEN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
+    return {name for name in names - given if not name.endswith("_token")}
+
+
+def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:
+    """Check that a template reads the variables that are set.
+
+    Raises:
+        RendererMismatchError: It does not read one.
+    """
+    if not values:
+        return
+    names = sorted(variables_of(tokenizer))
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise RendererMismatchError(
+                f"The chat template of {tokenizer.name_or_path!r} does not read {name}. {hint}"
+                f"It reads: {', '.join(names) or 'no variable'}."
+            )

@@ -1,0 +1,8 @@
+"""``python -m evert``, which is the ``evert`` command."""
+
+import sys
+
+from evert.trainers.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

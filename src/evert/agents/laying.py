@@ -1,0 +1,72 @@
+"""Writes files into an episode's folder without following links that a command may have left there.
+
+Each folder on the way is opened from the one before, as a folder and not as a link. A file is
+written under another name and then renamed, which replaces a link or a named pipe of its name.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
+    """Write a file; of a ``Path`` copy the file, or the folder with its links as they are.
+
+    Raises:
+        OSError: A link or a file is where a folder is needed, or the reverse.
+    """
+    if isinstance(content, Path) and content.is_dir():
+        with _opened(room, inner):
+            pass  # an empty folder is laid, too
+        for entry in content.iterdir():
+            if entry.is_symlink():
+                with _opened(room, inner) as folder, _new_name(folder, entry.name) as name:
+                    os.symlink(entry.readlink(), name, dir_fd=folder)
+            else:
+                lay(room, inner / entry.name, entry)
+        return
+    with _opened(room, inner.parent) as folder, _new_name(folder, inner.name) as name:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+                return
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, file)
+                status = os.fstat(source.fileno())
+            file.flush()
+            os.fchmod(file.fileno(), status.st_mode & 0o7777)
+            os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@contextmanager
+def _opened(room: Path, inner: PurePath) -> Iterator[int]:
+    """A descriptor of a folder in the room; folders that are missing are made."""
+    folder = os.open(room, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in inner.parts:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=folder)
+            below = os.open(part, FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _new_name(folder: int, name: str) -> Iterator[str]:
+    """A name for a new file, which replaces ``name`` at the end of the block."""
+    temporary = f".evert-{secrets.token_hex(8)}"
+    try:
+        yield temporary
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)

@@ -1,0 +1,61 @@
+"""What a model's chat format can do, before a long run: ``evert model check FOLDER``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+
+from evert.bridge.tokens.bases import TEMPLATE, model_renderer, renderer_name_of, with_variables
+from evert.bridge.tokens.pretrained import trusting_code
+from evert.trainers.config.command import Command
+from evert.trainers.config.fields import by_path, setting
+from evert.trainers.config.train import MAPPINGS
+
+USAGE = """\
+Usage: evert model check FOLDER
+
+  evert model check my-model
+  evert model check my-model chat_template.enable_thinking=False
+
+Shows what its chat template does with system prompts, tools, calls, thoughts and history, and how
+replies are read back.
+
+Settings:
+"""
+
+
+@chz.chz
+class CheckSettings:
+    """The model to check."""
+
+    model: str = chz.field(doc="a Hugging Face folder with a tokenizer, or a model's name")
+    renderer_name: str | None = setting(None, "None: the one that fits the model")
+    chat_template: Mapping[str, Any] = by_path(
+        "values of variables that the model's chat template reads"
+    )
+
+
+def screen(
+    model: str, renderer_name: str | None = None, variables: Mapping[str, Any] | None = None
+) -> str:
+    """What the chat format of a model can do, as one screen of text."""
+    from evert.bridge.tokens.template import TemplateRenderer
+    from evert.bridge.tokens.template_report import template_report
+
+    name = renderer_name or (TEMPLATE if variables else renderer_name_of(model))
+    name = with_variables(name, variables or {})
+    renderer = model_renderer(model, name)
+    rows = [("renderer", name)]
+    if isinstance(renderer, TemplateRenderer):
+        rows += template_report(renderer)
+    return "\n".join(f"  {subject:<13}  {text}" for subject, text in rows)
+
+
+def _run(settings: CheckSettings) -> int:
+    with trusting_code(False):
+        print(screen(settings.model, settings.renderer_name, settings.chat_template))
+    return 0
+
+
+EXAMPLES = {"chat_template": MAPPINGS["chat_template"]}
+COMMAND = Command(CheckSettings, USAGE, _run, "model", "model check", EXAMPLES)

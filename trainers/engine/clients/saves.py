@@ -1,0 +1,53 @@
+"""The saves that an engine has accepted: written before it closes, or named."""
+
+import logging
+from concurrent.futures import wait
+from typing import Any
+
+from evert.trainers.engine.clients.futures import Accepted
+from evert.trainers.engine.store.checkpoints import parse_path
+
+logger = logging.getLogger(__name__)
+
+
+class Saves:
+    """Accepted saves; those whose outcome somebody knows may be forgotten."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        """Whether ``finish`` was: saves whose turn has not come are dropped."""
+        self._paths: dict[Accepted[Any], str] = {}
+
+    def accept(self, path: str) -> Accepted[Any]:
+        """The future of a save to the checkpoint's path."""
+        for earlier in self._paths.copy():
+            if earlier.done() and earlier.unread_error is None:
+                self._paths.pop(earlier, None)
+        save = Accepted[Any]()
+        self._paths[save] = path
+        return save
+
+    def awaits_run(self, run_id: str) -> bool:
+        """Whether a save of the run is not written yet."""
+        return any(parse_path(path)[0] == run_id for path in self._unwritten())
+
+    def finish(self) -> None:
+        """Wait until all saves are written; an interrupt drops those that have not begun."""
+        try:
+            if unwritten := self._unwritten():
+                logger.info("Before the engine closes, it writes %s.", ", ".join(unwritten))
+            wait(self._paths.copy())
+        except BaseException:  # Ctrl-C, above all
+            self.interrupted = True
+            wait(self._paths.copy())
+            raise
+
+    def report_lost(self) -> None:
+        """Log the saves that were dropped or failed, and whose error nobody has seen."""
+        for save, path in self._paths.copy().items():
+            if not save.done() or save.unread_error:
+                logger.error("%s was not saved: %s", path, save.unread_error or "interrupted")
+        self._paths.clear()
+
+    def _unwritten(self) -> list[str]:
+        return [path for save, path in self._paths.copy().items() if not save.done()]

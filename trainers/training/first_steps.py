@@ -1,0 +1,69 @@
+"""Warns of settings that cannot learn, or are surely a slip.
+
+``slips`` reads the settings and the tasks, before a run starts. ``FirstSteps`` looks at how the
+held-out tasks and the first two steps went, and warns once of each thing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from evert.bridge.env.endings import CUT
+from evert.trainers.config.train import TrainSettings, is_missing
+from evert.trainers.rundir.metrics import MIXED_GROUPS, is_step
+
+CREDIT = frozenset({"dataset_builder.advantages", "dataset_builder.gamma"})
+"""Fields of the Cookbook's Config by which even one episode alone can have advantages."""
+
+
+def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
+    """Return what to warn of before the first step; ``tasks`` are the loaded ones, by setting."""
+    found = [
+        f"{name} is the text {text!r:.60}, and each of its {len(text)} characters is a task. Make "
+        "a list of it: TASKS = [...]."
+        for name, text in tasks.items()
+        if isinstance(text, str | bytes)
+    ]
+    if settings.group_size == 1 and not CREDIT & settings.cookbook.keys():
+        found.append(
+            "group_size=1 teaches nothing: an episode's advantage is its reward minus its group's "
+            "mean. Set group_size=4 or more."
+        )
+    count = len(tasks["train_tasks"])
+    if settings.batch_size > count and is_missing(settings.sampler):
+        found.append(
+            f"batch_size={settings.batch_size} is more than there are tasks: every step plays all "
+            f"{count}. Set batch_size={count}, or give more tasks."
+        )
+    if settings.max_tokens == 1:
+        found.append("max_tokens=1 cuts every reply: its end is a token, too. Raise max_tokens.")
+    return found
+
+
+class FirstSteps:
+    """What can be seen in the first two steps of a run, and before them."""
+
+    def __init__(self, settings: TrainSettings, warn: Callable[[str], None]) -> None:
+        self._warn, self._cap = warn, settings.max_tokens
+        self._is_told_of_cuts = self._cap == 1
+        self._equal = 0 if settings.group_size > 1 else -2  # it was warned of
+
+    def see_replies(self, where: str, share: float) -> None:
+        """Look at the share of the replies that were cut; ``where`` is where they were."""
+        if share == 1 and not self._is_told_of_cuts:
+            self._is_told_of_cuts = True
+            self._warn(
+                f"Every reply {where} was cut at its cap (max_tokens={self._cap}, or the agent's "
+                "own). Raise it, unless the agent needs only the beginning."
+            )
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Look at a row of ``metrics.jsonl``."""
+        if not is_step(row) or row["step"] > 1:
+            return
+        self.see_replies(f"of step {row['step'] + 1}", row.get(f"env/all/{CUT}", 0.0))
+        self._equal += row.get(MIXED_GROUPS) == 0
+        if row["step"] == 1 and self._equal == 2:
+            self._warn(
+                "In the first two steps all rewards of each group were equal, so nothing was "
+                "learned. Take easier or harder tasks, give partial credit, or raise group_size."
+            )
