@@ -13,9 +13,8 @@ from typing import Any
 from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
-MOST_READS = (
-    2**22
-)  # values read of a header; gguf makes an array of each, and large models have 2**20
+MOST_READS = 2**22
+"""Most values of a header: gguf makes an array of each, and large models have 2**20."""
 
 _PIECE = re.compile(
     r"(?P<stem>.+?)(-(?P<shard>\d{5})-of-(?P<count>\d{5}))?\.gguf(\D*(?P<part>\d+))?", re.IGNORECASE

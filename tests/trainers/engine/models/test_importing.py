@@ -126,7 +126,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "NaN": (changed(UP, float("nan")), f"NaN or infinity in {UP}"),
     "infinity": (changed(UP, float("inf")), f"NaN or infinity in {UP}"),
     "another shape": (misshapen, f"another shape: {UP}"),
-    "far more layers": (claims(num_hidden_layers=10**6), "its configuration needs"),
+    "far more weights": (claims(intermediate_size=10**8), "its configuration needs"),
     "a link to a device": (links_to("/dev/zero"), "extra is a link; expected files"),
     "a link outside": (links_to("../secret"), "extra is a link; expected files"),
     "a named pipe": (lambda folder: os.mkfifo(folder / "extra"), "extra is a pipe"),
@@ -139,7 +139,7 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "weights as pickles": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-        "",
+        "no file named model.safetensors",
     ),
 }
 
