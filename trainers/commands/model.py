@@ -22,7 +22,9 @@ Usage: evert model import SOURCE out=FOLDER
   evert model import path/to/model.gguf out=my-model    weights become float32
   evert model import path/to/folder out=my-model        copies a folder in Hugging Face format
 
-At the end it checks the tokenizer, the chat template, an answer, and the memory for training.
+It checks the weights, the tokenizer, the chat template and an answer, and shows the memory that
+training needs. If a check fails, nothing is written. A model may come in pieces: a folder of them,
+one of them (model-00001-of-00003.gguf), or packages (package:NAME-part1,NAME-part2).
 `evert model check FOLDER` shows what the chat template can do.
 
 Settings:
@@ -38,16 +40,16 @@ class ImportSettings:
 
 
 def _run(settings: ImportSettings) -> int:
-    from evert.trainers.engine.models.importing import check, import_model
+    from evert.trainers.engine.models.importing import import_model
 
     out = Path(settings.out).expanduser()
     with trusting_code(False):  # as in all commands without trust_remote_code
-        import_model(settings.source, out)
+        imported = import_model(settings.source, out)
         print(f"written: {out}")
-        found = check(out)
-    print(said(found, out))
-    print(model_check.screen(str(out)))
-    return 0 if found.changed is None else 1
+    print(summary(imported, out))
+    if imported is not None:
+        print(model_check.screen(str(out)))
+    return 0
 
 
 COMMAND = Command(ImportSettings, USAGE, _run, "source", "model import")
@@ -60,24 +62,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command.main(arguments)
 
 
-def said(found: "Imported", out: Path) -> str:
-    """Return the results of the check as text."""
+def summary(imported: "Imported | None", out: Path) -> str:
+    """Return the results of the check as text; None: the model has no chat template."""
     from evert.trainers.commands.plan import PlanSettings, in_bytes, make_plan
     from evert.trainers.engine.models.importing import QUESTION
 
-    plan = make_plan(PlanSettings(model=str(out)))
-    tails = "a turn adds its own tokens" if found.renders_tails else "each prompt is rendered whole"
-    tools = (
-        "takes tools" if found.shows_tools else f"takes no tools (renderer_name={HERMES} adds them)"
-    )
-    spelled = "gives text back as it was"
-    if found.changed is not None:
-        spelled = f"CHANGES TEXT: {found.changed!r} does not come back. Do not train it"
+    plan, chat = make_plan(PlanSettings(model=str(out))), list[str]()
+    if imported is None:
+        chat += ["  renderer    the model has no chat template: pass renderer_name= in training"]
+    else:
+        is_whole, has_tools = not imported.renders_tails, imported.shows_tools
+        tails = "each prompt is rendered whole" if is_whole else "a turn adds its own tokens"
+        tools = "takes tools" if has_tools else f"takes no tools (renderer_name={HERMES} adds them)"
+        chat += [f"  renderer    {imported.renderer_name}: {tails}; {tools}"]
+        chat += [f"  says        {QUESTION} -> {imported.answer.strip()}"]
     return "\n".join(
         [
-            f"  tokenizer   {spelled}",
-            f"  renderer    {found.renderer_name}: {tails}; {tools}",
-            f"  says        {QUESTION} -> {found.answer.strip()}",
+            "  tokenizer   gives text back as it was",
+            *chat,
             f"  to train    {plan.parameters:,} parameters; {in_bytes(plan.held)} held, and "
             f"{in_bytes(plan.training_pass)} in a training pass",
             f"Train it: evert train env=identity model_name={out}",

@@ -21,12 +21,21 @@ from evert.bridge.tokens import pretrained
 from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.common.network import network_is_refused
+from evert.trainers.engine.models.weights import (
+    check_sizes,
+    check_weights,
+    tensor_sizes,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SMALL_MODEL_PARAMETERS = 50_000_000  # By default, smaller models have all weights trained
 LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
+
+REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""Options of ``from_pretrained`` with which it returns what ``check_weights`` takes."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -62,14 +71,43 @@ def resolve_model(base_model: str) -> str:
     return base_model
 
 
-def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
-    """Load a base model, ready to train or to sample from."""
+def load_model(
+    base_model: str, device: torch.device, dtype: torch.dtype, *, pickled: bool = True
+) -> "PreTrainedModel":
+    """Load a base model, ready to train or to sample from.
+
+    ``pickled`` says whether weights that are a pickle of tensors are taken, too.
+
+    Raises:
+        ModelNotFoundError: There is no such model, or a weight of it is missing, has another
+            shape, or is not finite in ``dtype``.
+    """
     source = resolve_model(base_model)
+    _check_files(base_model, source)
     with no_progress_bars():
         straight = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
-        options = {"dtype": dtype, "device_map": straight}
-        model = from_pretrained(_auto_class(base_model), base_model, source, **options)
+        options = {"dtype": dtype, "device_map": straight, **REPORTED}
+        if not pickled:
+            options["use_safetensors"] = True
+        model, report = from_pretrained(_auto_class(base_model), base_model, source, **options)
+    with _not_found():
+        check_weights(base_model, model, report)
     return model.eval()  # type: ignore[no-any-return]
+
+
+def _check_files(base_model: str, source: str) -> None:
+    """Compare a folder's configuration with its files before anything of that size is made."""
+    with _not_found(), pretrained.loading(base_model, source):
+        sizes = tensor_sizes(weight_files(base_model, Path(source)))
+        if not sizes:
+            return
+        config = load_config(base_model)
+        layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+        check_sizes(base_model, "layers", layers, len(sizes))
+        if not hasattr(config, "quantization_config"):  # else a file's number holds several weights
+            check_sizes(
+                base_model, "weights", count_parameters(load_outline(base_model)), sum(sizes)
+            )
 
 
 def load_outline(base_model: str) -> "PreTrainedModel":

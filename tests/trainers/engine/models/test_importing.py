@@ -1,16 +1,24 @@
 """A model from elsewhere becomes a folder that says the same, and what is none is refused."""
 
+import json
+import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFReader
+from safetensors.torch import load_file, save_file
 from tests.other_trainers.gguf_base import write_gguf
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from evert.bridge.errors import InvalidModelError, RendererMismatchError
+from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.trainers.commands import model
+from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.importing import SAMPLES, check, import_model
 
@@ -55,18 +63,181 @@ def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, impor
 def test_an_imported_model_is_checked(
     imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RendererMismatchError, match="has no chat template"):
-        check(imported)
+    assert check(imported) is None  # it has no chat template
     out = tmp_path / "copy"
     import_model(str(imported), out)
     (out / "chat_template.jinja").write_text(CHATML)
-    found = check(out)
-    told = found.renderer_name, found.renders_tails, found.shows_tools, found.changed
-    assert told == ("template", True, False, None)
+    result = check(out)
+    assert result is not None
+    told = result.renderer_name, result.renders_tails, result.shows_tools
+    assert told == ("template", True, False)
     assert model.main(["import", str(out), f"out={tmp_path / 'again'}"]) == 0
     shown = capsys.readouterr().out
     assert f"written: {tmp_path / 'again'}" in shown
     assert "gives text back as it was" in shown
+    assert model.main(["import", str(imported), f"out={tmp_path / 'bare'}"]) == 0
+    assert "no chat template: pass renderer_name=" in capsys.readouterr().out
+
+
+Change = Callable[[Path], object]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def changed(name: str, value: float) -> Change:
+    def change(folder: Path) -> None:
+        tensors = weights(folder)
+        tensors[name].view(-1)[3] = value
+        write(folder, tensors)
+
+    return change
+
+
+def lacks(folder: Path) -> None:
+    write(folder, {name: its for name, its in weights(folder).items() if name != UP})
+
+
+def misshapen(folder: Path) -> None:
+    write(folder, {**weights(folder), UP: torch.ones(3, 3)})
+
+
+def claims(**values: Any) -> Change:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+def links_to(target: str) -> Change:
+    return lambda folder: (folder / "extra").symlink_to(target)
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+INDEX = "model.safetensors.index.json"
+BAD: dict[str, tuple[Change, str]] = {
+    "a weight that is missing": (lacks, f"lacks {UP}"),
+    "NaN": (changed(UP, float("nan")), f"NaN or infinity in {UP}"),
+    "infinity": (changed(UP, float("inf")), f"NaN or infinity in {UP}"),
+    "another shape": (misshapen, f"another shape: {UP}"),
+    "far more weights": (claims(intermediate_size=10**8), "its configuration needs"),
+    "a link to a device": (links_to("/dev/zero"), "extra is a link; expected files"),
+    "a link outside": (links_to("../secret"), "extra is a link; expected files"),
+    "a named pipe": (lambda folder: os.mkfifo(folder / "extra"), "extra is a pipe"),
+    "shards elsewhere": (
+        lambda folder: [
+            (folder / "model.safetensors").unlink(),
+            (folder / INDEX).write_text('{"weight_map": {"x": "../secret"}}'),
+        ],
+        "names ../secret, not in",
+    ),
+    "weights as pickles": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "no file named model.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_folder_whose_files_are_not_the_model_is_refused_and_nothing_is_left(
+    kind: str, imported: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(imported, tmp_path / "model")
+    (tmp_path / "secret").write_text("mine")
+    change, message = BAD[kind]
+    change(folder)
+
+    with pytest.raises(InvalidModelError, match=re.escape(message)):
+        import_model(str(folder), tmp_path / "out")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "secret"]
+
+
+def test_a_folder_that_is_used_directly_is_checked_too(imported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(imported, tmp_path / "model")
+    lacks(folder)
+    with pytest.raises(ModelNotFoundError, match=f"lacks {UP}"):
+        load_model(str(folder), torch.device("cpu"), torch.float32)
+
+
+def test_a_tokenizer_that_adds_a_bos_changes_no_text_and_links_inside_are_followed(
+    imported: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(imported, tmp_path / "model")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    first = tokenizer["added_tokens"][0]
+    text, bos = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "b", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [bos, text],
+        "pair": [bos, text, text],
+        "special_tokens": {"b": {"id": "b", "ids": [first["id"]], "tokens": [first["content"]]}},
+    }
+    (folder / "real.json").write_text(json.dumps(tokenizer))
+    path.unlink()
+    path.symlink_to("real.json")
+
+    import_model(str(folder), tmp_path / "out")
+
+    ids = load_tokenizer(str(tmp_path / "out")).encode("Hi")
+    assert ids[0] == first["id"]
+    assert not (tmp_path / "out/tokenizer.json").is_symlink()
+
+
+def test_tokens_that_a_gguf_calls_user_defined_stay_whole(original: Path, tmp_path: Path) -> None:
+    file, kinds = tmp_path / "base.gguf", "tokenizer.ggml.token_type"
+    write_gguf(original, file)
+    reader = GGUFReader(file, "r+")
+    token = base_tokenizer().convert_tokens_to_ids("<|im_end|>")
+    field = reader.fields[kinds]
+    field.parts[field.data[token]][0] = 4  # user-defined
+    reader.data.flush()
+    del reader
+
+    import_model(str(file), tmp_path / "out")
+
+    assert load_tokenizer(str(tmp_path / "out")).encode("<|im_end|>") == [token]
+
+
+def test_pieces_of_a_gguf_are_joined_and_a_missing_one_is_named(
+    original: Path, tmp_path: Path
+) -> None:
+    write_gguf(original, tmp_path / "base.gguf")
+    whole = (tmp_path / "base.gguf").read_bytes()
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for number in range(3):
+        third = whole[number * len(whole) // 3 : (number + 1) * len(whole) // 3]
+        (parts / f"base.gguf.part{number}").write_bytes(third)
+
+    import_model(str(parts), tmp_path / "out")
+    (parts / "base.gguf.part1").unlink()
+    with pytest.raises(InvalidModelError, match="the numbers 1 are missing"):
+        import_model(str(parts / "base.gguf.part0"), tmp_path / "again")
+
+    import_model(str(tmp_path / "base.gguf"), tmp_path / "single")
+    for name, weight in weights(tmp_path / "single").items():
+        assert torch.equal(weight, weights(tmp_path / "out")[name])
+
+
+def test_a_gguf_that_claims_more_than_it_has_is_refused_at_once(
+    original: Path, tmp_path: Path
+) -> None:
+    write_gguf(original, tmp_path / "base.gguf")
+    whole = bytearray((tmp_path / "base.gguf").read_bytes())
+    at = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
+    whole[at : at + 8] = (2**40).to_bytes(8, "little")  # the array's length
+    (tmp_path / "base.gguf").write_bytes(whole)
+
+    with pytest.raises(InvalidModelError, match="could not be read"):
+        import_model(str(tmp_path / "base.gguf"), tmp_path / "out")
 
 
 def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

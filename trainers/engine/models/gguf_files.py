@@ -1,0 +1,149 @@
+"""Reads GGUF files, which are hostile until read, and joins those that come in pieces.
+
+A model may come as shards, each a GGUF (``model-00001-of-00003.gguf``), or as parts of a file that
+was cut anywhere (``model.gguf.part00``).
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evert.bridge.errors import InvalidModelError
+from evert.trainers.engine.models.weights import check_sizes, listed
+
+MOST_READS = 2**22
+"""Most values of a header: gguf makes an array of each, and large models have 2**20."""
+
+_PIECE = re.compile(
+    r"(?P<stem>.+?)(-(?P<shard>\d{5})-of-(?P<count>\d{5}))?\.gguf(\D*(?P<part>\d+))?", re.IGNORECASE
+)
+_BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
+
+
+def is_piece(file: Path) -> bool:
+    """Whether a file is a GGUF or a piece of one, by its name."""
+    return _PIECE.fullmatch(file.name) is not None
+
+
+def pieces_beside(file: Path) -> list[Path]:
+    """The pieces of the model that ``file`` is a piece of; only itself if it is whole."""
+    if _number(file) is None:
+        return [file]
+    return [
+        other
+        for other in file.parent.iterdir()
+        if is_piece(other) and _kind(other) == _kind(file) and other.is_file()
+    ]
+
+
+def joined(files: Sequence[Path], out: Path) -> Path:
+    """Join the pieces of one GGUF as the file ``out``; a file that is whole is returned itself.
+
+    Raises:
+        InvalidModelError: The files are not the pieces of one model, or one is missing.
+    """
+    names = sorted(file.name for file in files)
+    if len({_kind(file) for file in files}) != 1:
+        raise InvalidModelError(
+            f"Expected one GGUF file or all pieces of one, got {listed(names) or 'none'}. Name one "
+            "file, or a folder or packages with one model."
+        )
+    pieces = {_number(file): file for file in files}
+    if None in pieces:
+        return files[0]
+    numbers = sorted(number for number in pieces if number is not None)
+    first = 1 if _kind(files[0])[1] else min(numbers[0], 1)
+    count = int(_kind(files[0])[1] or numbers[-1] + 1 - first)
+    absent = sorted(set(range(first, first + count)) - set(numbers))
+    if absent or len(files) != count:
+        raise InvalidModelError(
+            f"The model comes in {count} pieces, and of {listed(names)} the numbers "
+            f"{listed([str(number) for number in absent]) or 'are double'} are missing. Put all "
+            "pieces into one folder, or name all packages: package:NAME,NAME."
+        )
+    ordered = [pieces[number] for number in numbers]
+    if _kind(files[0])[1]:
+        _join_shards(ordered, out)
+    else:
+        with out.open("wb") as whole:
+            for file in ordered:
+                with file.open("rb") as part:
+                    shutil.copyfileobj(part, whole)
+    return out
+
+
+def read_gguf(file: Path) -> Any:
+    """A ``gguf.GGUFReader`` of a model's file that holds all that its header declares.
+
+    Raises:
+        ValueError: The file is shorter than its header says, or has more blocks than it says.
+        InvalidModelError: It says that it has far more blocks.
+        Exception: The header is damaged; the reader raises anything.
+    """
+    reader = _bounded_reader(file)
+    key = f"{reader.fields['general.architecture'].contents()}.block_count"
+    if key in reader.fields:
+        count = reader.fields[key].contents()
+        blocks = {int(at) for tensor in reader.tensors for at in _BLOCK.findall(tensor.name)}
+        check_sizes(file.name, "layers", count, len(blocks))
+        if max(blocks, default=-1) >= count:  # transformers would leave them out
+            raise ValueError(f"it declares {count:,} blocks and has tensors of blk.{max(blocks)}")
+    return reader
+
+
+def _bounded_reader(file: Path) -> Any:
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        """gguf's own reads empty values beyond the end of the file, 2**40 of them if told to."""
+
+        reads = 0
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            self.reads += 1
+            if self.reads > MOST_READS:
+                raise ValueError(f"its header has more than {MOST_READS:,} values")
+            values = super()._get(offset, dtype, count, override_order)
+            if len(values) < count:
+                raise ValueError(f"it declares {count:,} values beyond its end")
+            return values
+
+    return Reader(file)
+
+
+def _number(file: Path) -> int | None:
+    match = _PIECE.fullmatch(file.name)
+    number = match and (match["shard"] or match["part"])
+    return int(number) if number else None
+
+
+def _kind(file: Path) -> tuple[str, str | None]:
+    """What all pieces of a model have in common: the name, and the number of shards."""
+    match = _PIECE.fullmatch(file.name)
+    return (match["stem"], match["count"]) if match else (file.name, None)
+
+
+def _join_shards(files: Sequence[Path], out: Path) -> None:
+    """Write the first shard's metadata, and the tensors of all."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    readers = [_bounded_reader(file) for file in files]
+    fields = readers[0].fields
+    writer = GGUFWriter(out, fields["general.architecture"].contents())
+    for name, field in fields.items():
+        value = field.contents()
+        if name.startswith(("GGUF.", "split.", "general.architecture")) or value == []:
+            continue
+        kind = field.types[0]
+        items = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, value, kind, items)
+    for reader in readers:
+        for tensor in reader.tensors:
+            shape = tensor.data.shape
+            writer.add_tensor(tensor.name, tensor.data, shape, tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
