@@ -221,9 +221,10 @@ async def play(agent: Any, policy: Sampled, recorder: Recorder) -> Played:
     env = recorder.watch(ChatAgentEnv(agent, "Repair calc.py.", renderer=policy.renderer))
     env.transcript = asked = Requests()
     played = await do_single_rollout(policy, env)
-    rendered = type(policy.renderer).rendered
+    counter: Any = type(policy.renderer)
+    rendered = counter.rendered
     recorder.add([played], [env])
-    type(policy.renderer).rendered = rendered  # the recorder renders conversations, for exports
+    counter.rendered = rendered  # the recorder renders conversations, for exports
     if sum(turn.reward for turn in played.transitions) != 1.0:
         raise RuntimeError(f"An episode did not solve its task: {played.transitions[-1].logs}")
     calls = [*zip(asked.whole, [turn.ac for turn in played.transitions], strict=True)]

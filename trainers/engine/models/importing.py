@@ -117,7 +117,8 @@ def check(folder: Path) -> Imported | None:
     """
     model = load_model(str(folder), torch.device("cpu"), torch.float32, pickled=False)
     tokenizer: Any = load_tokenizer(str(folder))
-    _check_tokens(tokenizer, model.get_input_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
+    embeddings: Any = model.get_input_embeddings()
+    _check_tokens(tokenizer, embeddings.weight.shape[0])
     if not tokenizer.chat_template:
         return None
     renderer_name = renderer_name_of(str(folder))
@@ -289,6 +290,7 @@ def _convert(file: Path, out: Path) -> None:
         )
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    auto_class: Any = AutoModelForCausalLM
     try:
         reader = read_gguf(file)
         weights = sum(tensor.n_elements for tensor in reader.tensors)
@@ -299,12 +301,10 @@ def _convert(file: Path, out: Path) -> None:
         }  # fmt: skip
         config = AutoConfig.from_pretrained(**where)
         with torch.device("meta"):
-            outline = AutoModelForCausalLM.from_config(config)
+            outline = auto_class.from_config(config)
         check_sizes(file.name, "weights", count_parameters(outline), weights)
         with no_progress_bars():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                **where, dtype=torch.float32, **REPORTED
-            )
+            model, report = auto_class.from_pretrained(**where, dtype=torch.float32, **REPORTED)
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise

@@ -46,7 +46,7 @@ def tensor_sizes(files: Sequence[Path]) -> list[int]:
 
     sizes: list[int] = []
     for file in files:
-        with safe_open(file, framework="pt") as tensors:  # type: ignore[no-untyped-call]
+        with safe_open(file, framework="pt") as tensors:
             sizes += [prod(tensors.get_slice(key).get_shape()) for key in tensors.keys()]  # noqa: SIM118
     return sizes
 

@@ -119,6 +119,11 @@ def links_to(target: str) -> Change:
     return lambda folder: (folder / "extra").symlink_to(target)
 
 
+def shards_elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text('{"weight_map": {"x": "../secret"}}')
+
+
 UP = "model.layers.0.mlp.up_proj.weight"
 INDEX = "model.safetensors.index.json"
 BAD: dict[str, tuple[Change, str]] = {
@@ -130,13 +135,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "a link to a device": (links_to("/dev/zero"), "extra is a link; expected files"),
     "a link outside": (links_to("../secret"), "extra is a link; expected files"),
     "a named pipe": (lambda folder: os.mkfifo(folder / "extra"), "extra is a pipe"),
-    "shards elsewhere": (
-        lambda folder: [
-            (folder / "model.safetensors").unlink(),
-            (folder / INDEX).write_text('{"weight_map": {"x": "../secret"}}'),
-        ],
-        "names ../secret, not in",
-    ),
+    "shards elsewhere": (shards_elsewhere, "names ../secret, not in"),
     "weights as pickles": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         "no file named model.safetensors",
