@@ -103,9 +103,9 @@ async def test_a_long_reply_is_read_off_the_loop_and_a_short_one_on_it(
     on_loop: set[bool] = set()
     parse = PromptRenderer.parse
 
-    def noting(renderer: PromptRenderer, action: list[int]) -> Any:
+    def noting(renderer: PromptRenderer, *arguments: Any) -> Any:
         on_loop.add(threading.current_thread() is threading.main_thread())
-        return parse(renderer, action)
+        return parse(renderer, *arguments)
 
     monkeypatch.setattr(PromptRenderer, "parse", noting)
     text = "word " * words + "end"

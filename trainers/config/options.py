@@ -29,6 +29,7 @@ class TrainOptions(TypedDict, total=False):
     sampler: Any
     model_name: str
     renderer_name: str | None
+    chat_template: Mapping[str, Any]
     trust_remote_code: bool
     engine: Literal["auto", "embedded", "service"]
     base_url: str | None
