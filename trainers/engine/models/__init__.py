@@ -11,6 +11,8 @@ From a name to its logits:
     logits.py       logits and log-probabilities, in slices
     encoding.py     makes tokenizers safe for several threads
     pictures.py     images among tokens
+    weights.py      checks that every weight is there and finite
     importing.py    writes models from elsewhere into a folder
+    gguf_files.py   reads GGUF files, and joins those in pieces
     stand_ins.py    uses a model in the place of another
 """
