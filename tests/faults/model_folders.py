@@ -302,7 +302,9 @@ ROWS = [
         "(adapter_config.json); expected a whole model. Merge the adapter into its base …"),
     Row("weights that its index has elsewhere", replaced("model.safetensors",
         lambda path: changed("model.safetensors.index.json", metadata={},
-        weight_map={"a": "../../w"})(path.parent)), to_sample_from, f"{SAYS}FileNotFoundError: …"),
+        weight_map={"a": "../../w"})(path.parent)), to_sample_from,
+        "Model 'FOLDER': model.safetensors.index.json names ../../w, not in FOLDER; expected each "
+        "file of weights in the folder. Get the whole folder again."),
     # what is no file
     Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), as_a_renderers_model,
         "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; expected a "
@@ -333,7 +335,8 @@ ROWS = [
     Row("weights that are cut off", lambda folder: os.truncate(folder / "model.safetensors", 5000),
         to_sample_from, f"{SAYS}SafetensorError: …"),
     Row("weights of another size", changed("config.json", hidden_size=256), to_sample_from,
-        f"{SAYS}RuntimeError: …"),
+        "Model 'FOLDER' has weights of another shape: model.embed_tokens.weight ([512, 128] in the "
+        "file, [512, 256] in the model), …"),
     Row("no weights", without("model.safetensors"), to_sample_from,
         f"{SAYS}OSError: Error no file named model.safetensors, or pytorch_model.bin, found in "
         "directory FOLDER."),
