@@ -65,15 +65,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 def _end(strays: set[psutil.Process]) -> list[str]:
     """Kill processes that do not end by themselves, and theirs; return their command lines."""
-    if not strays:
-        return []
-    _, alive = psutil.wait_procs(strays, PATIENCE)
-    commands = {process: _command(process) for process in alive}
+    commands = {process: _command(process) for process in strays}
     strays = {p for p, command in commands.items() if not any(part in command for part in LASTING)}
-    for process in strays:
+    _, alive = psutil.wait_procs(strays, PATIENCE)
+    for process in alive:
         for each in [process, *_descendants(process)]:
             _kill(each)
-    return [f"process {commands[process][:200]}" for process in strays]
+    return [f"process {commands[process][:200]}" for process in alive]
 
 
 def _command(process: psutil.Process) -> str:

@@ -169,7 +169,7 @@ def test_what_make_real_trains_is_read() -> None:
     trained = [shlex.split(line) for line in lines if line]
 
     assert [arguments[0] for arguments in trained] == ["env=identity", "agent=calculator:agent"]
-    assert all(is_read(["evert", "train", *arguments]) for arguments in trained)
+    assert all(train.parse(arguments) for arguments in trained)
 
 
 def test_every_make_line_names_a_target_that_there_is() -> None:

@@ -23,6 +23,7 @@ import pytest
 import tinker
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
+from tests.nightly import each
 
 from evert import AgentError, ChatAgentEnv
 from evert.trainers.engine.clients.engine import Engine
@@ -126,7 +127,7 @@ tinker.ServiceClient().create_sampling_client(base_model="some/model")
 """
 
 
-@pytest.mark.parametrize("key", ["tml-not-a-key", None])
+@pytest.mark.parametrize("key", each(["tml-not-a-key", None], ["tml-not-a-key"]))
 def test_a_child_process_asks_nobody_and_is_told_what_to_do(
     key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
