@@ -18,9 +18,10 @@ the first fifty and the last fifty calls.
 
 In a third table an agent has a conversation in another renderer's format:
 
-    cookbook      a Cookbook renderer, of the same format
-    appends       the same by a chat template, which only appends
-    whole         a chat template that drops earlier thoughts: each prompt is rendered whole
+    cookbook        a Cookbook renderer, of the same format
+    appends         the same by a chat template, which only appends
+    cookbook whole  a Cookbook renderer that drops earlier thoughts: each prompt is rendered whole
+    whole           a chat template that drops earlier thoughts
 
     python benchmarks/overhead.py [--quick] [--turns 10 100 1000] [--repeats 5]
         [--conversations 1000]
@@ -44,6 +45,7 @@ from rich.table import Table
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
 from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
@@ -268,6 +270,7 @@ async def by_renderer(turn_counts: list[int], repeats: int) -> Table:
     renderers = {
         "cookbook": default_renderer(),
         "appends": template_renderer(APPENDS),
+        "cookbook whole": Qwen3Renderer(base_tokenizer()),
         "whole": template_renderer(WHOLE),
     }
     table = Table(title="Microseconds per turn by renderer (median), and relative to cookbook")
