@@ -21,9 +21,9 @@ import huggingface_hub.constants
 import openai
 import pytest
 import tinker
+from tests.nightly import each
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
-from tests.nightly import each
 
 from evert import AgentError, ChatAgentEnv
 from evert.trainers.engine.clients.engine import Engine
