@@ -230,6 +230,24 @@ def test_what_is_shown_of_a_file_is_the_file_and_of_a_home_nothing(
         assert shown == {f"{tmp_path}/certs/ca.pem"}
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_folder_that_the_trainers_user_may_not_read_is_passed_over(tmp_path: Path) -> None:
+    program = tmp_path / "locked/bin/tool"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    program.parent.parent.chmod(0)
+    if (child := os.fork()) == 0:
+        if os.getuid() == 0:  # root may read everything
+            os.setuid(65534)
+        try:
+            needed([str(program)], {"PATH": f"{program.parent}:/usr/bin"})
+        finally:
+            os._exit(int(sys.exc_info()[0] is not None))
+    _, status = os.waitpid(child, 0)
+    program.parent.parent.chmod(0o755)
+    assert status == 0
+
+
 async def test_a_folder_of_the_users_is_written_but_not_the_programs_in_it(tmp_path: Path) -> None:
     venv.create(tmp_path / "tools/.venv")
     code = """

@@ -173,8 +173,11 @@ def make_model(vocabulary: int, end: int | None) -> Any:
 
 
 @contextmanager
-def chat_endpoint(reply: Callable[[dict[str, Any], str], dict[str, Any]]) -> Iterator[str]:
-    """Serves chat completions whose message is ``reply`` of the body and the key; its address."""
+def chat_endpoint(reply: Callable[[dict[str, Any], str], dict[str, Any] | None]) -> Iterator[str]:
+    """Serves chat completions; gives its address.
+
+    A message is ``reply`` of the body and the key; None: the request is refused with a 400.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -183,7 +186,7 @@ def chat_endpoint(reply: Callable[[dict[str, Any], str], dict[str, Any]]) -> Ite
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             completion = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
             data = json.dumps({**completion, "choices": [choice]}).encode()
-            self.send_response(200)
+            self.send_response(200 if message else 400)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -262,6 +262,40 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
 
 
+def test_an_endpoints_refusal_of_one_request_is_a_failed_episode(
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "unused")
+    asked = list[str]()
+
+    def reply(body: dict[str, Any], key: str) -> dict[str, Any] | None:
+        asked.append(key)
+        return {"role": "assistant", "content": "six"} if len(asked) > 1 else None
+
+    with chat_endpoint(reply) as url:
+        typed = ["env=identity", "models=openai:gpt", f"base_url={url}", "split=test"]
+        assert run(*typed, "max_tasks=3", "seeds=1", f"out={tmp_path}/e") == 0
+    assert [e.failure for e in episodes(tmp_path / "e")].count("refused_request") == 1
+    assert "1 of 3 episodes failed (1 request that the endpoint refused)" in capsys.readouterr().out
+
+
+TEXT_AS_TASKS = """
+TASKS = "hello"
+
+async def agent(client, task):
+    await client.chat.completions.create(messages=[{"role": "user", "content": task}])
+    return 1.0
+"""
+
+
+def test_a_text_as_tasks_is_warned_of(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+    (tmp_path / "texts.py").write_text(TEXT_AS_TASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    agent = ["agent=texts:agent", "test_tasks=texts:TASKS", "max_tasks=1", "seeds=1"]
+    assert run(*agent, "models=evert-tiny", f"out={tmp_path}/e") == 0
+    assert "warning: test_tasks is a text ('h')" in capsys.readouterr().out
+
+
 def test_an_evaluation_goes_on_whose_address_has_a_password(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:

@@ -118,12 +118,16 @@ def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
 
 
 def _run_with(settings: EvaluateSettings) -> int:
+    from evert.trainers.training.first_steps import texts_as_tasks
+
     if settings.out:
         _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
     contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
     folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
+    for warning in texts_as_tasks({f"{split}_tasks": listed for split, listed in tasks.items()}):
+        console.print(redacted(f"warning: {warning}"), soft_wrap=True)
     try:
         played = _evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:

@@ -233,7 +233,9 @@ def _called(key: str) -> str:
 
 
 def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:
-    """At most ``most`` of the tasks, spread evenly; None: all."""
+    """At most ``most`` of the tasks, spread evenly; None: all. A text stays a text."""
     if most is None or len(tasks) <= most:
         return tasks
+    if isinstance(tasks, str):
+        return tasks[:most]
     return [tasks[index * len(tasks) // most] for index in range(most)]

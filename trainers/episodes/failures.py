@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from openai import BadRequestError, UnprocessableEntityError
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
@@ -26,6 +27,9 @@ from evert.trainers.rundir.metrics import SKIPPED
 from evert.trainers.system.files import BATCHES, read_jsonl
 
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
+REFUSED_REQUEST = "refused_request"
+REFUSALS = (BadRequestError, UnprocessableEntityError)
+"""Errors of a policy's endpoint that concern one request; others concern all."""
 KINDS = {
     AGENT_ERROR: ("agent error", "Correct the agent where the traceback points."),
     AGENT_TIMEOUT: ("timeout", "Find what the agent waits for, or raise agent_timeout."),
@@ -41,6 +45,10 @@ KINDS = {
     OVERFLOW: (
         "context overflow",
         "Have the agent send shorter prompts, or take a model with a longer context.",
+    ),
+    REFUSED_REQUEST: (
+        "request that the endpoint refused",
+        "Check what its model can do (tools, schemas, images, length) against what the agent asks.",
     ),
 }
 """Kind of failure -> its name, and what to do about it."""
@@ -115,11 +123,13 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """The failure behind a rollout's exception; None: the agent did not cause it."""
+    """The failure behind a rollout's exception; None: it is not this episode's alone."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
         return Failure(NO_REWARD, f"{RewardError.__name__}: {error}")
+    if isinstance(error, REFUSALS):
+        return Failure(REFUSED_REQUEST, f"{type(error).__name__}: {error}")
     if not isinstance(error, AgentError):
         return None
     text = str(error).partition(" model calls: ")[2] or str(error)

@@ -33,7 +33,13 @@ from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.sequences import dialogue
 from evert.bridge.redaction import redacted
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.episodes.failures import Failure, Failures, failure_in, failure_of
+from evert.trainers.episodes.failures import (
+    REFUSALS,
+    Failure,
+    Failures,
+    failure_in,
+    failure_of,
+)
 from evert.trainers.system.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
@@ -215,7 +221,7 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     ]
     try:
         trajectories = await together(rollouts)
-    except EvertError as error:
+    except (EvertError, *REFUSALS) as error:
         failure = failure_of(error)
         if failure is None or player.strict:
             raise
@@ -255,22 +261,22 @@ def _seat_seed(draws: int, number: int) -> int:
 async def together(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
     """Play an episode's seats side by side.
 
-    The agent's failure is raised when all have ended, any other error at once: if the policy fails
-    at one seat, nothing ends the others.
+    A failure of this episode is raised when all have ended, any other error at once: if the policy
+    fails at one seat, nothing ends the others.
     """
     ends = await side_by_side(map(_trajectory_or_failure, rollouts))
     for end in ends:
-        if isinstance(end, EvertError):
+        if isinstance(end, Exception):
             raise end
     return [end for end in ends if isinstance(end, Trajectory)]
 
 
 async def _trajectory_or_failure(
     rollout: Coroutine[Any, Any, Trajectory],
-) -> Trajectory | EvertError:
+) -> Trajectory | Exception:
     try:
         return await rollout
-    except EvertError as error:
+    except (EvertError, *REFUSALS) as error:
         if failure_of(error) is None:
             raise
         return error

@@ -17,12 +17,7 @@ CREDIT = frozenset({"dataset_builder.advantages", "dataset_builder.gamma"})
 
 def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
     """Return what to warn of before the first step; ``tasks`` are the loaded ones, by setting."""
-    found = [
-        f"{name} is the text {text!r:.60}, and each of its {len(text)} characters is a task. Make "
-        "a list of it: TASKS = [...]."
-        for name, text in tasks.items()
-        if isinstance(text, str | bytes)
-    ]
+    found = texts_as_tasks(tasks)
     if settings.group_size == 1 and not CREDIT & settings.cookbook.keys():
         found.append(
             "group_size=1 teaches nothing: an episode's advantage is its reward minus its group's "
@@ -37,6 +32,16 @@ def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
     if settings.max_tokens == 1:
         found.append("max_tokens=1 cuts every reply: its end is a token, too. Raise max_tokens.")
     return found
+
+
+def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each text that stands where a list of tasks is expected."""
+    return [
+        f"{name} is a text ({text!r:.60}), and each of its characters is a task. Make a list of "
+        "it: TASKS = [...]."
+        for name, text in tasks.items()
+        if isinstance(text, str | bytes)
+    ]
 
 
 class FirstSteps:

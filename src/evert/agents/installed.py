@@ -50,14 +50,14 @@ def _installed(starts: tuple[str, ...]) -> frozenset[Path]:
     waiting = [*map(Path, starts)]
     while waiting:
         path = waiting.pop()
-        if path in seen or not path.exists():
+        if path in seen or not os.path.exists(path):  # Path.exists may raise
             continue
         seen.add(path)
         waiting += _leads_to(path)
         folder = path if path.is_dir() else path.parent
         if not _is_system(folder):
             found.update(_shown_of(folder) or ([path] if path != folder else []))
-            if folder.name == "bin":
+            if folder.name == "bin" and os.access(folder, os.R_OK):
                 waiting += [one for one in folder.iterdir() if one.is_symlink()]
     return frozenset(found)
 
@@ -86,7 +86,7 @@ def _shown_of(folder: Path) -> list[Path]:
     if prefix == folder and prefix.name != ".local":
         return [folder]
     names = [name for name in PARTS.split() if (prefix.name, name) != (".local", "share")]
-    return [prefix / name for name in names if (prefix / name).exists()]
+    return [prefix / name for name in names if os.path.exists(prefix / name)]
 
 
 def _is_broad(path: Path) -> bool:
