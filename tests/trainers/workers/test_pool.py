@@ -10,6 +10,7 @@ What becomes of groups whose workers die is in ``tests/faults/test_workers.py``.
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ import psutil
 import pytest
 import tinker
 from tests.trainers.workers.conftest import after_a_call, play, rewards, says_task
+from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_strategy import FailFast
 
 from evert.bridge.errors import AgentError
@@ -32,13 +34,14 @@ from evert.bridge.groups.judge import judge_group
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
+from evert.bridge.tokens.bases import model_renderer
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.workers import playing
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.pool import PoolRollouts
 from evert.trainers.workers.process import BOOT
-from evert.trainers.workers.travel import pack
+from evert.trainers.workers.travel import pack, unpack
 
 SECONDS = 60.0
 """How long a test waits for what has to come."""
@@ -216,6 +219,24 @@ async def test_the_event_loop_turns_while_a_groups_modules_are_imported() -> Non
     turned.set()
     await outcome
     assert loop_turned == [True]
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ mood }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {{ mood }}: {% endif %}"
+)
+
+
+def test_a_models_own_template_travels_and_is_prepared_once(
+    tiny_model: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    renderer = model_renderer(str(folder), "template(mood='calm')")
+    first, second = (unpack(pack(renderer)) for _ in range(2))
+    assert first is second
+    messages = [Message(role="user", content="tea?")]
+    assert first.build_generation_prompt(messages) == renderer.build_generation_prompt(messages)
 
 
 # -- 2. nothing is left ---------------------------------------------------------------------------
