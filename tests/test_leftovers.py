@@ -69,7 +69,7 @@ def test_what_a_test_leaves_fails_that_test_alone_and_is_ended(tmp_path: Path) -
         env={**outside, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
 
     report = done.stdout

@@ -406,7 +406,7 @@ if __name__ == "__main__":
     answers = context.Queue()
     process = context.Process(target=child, args=(env, answers))
     process.start()
-    print(answers.get(timeout=120), answers.get(timeout=120))
+    print(answers.get(timeout=800), answers.get(timeout=120))
     process.join()
     print(process.exitcode, env.step("I am 5")[1])
 
@@ -423,7 +423,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_a_forked_child_starts_anew_and_an_open_environment_does_not_keep_the_process() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PROCESSES], capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", PROCESSES], capture_output=True, text=True, timeout=800
     )
     assert result.stdout.splitlines() == ["True 1.0", "0 1.0", "[ 1. -1.]"], result.stderr
     assert result.stderr == ""

@@ -28,7 +28,7 @@ Register = Callable[..., EnvSpec]
 def python(code: str, *options: str) -> str:
     """What ``code`` prints in a process of its own, where every warning is an error."""
     command = [sys.executable, "-W", "error", *options, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return result.stdout

@@ -84,11 +84,11 @@ def test_colour_is_for_terminals_only() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment["TERM"] = "xterm-256color"
     ours, theirs = pty.openpty()
-    subprocess.run(command, stdout=theirs, check=True, timeout=280, env=environment)
+    subprocess.run(command, stdout=theirs, check=True, timeout=800, env=environment)
     os.close(theirs)
     assert "\x1b[" in os.read(ours, 10_000).decode()
     os.close(ours)
     piped = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, check=True, env=environment
+        command, capture_output=True, text=True, timeout=800, check=True, env=environment
     )
     assert piped.stdout == "[user]\nWho?\n\n"

@@ -185,7 +185,7 @@ def test_a_signal_stops_a_command_which_cleans_up_and_a_second_ends_it_at_once(
 ) -> None:
     with stubborn(0.01) as process:
         process.send_signal(number)
-        shown, errors = process.communicate(timeout=280)
+        shown, errors = process.communicate(timeout=800)
     assert process.returncode == INTERRUPTED
     assert (shown, errors) == ("saving\nsaved\n\nTo go on: again\n", "")
     with stubborn(600) as process:
@@ -193,7 +193,7 @@ def test_a_signal_stops_a_command_which_cleans_up_and_a_second_ends_it_at_once(
         assert process.stdout is not None
         assert process.stdout.readline() == "saving\n"
         process.send_signal(number)
-        shown, errors = process.communicate(timeout=280)
+        shown, errors = process.communicate(timeout=800)
     assert process.returncode == INTERRUPTED
     assert (shown, errors) == ("", "")
 

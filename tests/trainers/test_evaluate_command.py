@@ -117,7 +117,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Sh
 
 def interrupt_after(episodes: int, log: Path) -> None:
     """Ctrl-C, once so many episodes are on record."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 800
     while not log.exists() or log.read_text().count("\n") < episodes:
         assert time.monotonic() < deadline, "they never came"
         time.sleep(0.05)

@@ -77,12 +77,12 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsy
         [*command, "log_path=run"], cwd=tmp_path, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + 250
+        deadline = time.monotonic() + 800
         while folder.steps_done() < 2 and process.poll() is None:
             assert time.monotonic() < deadline, "no step was done"
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        shown, errors = process.communicate(timeout=280)
+        shown, errors = process.communicate(timeout=800)
     assert (process.returncode, errors) == (INTERRUPTED, "")
     done = folder.steps_done()
     assert 2 <= done < 200

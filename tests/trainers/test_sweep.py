@@ -75,7 +75,7 @@ def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | N
 
 def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
     """Until it is true; fails after a while, or if the process is over before that."""
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + 800
     while not ready():
         assert time.monotonic() < deadline, "it never came"
         assert process is None or process.poll() is None, process.communicate()
@@ -121,7 +121,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
         second = process_of(KILLED[1], process)
         assert second is not None
         second.kill()
-        shown, errors = process.communicate(timeout=120)
+        shown, errors = process.communicate(timeout=800)
     return Swept(home / "s", process.returncode, shown, errors, rows_of(home / "s"))
 
 
@@ -250,7 +250,7 @@ def test_a_sweep_that_is_stopped_while_its_runs_begin_says_how_to_go_on(tmp_path
     with sweeping(tmp_path, *SMALL, "steps=500", "seed=0,1", "parallel=2", "out=s") as process:
         wait_until((tmp_path / "s" / "output" / "001.txt").exists, process)
         process.terminate()
-        shown, errors = process.communicate(timeout=250)
+        shown, errors = process.communicate(timeout=800)
     assert (process.returncode, errors) == (INTERRUPTED, "")
     assert "Interrupted after 0 of 2 runs. To resume:" in shown
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}

@@ -493,6 +493,6 @@ def test_a_save_is_written_though_the_script_leaves_the_block_open(
     tiny_model: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", LEFT_OPEN, tiny_model, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [*tmp_path.glob("*/weights/last/evert.json")]

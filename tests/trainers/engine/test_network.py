@@ -146,7 +146,7 @@ def test_a_child_process_asks_nobody_and_is_told_what_to_do(
                 hosts, error = pool.apply(ask_as_a_child)
             assert (hosts, advice in error) == ([], True), error
         command = [sys.executable, "-c", WITHOUT_EVERT]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
         assert advice in done.stderr
 
 

@@ -70,7 +70,7 @@ def link(browser: Browser, folder: Path, tmp_path: Path) -> Iterator[str]:
 
 def until(happens: Callable[[], Any]) -> Any:
     """Wait until something is true; what it is then."""
-    end, last = time.monotonic() + 30, None
+    end, last = time.monotonic() + 240, None
     while time.monotonic() < end:
         try:
             if found := happens():
@@ -78,7 +78,7 @@ def until(happens: Callable[[], Any]) -> Any:
         except WebDriverException as error:  # the page is being made
             last = error
         time.sleep(0.05)
-    raise AssertionError("It did not happen in 30 s.") from last
+    raise AssertionError("It did not happen in 240 s.") from last
 
 
 def show(
