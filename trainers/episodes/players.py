@@ -147,6 +147,8 @@ class Contestant:
         check_episodes(settings, frozen, agent, task, embedded=engine.embedded)
         if self.weights:
             renderer_of(run)
+            if run.chat_template:
+                model_renderer(run.model_name, renderer_of(run))  # raises for an unread variable
 
     def _agents(self) -> Callable[[int], Any]:
         """From a seed to the agent that it plays."""
