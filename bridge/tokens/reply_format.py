@@ -147,9 +147,9 @@ class LearnedReplies(TemplateText):
 
     @property
     def closes_thoughts(self) -> bool:
-        """Whether the prompt closes a thought, so that a reply holds none."""
-        before, between = self.thought or ("", "")
-        return bool(between) and not before.strip() and between.strip() in self.opening
+        """Whether the prompt closes a thought, so that a reply begins after it."""
+        between = self.thought[1].strip() if self.thought is not None else ""
+        return bool(between) and between in self.opening
 
     @property
     def opens_thoughts(self) -> bool:

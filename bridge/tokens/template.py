@@ -153,7 +153,7 @@ class TemplateRenderer(Renderer):
             return "", text
         before, between = (mark.strip() for mark in self.template.thought)
         rest = text.lstrip()
-        if self.template.closes_thoughts:
+        if self.template.closes_thoughts and not before:
             return "", text
         if not self.template.opens_thoughts:
             if not rest.startswith(before):

@@ -97,7 +97,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, ChatAgentGroupBuilder):  # its own pickling needs import paths
             return copyreg.__newobj__, (type(obj),), obj.state()  # type: ignore[attr-defined]
         if isinstance(obj, Renderer):
-            return _one_renderer, obj.__reduce__()
+            return _one_renderer, (cloudpickle.dumps(obj.__reduce__()),)
         there = self._stand_in(obj)
         return super().reducer_override(obj) if there is None else (_itself, (there,))
 
@@ -107,12 +107,14 @@ def _itself(there: Any) -> Any:
 
 
 @functools.cache
-def _one_renderer(make: Callable[..., Renderer], arguments: tuple[Any, ...]) -> Renderer:
+def _one_renderer(reduced: bytes) -> Renderer:
     """The same renderer for every group of a process, so that it is prepared once."""
+    make, arguments = pickle.loads(reduced)
     for name in arguments:  # one of them is the model's
         if isinstance(name, str):
             register_folder(name)
-    return make(*arguments)
+    renderer: Renderer = make(*arguments)
+    return renderer
 
 
 # -- exceptions ----------------------------------------------------------------------------------
