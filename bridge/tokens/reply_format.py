@@ -145,6 +145,19 @@ class LearnedReplies(TemplateText):
             marks |= set(self.control.pattern.findall(rest.partition("qzname")[0]))
         return marks
 
+    @property
+    def closes_thoughts(self) -> bool:
+        """Whether the prompt closes a thought, so that a reply begins after it."""
+        between = self.thought[1].strip() if self.thought is not None else ""
+        return bool(between) and between in self.opening
+
+    @property
+    def opens_thoughts(self) -> bool:
+        """Whether the prompt opens a thought, so that a reply begins inside it."""
+        if self.thought is None or self.closes_thoughts:
+            return False
+        return self.opening.rstrip().endswith(self.thought[0].strip())
+
     def marks_end(self, stop: int) -> bool:
         """Whether the template itself ends a plain reply with this stop."""
         return self.control.by_id[stop] in self.probed(USER, SAID).rpartition("Qzreply")[2]

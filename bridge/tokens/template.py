@@ -153,9 +153,9 @@ class TemplateRenderer(Renderer):
             return "", text
         before, between = (mark.strip() for mark in self.template.thought)
         rest = text.lstrip()
-        if not before and between in self.template.opening:
-            return "", text  # the prompt has already closed the thought
-        if before and not self.template.opening.rstrip().endswith(before):
+        if self.template.closes_thoughts and not before:
+            return "", text
+        if not self.template.opens_thoughts:
             if not rest.startswith(before):
                 return "", text
             text = rest.removeprefix(before)

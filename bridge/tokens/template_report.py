@@ -1,111 +1,155 @@
-"""What a model's chat template can do, to read before a long run: ``evert model check``."""
+"""What a model's chat template can do, to read before a long run: ``evert model check``.
+
+What is lost is measured on made-up conversations. A setting is named only if the same measure,
+taken with that setting, loses less and nothing else.
+"""
 
 import json
 from collections.abc import Iterator
 
 from tinker_cookbook.renderers.base import Message, get_text_content
 
+from evert.bridge.errors import RendererMismatchError
+from evert.bridge.tokens.bases import HERMES
 from evert.bridge.tokens.call_learning import losses
-from evert.bridge.tokens.chat_template import ChatTemplate
-from evert.bridge.tokens.probes import (
-    CALLS,
-    RESULT,
-    SAID,
-    SYSTEM,
-    THOUGHTFUL,
-    TOOL,
-    USER,
-    carrier,
-)
+from evert.bridge.tokens.probes import CALLS, RESULT, SAID, SYSTEM, THOUGHTFUL, TOOL, USER, thinking
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import variables_of
 
 Row = tuple[str, str]
 """A subject, and what holds for it."""
 
+SYSTEM_PROMPTS, TOOLS, SEVERAL_CALLS = "system prompts", "tools", "several calls in one reply"
+PAST_THOUGHTS, STOPS_EARLY = "thoughts of earlier turns", "what follows a stop inside a reply"
+ONE_SEQUENCE = "one token sequence for a whole conversation"
+"""What may be lost."""
+
+_SHOWN = 300
+"""Characters of a rendered reply, or of an error, that are shown."""
+
 
 def template_report(renderer: TemplateRenderer) -> list[Row]:
-    """What a template does with prompts, replies and history, and what would be lost."""
+    """What a template does with prompts, replies and history, what is lost, and what helps."""
     template = renderer.template
-    names = ", ".join(sorted(variables_of(renderer.tokenizer))) or "none"
-    stops = " ".join(renderer.tokenizer.convert_ids_to_tokens(template.stops))
-    inside = " (it also ends a thought, so that replies end there)"
-    ends_early = template.ends_a_thought and template.marks_end(template.stops[0])
+    lost = lost_by(renderer)
+    names = ", ".join(sorted(variables_of(renderer.tokenizer)))
     return [
-        ("turns", _turns(template)),
-        ("system", _shows(template, SYSTEM, "Qzsystem")),
-        ("tools", _tools(template)),
-        ("thoughts", _thoughts(template)),
-        ("stops", stops + (inside if ends_early else "")),
-        ("variables", f"{names} (chat_template.NAME=VALUE)"),
+        ("turns", _turns(renderer)),
+        ("system", _system(renderer, lost)),
+        ("tools", _tools(renderer, lost)),
+        ("thoughts", _thoughts(renderer, lost)),
+        ("stops", " ".join(renderer.tokenizer.convert_ids_to_tokens(template.stops))),
+        ("variables", f"{names} (chat_template.NAME=VALUE)" if names else "none"),
         *_replies(renderer),
+        *_remedies(renderer, lost),
     ]
 
 
-def _turns(template: ChatTemplate) -> str:
-    kinds = {"plain replies": SAID}
-    kinds |= {"thoughts": THOUGHTFUL} if template.thought is not None else {}
-    kinds |= {"calls": CALLS} if template.calls is not None else {}
-    changed = [kind for kind, reply in kinds.items() if not _extends(template, reply)]
-    how = "a turn adds its own tokens" if template.is_additive else "each prompt is rendered whole"
+def lost_by(renderer: TemplateRenderer) -> list[str]:
+    """What the chat format of a template loses; empty if it loses nothing."""
+    template = renderer.template
+    prefix = _tool_prefix(renderer)
+    lost = [] if "Qzsystem" in template.probed(SYSTEM, USER) else [SYSTEM_PROMPTS]
+    if not prefix:
+        lost.append(TOOLS)
+    elif template.calls is not None and not (template.harmony or template.writes_calls):
+        lost += losses(template.calls, template.shown_calls)
+    if template.thought is not None and not template.closes_thoughts:
+        later = template.probed(USER, THOUGHTFUL, USER, opens=True)
+        lost += [] if "Qzthought" in later else [PAST_THOUGHTS]
+    if template.ends_a_thought and template.marks_end(template.stops[0]):
+        lost.append(STOPS_EARLY)
+    return lost + ([ONE_SEQUENCE] if _changed_kinds(renderer) else [])
+
+
+def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
+    """What offers a tool; empty if the template shows none, or its calls cannot be read."""
+    try:
+        prefix = renderer.create_conversation_prefix_with_tools([TOOL])
+    except NotImplementedError:
+        return []
+    return prefix if "qzname" in renderer.template.probed(*prefix, USER, opens=True) else []
+
+
+def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
+    """A reply of each kind that a model may write after the template's opening."""
+    template, call = renderer.template, CALLS
+    kinds = {} if template.opens_thoughts else {"plain replies": SAID}
+    if template.thought is not None and not template.closes_thoughts:
+        kinds["thoughts"] = THOUGHTFUL
+    if template.opens_thoughts:
+        content = thinking("Qzthought", "")
+        call = Message(role="assistant", content=content, tool_calls=CALLS["tool_calls"])
+    return kinds | ({"calls": call} if _tool_prefix(renderer) else {})
+
+
+def _changed_kinds(renderer: TemplateRenderer) -> list[str]:
+    """The kinds of replies that history shows otherwise than they were sampled."""
+    kinds = _kinds_of_replies(renderer)
+    return [kind for kind, reply in kinds.items() if not _extends(renderer, reply)]
+
+
+def _extends(renderer: TemplateRenderer, reply: Message) -> bool:
+    """Whether the prompt after a reply begins with the prompt before it and the reply."""
+    template, calls = renderer.template, bool(reply.get("tool_calls"))
+    before = [*(_tool_prefix(renderer) if calls else []), USER]
+    opened, ended = template.probed(*before, opens=True), template.probed(*before, reply).rstrip()
+    shows_all = isinstance(reply["content"], str) or "Qzthought" in ended
+    whole = template.probed(*before, reply, RESULT if calls else USER, opens=True)
+    return shows_all and ended.startswith(opened.rstrip()) and whole.startswith(ended)
+
+
+def _turns(renderer: TemplateRenderer) -> str:
+    is_additive, changed = renderer.template.is_additive, _changed_kinds(renderer)
+    how = "a turn adds its own tokens" if is_additive else "each prompt is rendered whole"
     if not changed:
-        return f"{how}; a conversation is one token sequence"
-    return f"{how}; history changes {', '.join(changed)}: a new token sequence each turn"
+        return f"{how}, and begins with the last one"
+    return f"{how}; history changes {', '.join(changed)}, so the next turn is a new token sequence"
 
 
-def _extends(template: ChatTemplate, reply: Message) -> bool:
-    """Whether the prompt after a reply begins with what ended with the reply."""
-    calls = bool(reply.get("tool_calls"))
-    before = [carrier([TOOL], ""), USER] if calls else [USER]
-    ended = template.probed(*before, reply)
-    rest = [RESULT] if calls else [USER]
-    whole = template.probed(*before, reply, *rest, opens=True)
-    return bool(ended) and whole.startswith(ended.rstrip())
+def _system(renderer: TemplateRenderer, lost: list[str]) -> str:
+    if SYSTEM_PROMPTS not in lost:
+        return "shown"
+    shown = renderer.template.probed(SYSTEM, USER)
+    return "NOT SHOWN" if shown else "refused: a request with a system prompt is a 400"
 
 
-def _shows(template: ChatTemplate, message: Message, word: str) -> str:
-    text = template.probed(message, USER)
-    if not text:
-        return "refused: a request with a system message is a 400"
-    return "shown" if word in text else "NOT SHOWN: the model never sees it"
-
-
-def _tools(template: ChatTemplate) -> str:
-    if template.calls is None:
-        return f"none: {template.why_no_calls:.300}. renderer_name=template_hermes writes them"
+def _tools(renderer: TemplateRenderer, lost: list[str]) -> str:
+    template = renderer.template
+    if TOOLS in lost or template.calls is None:
+        return f"none: {_cut(template.why_no_calls or 'it refuses the message with the tools')}"
     kind = type(template.calls).__name__.lower()
-    if template.harmony or template.writes_calls:
-        return f"shown; calls are read ({kind}), by the control tokens of the model"
-    lost = losses(template.calls, template.shown_calls)
-    return f"shown; calls are read ({kind})" + (f"; LOST: {', '.join(lost)}" if lost else "")
+    how = ", by the model's control tokens" if template.harmony or template.writes_calls else ""
+    how = ", in the format of Hermes" if template.hermes else how
+    number = "one call a reply" if SEVERAL_CALLS in lost else "several calls in one reply"
+    return f"shown; calls are read ({kind}{how}); {number}"
 
 
-def _thoughts(template: ChatTemplate) -> str:
+def _thoughts(renderer: TemplateRenderer, lost: list[str]) -> str:
+    template = renderer.template
     if template.thought is None:
-        return "not shown"
-    last = template.probed(USER, THOUGHTFUL)
-    later = template.probed(USER, THOUGHTFUL, USER, opens=True)
-    if "Qzthought" not in last:
+        return "not shown; their marks are unknown"
+    if template.closes_thoughts:
+        return "the prompt closes them: the model writes none"
+    if "Qzthought" not in template.probed(USER, THOUGHTFUL):
         return "read from replies; NOT SHOWN in history"
-    return "kept in history" if "Qzthought" in later else "shown; dropped from earlier turns"
+    return "dropped from earlier turns" if PAST_THOUGHTS in lost else "kept in history"
 
 
 def _replies(renderer: TemplateRenderer) -> Iterator[Row]:
     """Each kind of reply as it is rendered, and as it is read back."""
-    template = renderer.template
-    kinds = [("a plain reply", SAID)]
-    kinds += [("a thought", THOUGHTFUL)] if template.thought is not None else []
-    kinds += [("a call", CALLS)] if template.calls is not None else []
-    for kind, reply in kinds:
-        calls = bool(reply.get("tool_calls"))
-        text = template.reply_to(*([carrier([TOOL], "")] if calls else []), USER, reply)
-        end = renderer.tokenizer.convert_ids_to_tokens(template.stops[0])
-        tokens = renderer.tokenizer.encode(text.removesuffix(end), add_special_tokens=False)
+    template, end = renderer.template, renderer.template.stops[0]
+    for kind, reply in _kinds_of_replies(renderer).items():
+        prefix = _tool_prefix(renderer) if reply.get("tool_calls") else []
+        text = template.reply_to(*prefix, USER, reply)
+        text = text.removesuffix(str(renderer.tokenizer.convert_ids_to_tokens(end)))
+        if template.thought is not None and kind == "thoughts" and "Qzthought" not in text:
+            before, between = template.thought  # the template hides it, and the model writes it
+            text = f"{'' if template.opens_thoughts else before}Qzthought{between}{text}"
+        tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
         stop = next((at for at, token in enumerate(tokens) if token in template.stops), len(tokens))
-        message, _ = renderer.parse_response(
-            [*tokens[:stop], template.stops[0]], [TOOL] if calls else []
-        )
-        yield kind, f"{text!r:.120} is read as {_words(message)}"
+        message, _ = renderer.parse_response([*tokens[:stop], end], [TOOL] if prefix else [])
+        yield kind, f"{_cut(repr(text))}\nis read as {_words(message)}"
 
 
 def _words(message: Message) -> str:
@@ -117,3 +161,56 @@ def _words(message: Message) -> str:
     calls = message.get("tool_calls", ())
     texts += [f"{call.function.name}({json.loads(call.function.arguments)})" for call in calls]
     return ", ".join(texts) or "NOTHING"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+# -- what helps ----------------------------------------------------------------------------------
+
+
+def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
+    """A row for each setting that helps, the best first, and one for what none helps with."""
+    rest = list(lost)
+    while rest:
+        saved, setting, note = max(
+            ((set(rest) - set(losses), *how) for *how, losses in _others(renderer, lost)),
+            key=lambda remedy: len(remedy[0]),
+            default=(set[str](), "", ""),
+        )
+        if not saved:
+            break
+        helped = [loss for loss in rest if loss in saved]
+        yield "lost", f"{'; '.join(helped)}\n{setting} helps{note}"
+        rest = [loss for loss in rest if loss not in saved]
+    if rest:
+        yield "lost", f"{'; '.join(rest)}\nno setting of this template helps"
+    if not lost:
+        yield "lost", "nothing"
+
+
+def _others(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Settings that lose nothing more, each with a note of what it costs, and what it loses."""
+    template = renderer.template
+    changes = [(HERMES, {})] if TOOLS in lost else []
+    bearable = {*lost, ONE_SEQUENCE} if TOOLS in lost else {*lost}  # calls come with the tools
+    changes += [("", {n: v}) for n in variables_of(renderer.tokenizer) for v in (True, False)]
+    for hermes, variable in changes:
+        try:
+            other = TemplateRenderer(
+                renderer.tokenizer,
+                hermes=template.hermes or bool(hermes),
+                chat_template={**template.variables, **variable},
+            )
+        except RendererMismatchError:
+            continue
+        if other.template.thought is None and template.thought is not None:
+            continue  # it hides all thoughts
+        closes = other.template.closes_thoughts and not template.closes_thoughts
+        losses = lost_by(other) + ([PAST_THOUGHTS] if closes else [])
+        if bearable.issuperset(losses):
+            note = ": the model then writes no thoughts" if closes else ""
+            name = f"renderer_name={hermes}" if hermes else ""
+            name += "".join(f"chat_template.{key}={value}" for key, value in variable.items())
+            yield name, note, losses

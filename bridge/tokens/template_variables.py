@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment, TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 
 from evert.bridge.errors import RendererMismatchError
@@ -31,9 +31,20 @@ def variables_of(tokenizer: Any) -> set[str]:
             tree = environment.parse(_GENERATION.sub("", text))
         except TemplateError:
             continue  # rendering it says what is wrong
-        names |= find_undeclared_variables(tree)
+        names |= find_undeclared_variables(tree) - _own_names(tree)
     given = _GIVEN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
     return {name for name in names - given if not name.endswith("_token")}
+
+
+def _own_names(tree: nodes.Template) -> set[str]:
+    """Names that a template sets itself, in some branch, and does not ask for."""
+    by_use: dict[str, set[str]] = {"store": set(), "param": set(), "load": set()}
+    for name in tree.find_all(nodes.Name):
+        by_use[name.ctx].add(name.name)
+    tests = [test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    defaults = [one for one in tree.find_all(nodes.Filter) if one.name in ("default", "d")]
+    asked = {one.node.name for one in (*tests, *defaults) if isinstance(one.node, nodes.Name)}
+    return by_use["store"] - (asked - by_use["param"])
 
 
 def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:

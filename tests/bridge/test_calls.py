@@ -37,7 +37,7 @@ from evert.bridge.tokens.call_values import typed
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.rendering import EMPTY
 from evert.bridge.tokens.template import TemplateRenderer
-from evert.bridge.tokens.template_report import template_report
+from evert.bridge.tokens.template_variables import variables_of
 
 NAMES = [tool["function"]["name"] for tool in TOOLS]
 
@@ -353,19 +353,9 @@ def test_a_reply_whose_white_space_joins_the_opening_counts_as_retokenised() -> 
     assert drift_of(prompts.as_history(messages, 1, 0), sampled, prompts) is Drift.RETOKENISED
 
 
-def test_the_report_says_what_a_template_can_do() -> None:
-    rows = dict(template_report(renderer_of("keyed, lines")))
-    assert rows["tools"] == "shown; calls are read (keyed)"
-    assert rows["stops"] == "<|im_end|>"
-    assert "is read as qzname({'qzkey': 'qzvalue', 'qzlast': 'qzend'})" in rows["a call"]
-    assert "one token sequence" in rows["turns"]
-    forgets = THOUGHTS["the prompt closes it"][0].replace(
-        "{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}"
-    )
-    rows = dict(template_report(TemplateRenderer(tokenizer_of(forgets))))
-    assert "history changes thoughts" in rows["turns"]
-    assert rows["thoughts"] == "shown; dropped from earlier turns"
-    assert rows["tools"].startswith("none: it does not show the tools")
+def test_names_that_a_template_sets_itself_are_not_its_variables() -> None:
+    template = "{% if x is not defined %}{% set x = 1 %}{% endif %}{% for m in messages %}{% if m.y %}{% set y = m.y %}{% endif %}{{ y }}{{ x }}{{ z | default(0) }}{{ v }}{% endfor %}"
+    assert variables_of(tokenizer_of(template)) == {"x", "z", "v"}
 
 
 def test_a_call_of_a_made_up_reply_has_an_id_that_the_template_takes() -> None:

@@ -1,5 +1,6 @@
 """What a model's chat format can do, before a long run: ``evert model check FOLDER``."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,8 @@ Usage: evert model check FOLDER
   evert model check my-model
   evert model check my-model chat_template.enable_thinking=False
 
-Shows what its chat template does with system prompts, tools, calls, thoughts and history, and how
-replies are read back.
+Shows what its chat template does with system prompts, tools, calls, thoughts and history, how
+replies are read back, what is lost, and which setting helps.
 
 Settings:
 """
@@ -48,7 +49,18 @@ def screen(
     rows = [("renderer", name)]
     if isinstance(renderer, TemplateRenderer):
         rows += template_report(renderer)
-    return "\n".join(f"  {subject:<13}  {text}" for subject, text in rows)
+    else:
+        rows += [("format", f"the Cookbook's; renderer_name={TEMPLATE}: the model's own")]
+    return "\n".join(_row(*row) for row in rows)
+
+
+def _row(subject: str, text: str) -> str:
+    margin = " " * 17
+    lines = [
+        textwrap.fill(line, 100, initial_indent=margin, subsequent_indent=margin)
+        for line in text.splitlines()
+    ]
+    return f"  {subject:<13}  " + "\n".join(lines).lstrip()
 
 
 def _run(settings: CheckSettings) -> int:

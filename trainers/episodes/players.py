@@ -145,8 +145,10 @@ class Contestant:
             check_engine(run, engine)
         frozen = frozen_models(settings.frozen)
         check_episodes(settings, frozen, agent, task, embedded=engine.embedded)
-        if self.weights:
-            renderer_of(run)
+        if self.weights or isinstance(self.named, ServedSamplingClient):
+            renderer = renderer_of(self.run)
+            if self.run.chat_template:
+                model_renderer(self.run.model_name, renderer)  # raises for an unread variable
 
     def _agents(self) -> Callable[[int], Any]:
         """From a seed to the agent that it plays."""

@@ -97,7 +97,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, ChatAgentGroupBuilder):  # its own pickling needs import paths
             return copyreg.__newobj__, (type(obj),), obj.state()  # type: ignore[attr-defined]
         if isinstance(obj, Renderer):
-            return _one_renderer, (pickle.dumps(obj.__reduce__()),)
+            return _one_renderer, (cloudpickle.dumps(obj.__reduce__()),)
         there = self._stand_in(obj)
         return super().reducer_override(obj) if there is None else (_itself, (there,))
 

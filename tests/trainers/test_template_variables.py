@@ -1,0 +1,105 @@
+"""``chat_template.KEY=VALUE``: recorded, resumed, and in each prompt of the run's model.
+
+The model is the shipped base with a template that writes its variable into the prompt.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.trainers.conftest import SMALL, Shown
+
+from evert.bridge.tokens.bases import base_path, base_tokenizer
+from evert.trainers import cli
+from evert.trainers.config.frozen_models import make_model, read_models
+from evert.trainers.system.files import read_jsonl
+
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if mood is defined %}I am {{ mood }}. {% endif %}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, whose prompts end with the variable; never changed."""
+    home = tmp_path_factory.mktemp("trained")
+    folder = shutil.copytree(base_path(), home / "model")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    train(home / "run", f"model_name={folder}", "steps=1", "chat_template.mood=glad")
+    return home / "run"
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """The same, to train further."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def train(run: Path, *more: str) -> None:
+    words = [*SMALL, "eval_every=0", "samples=0", "record=True", f"log_path={run}"]
+    assert cli.main(["train", *words, *more]) == 0
+
+
+def endings(folder: Path) -> set[str]:
+    """What follows the opening of a reply in the prompts that a folder has on record."""
+    paths = [*folder.glob("rollouts.jsonl"), *folder.glob("rollouts/*.jsonl")]
+    rows = [row for path in paths for row in read_jsonl(path)]
+    prompts = [step["prompt"]["tokens"] for row in rows for step in row["steps"]]
+    texts = (str(base_tokenizer().decode(tokens)) for tokens in prompts)
+    return {text.rpartition("<|im_start|>assistant\n")[2] for text in texts}
+
+
+def test_a_run_records_a_variable_goes_on_with_it_and_refuses_another(
+    copied: Path, capsys: Shown
+) -> None:
+    run_json = json.loads((copied / "run.json").read_text())
+    assert run_json["settings"]["chat_template"] == {"mood": "glad"}
+    assert endings(copied) == {"I am glad. "}
+
+    train(copied, "steps=2")
+    assert len(read_jsonl(copied / "batches.jsonl")) == 2
+    assert endings(copied) == {"I am glad. "}
+
+    capsys.readouterr()
+    for words in (["chat_template.mood=sad"], ["renderer_name=qwen3_instruct"]):
+        assert cli.main(["train", f"log_path={copied}", "steps=3", *words]) == 1
+        assert "holds a run with other settings" in capsys.readouterr().err
+
+
+def test_workers_use_the_variable(copied: Path) -> None:
+    train(copied, "steps=2", "rollouts=pool", "rollout_workers=1")
+    assert len(read_jsonl(copied / "batches.jsonl")) == 2
+    assert endings(copied) == {"I am glad. "}
+
+
+def test_evaluations_and_frozen_models_use_the_variable_of_their_run(
+    trained: Path, tmp_path: Path, capsys: Shown
+) -> None:
+    def evaluated(name: str, *more: str) -> set[str]:
+        words = ["env=identity", "seeds=1", "max_tasks=2", "record=True", "device=cpu"]
+        words += [f"models={trained}", f"out={tmp_path / name}", *more]
+        assert cli.main(["evaluate", *words]) == 0
+        return endings(tmp_path / name)
+
+    assert evaluated("as trained") == {"I am glad. "}
+    assert evaluated("otherwise", "chat_template.mood=sad") == {"I am sad. "}
+    [(judge, options)] = read_models({"judge": str(trained)}).values()
+    assert make_model(judge, options, None).renderer_name == "template(mood='glad')"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("command", ["train steps=1 log_path=", "evaluate models=evert-tiny out="])
+def test_a_variable_that_the_template_does_not_read_is_refused_and_nothing_is_left(
+    command: str, tmp_path: Path, capsys: Shown
+) -> None:
+    folder = shutil.copytree(base_path(), tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    words = command.replace("evert-tiny", str(folder)).split()
+    words += [f"model_name={folder}"] if words[0] == "train" else []
+    words[-1 if words[-1].endswith("=") else -2] += str(tmp_path / "out")
+
+    assert cli.main([*words, "env=identity", "device=cpu", "chat_template.mod=glad"]) == 1
+    shown = capsys.readouterr().err
+    assert "does not read mod. Did you mean mood? It reads: mood." in shown
+    assert not (tmp_path / "out").exists()
