@@ -107,6 +107,23 @@ def test_calls_that_no_rendering_shows_are_read_and_written_into_the_history(fam
     assert ("look_up" in shown and '"cats"' in shown) or "'cats'" in shown
 
 
+@pytest.mark.parametrize("family", [family for family in UNSHOWN if family != "Harmony"])
+def test_calls_of_every_kind_are_read_as_evert_writes_them_into_the_history(family: str) -> None:
+    own = renderer_of(family)
+    user = Message(role="user", content="Go.")
+    for kind, functions in CALLS.items():
+        bodies = [ToolCall.FunctionBody(name=n, arguments=json.dumps(a)) for n, a in functions]
+        calls = [
+            ToolCall(id=f"functions.{body.name}:{number}", function=body)
+            for number, body in enumerate(bodies)
+        ]
+        said = Message(role="assistant", content=SAY, tool_calls=calls)
+        message = read(family, own.template.reply_to(user, said))
+
+        assert functions_of(message) == functions, kind
+        assert get_text_content(message).strip() == SAY, kind
+
+
 async def test_an_agent_gets_past_its_call_where_a_template_demands_ids_of_nine() -> None:
     own = renderer_of("list of objects with ids of nine")
 

@@ -8,6 +8,7 @@ Two families are nobody's: ``unicode`` folds its text (NFKC) before it looks for
 ``greedy`` has tokens that eat the white space around them, as some published ones do.
 """
 
+import copy
 import inspect
 import json
 import re
@@ -17,11 +18,13 @@ from typing import Any
 
 import tinker_cookbook.renderers as cookbook
 import tokenizers  # type: ignore[import-untyped]
+from tests.bridge.call_families import FAMILIES
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from evert.bridge.tokens.bases import base_path
+from evert.bridge.tokens.template import TemplateRenderer
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,16 @@ HARMONY = Tokens(
 )
 BASE = Tokens(("<|endoftext|>", "<s>"), plain=("<think>",), bos="<s>")
 UNICODE = Tokens(QWEN.special, plain=QWEN.plain, normalizer=normalizers.NFKC(), fold=True)
+LEARNED = Tokens(
+    (*QWEN.special, "<|call|>", "<|/call|>", "<|args|>"),
+    plain=(*QWEN.plain, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    normalizer=normalizers.NFC(),
+)
 GREEDY = Tokens(QWEN.special, plain=QWEN.plain, greedy=True)
 
 PREFIXES = {
     **{"qwen3": QWEN, "llama3": LLAMA, "deepseek": DEEPSEEK, "glm": GLM, "kimi": KIMI},
-    **{"nemotron": NEMOTRON, "gpt_oss": HARMONY, "role_colon": BASE},
+    **{"nemotron": NEMOTRON, "gpt_oss": HARMONY, "role_colon": BASE, "template": LEARNED},
 }
 """How the names of a family's renderers begin."""
 
@@ -129,13 +137,21 @@ OWN_TOKENIZER = ("tml_v0", "kimi_k31_pro")
 ODD = {"unicode qwen3_5": UNICODE, "greedy qwen3_instruct": GREEDY}
 """Renderers on the tokenizers that are nobody's."""
 
-RENDERERS = [*(name for name in NAMES if not name.startswith(OWN_TOKENIZER)), *ODD]
-"""Every renderer of the installed Cookbook that can be made offline."""
+TEMPLATES = {
+    "template objects, marked": FAMILIES["objects, marked"],
+    "template keyed, pairs": FAMILIES["keyed, pairs"],
+    "template text after calls": FAMILIES["text after calls"],
+    "template_hermes": FAMILIES["objects, marked"].partition("{% endif %}")[2],
+}
+"""Renderers that learned a chat template: name -> the template, on Qwen's tokens and a few more."""
+
+RENDERERS = [*(name for name in NAMES if not name.startswith(OWN_TOKENIZER)), *ODD, *TEMPLATES]
+"""Every renderer of the installed Cookbook that can be made offline, and those of templates."""
 
 CLASSES = [
     *("qwen3", "qwen3_instruct", "qwen3_5", "qwen3_8_low_reasoning", "llama3", "role_colon"),
     *("deepseekv3", "deepseekv4_1", "glm5_3_low_reasoning", "kimi_k2", "kimi_k25", "nemotron3"),
-    *("gpt_oss_no_sysprompt", *ODD),
+    *("gpt_oss_no_sysprompt", *ODD, *TEMPLATES),
 ]
 """One of each kind, where all of them take too long."""
 
@@ -168,8 +184,12 @@ _tokenizer = cache(make_tokenizer)
 
 @cache
 def make_renderer(name: str) -> cookbook.Renderer:
-    """A renderer of the Cookbook by its name, on a tokenizer of its family."""
+    """A renderer of the Cookbook or a template's by its name, on a tokenizer of its family."""
     tokenizer = _tokenizer(tokens_of(name))
+    if name in TEMPLATES:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = TEMPLATES[name]
+        return TemplateRenderer(tokenizer, hermes=name == "template_hermes")
     kind = name.split()[-1]
     images = Qwen2VLImageProcessorPil() if "_vl" in kind else None
     return cookbook.get_renderer(kind, tokenizer, image_processor=images, model_name="test")
