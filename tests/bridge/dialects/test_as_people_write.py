@@ -89,6 +89,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "tools that the agent runs": ("responses",
         {"tools": [FLAT_TOOL, {"type": "shell"}, {"type": "apply_patch"}]},
         lambda read: read.left_out, ("shell", "apply_patch")),
+    "a program that calls tools": ("responses",
+        {"tools": [FLAT_TOOL, {"type": "programmatic_tool_calling"}]},
+        lambda read: read.left_out, ("programmatic_tool_calling",)),
     "a tool use without an input": ("anthropic",
         chat_history({"role": "assistant", "content": [{**USE, "input": None}]}), arguments, "{}"),
     "a strict tool of Anthropic": ("anthropic", {"tools": [ANTHROPIC_TOOL]}, strict, STRICT),
@@ -234,6 +237,29 @@ async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> N
     metrics = trajectory.transitions[-1].metrics
     assert metrics["lineages"] == len(trajectory_to_data(trajectory, 1.0)) == 1
     assert metrics["drift"] == metrics.get("drift/retokenised", 0)
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+async def test_a_function_that_is_loaded_by_a_search_is_called_in_its_own_namespace(
+    deferred: bool,
+) -> None:
+    """OpenAI's Agents SDK finds no tool for the call otherwise."""
+    lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
+    tools: Any = [lookup, {"type": "tool_search"}]
+
+    async def agent(client: AgentClient) -> float:
+        create = client.openai.responses.create
+        first = await create(model=client.model, input=[HI], tools=tools)
+        [made] = [item for item in first.output if item.type == "function_call"]
+        result: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "3"}
+        history: Any = [HI, made.model_dump(exclude_none=True), result]
+        await create(model=client.model, input=history, tools=tools)
+        return float((made.name, made.namespace) == ("add", "add" if deferred else None))
+
+    trajectory = await play(agent, calling("add"), "3")
+
+    assert rewards(trajectory) == [0.0, 1.0]
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # the call is read back as it was sampled
 
 
 async def test_a_response_can_be_continued_without_new_input() -> None:
