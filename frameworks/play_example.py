@@ -114,7 +114,7 @@ def value_of(schema: Any, root: Any = None) -> Any:
     kind = str(kind[0] if isinstance(kind, list) else kind).lower()
     if kind == "object":
         fields = schema.get("properties", {})
-        names = [name for name in fields if name in schema.get("required", fields)]
+        names = [name for name in fields if name in (schema.get("required") or fields)]
         return {name: value_of(fields[name], root) for name in names}
     if kind == "array":
         return [value_of(schema.get("items"), root)] * max(1, schema.get("minItems", 1))
@@ -185,7 +185,7 @@ def watch_refusals() -> list[str]:
             refused.append(json.loads(call.content)["error"]["message"])
         return call
 
-    Endpoint.read = reading  # type: ignore[method-assign]
+    setattr(Endpoint, "read", reading)  # noqa: B010
     return refused
 
 
@@ -237,15 +237,16 @@ def play_in_time(job: dict[str, str]) -> dict[str, Any]:
     started = time.monotonic()
     process = FORKS.Process(target=in_its_process, args=(job["path"], job["folder"], job["result"]))
     process.start()
+    group: Any = process.pid  # it leads its own group
     process.join(LIMIT)
     if process.is_alive():
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
         problem = f"it did not end within {LIMIT} s"
     else:
         problem = f"its process ended with {process.exitcode}"
     process.join()
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it left behind
+        os.killpg(group, signal.SIGKILL)  # what it left behind
     result = Path(job["result"])
     played = json.loads(result.read_text()) if result.exists() else {"problem": problem}
     return {**job, **played, "seconds": round(time.monotonic() - started, 1)}

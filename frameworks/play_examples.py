@@ -1,12 +1,12 @@
 """Plays the examples that SDKs ship, unchanged, with a script as the model: ``make examples``.
 
-    python frameworks/play_examples.py [--only WORDS] [--out examples]
+    python frameworks/play_examples.py [--only WORDS] [--out PATH]
 
 ``examples.toml`` says which examples: files of the packages' sources, and Python blocks of their
 READMEs and docstrings that call a model, but those that need what no script can be. It lists the
 failures to expect, with their reasons; any other outcome ends this with an error. A block is played
 after the blocks of its page that define the names it uses. ``play_example.py`` plays one. Results
-go to ``OUT.json``, and the table of ``benchmarks/README.md`` to ``OUT.md``.
+go to ``PATH.json``, and the table of ``benchmarks/README.md`` to ``PATH.md``.
 """
 
 import argparse
@@ -20,7 +20,8 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ ENVIRONMENT = ROOT / ".frameworks" / "examples"
 TABLE: dict[str, Any] = tomllib.loads((HERE / "examples.toml").read_text())
 FENCED = re.compile(r"^( *)```py(?:thon)?\b.*?\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 DIRECTIVE = re.compile(r"^( *)\.\. code-block:: python\n\n((?:\1 +.*\n|\s*\n)+)", re.MULTILINE)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass
@@ -72,7 +74,7 @@ def files_of(package: str) -> Iterator[Example]:
 def version_of(package: str) -> str:
     """The installed version of a package."""
     [info] = PACKAGES.glob(f"{package.replace('-', '_')}-*.dist-info")
-    return info.name.removesuffix(".dist-info").rpartition("-")[2]
+    return str(info.name.removesuffix(".dist-info").rpartition("-")[2])
 
 
 def pages_of(package: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -87,7 +89,7 @@ def pages_of(package: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def docstrings_of(tree: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     """The docstrings below a node, private names left out."""
-    if isinstance(tree, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(tree, (ast.Module, *FUNCTIONS)):
         yield name, ast.get_docstring(tree) or ""
         for node in tree.body:
             inside = getattr(node, "name", "_")
@@ -111,23 +113,41 @@ def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
 
 
 def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
-    """The latest blocks before some code that define names it uses; the names that none defines."""
+    """The blocks before some code that define names it uses; the names that none defines.
+
+    Of the blocks that define a name, the one that uses the fewest other names; then the first.
+    """
     chosen: set[int] = set()
-    wanted = undefined(code)
-    for number in reversed(range(len(before))):
-        if wanted & defined(before[number]):
-            chosen.add(number)
-            wanted = wanted - defined(before[number]) | undefined(before[number])
-    return [before[number] for number in sorted(chosen)], wanted
+    missing: set[str] = set()
+    wanted = [(name, len(before)) for name in undefined(code)]
+    while wanted:
+        name, end = wanted.pop()
+        homes = [number for number in range(end) if name in globals_of(before[number])]
+        if not homes:
+            missing.add(name)
+            continue
+        home = min(homes, key=lambda number: (len(undefined(before[number])), number))
+        if home not in chosen:
+            chosen.add(home)
+            wanted += [(name, home) for name in undefined(before[home])]
+    return [before[number] for number in sorted(chosen)], missing
 
 
-def defined(code: str) -> set[str]:
-    """The names that a block defines, inside functions too."""
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below a node but those inside of functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, (*FUNCTIONS, ast.Lambda)):
+            yield from outside_functions(child)
+
+
+def defined(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that nodes define."""
     names = set()
-    for node in ast.walk(ast.parse(code)):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(node, FUNCTIONS):
             names.add(node.name)
         elif isinstance(node, ast.arg):
             names.add(node.arg)
@@ -136,10 +156,26 @@ def defined(code: str) -> set[str]:
     return names
 
 
+def globals_of(code: str) -> set[str]:
+    """The names that a block defines for later blocks."""
+    return defined(outside_functions(ast.parse(code)))
+
+
 def undefined(code: str) -> set[str]:
-    """The names that a block uses and does not define."""
-    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    return used - defined(code) - {*vars(builtins)}
+    """The names that a block uses and does not define, or only afterwards; functions run last."""
+    body = ast.parse(code).body
+    functions = [statement for statement in body if isinstance(statement, FUNCTIONS)]
+    others = [statement for statement in body if not isinstance(statement, FUNCTIONS)]
+    known = {*vars(builtins), *(function.name for function in functions)}
+    missing: set[str] = set()
+    for statement in [*others, *functions]:
+        nodes = [*ast.walk(statement)]
+        used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        # An assignment computes its value before the name is there.
+        inside = defined(ast.walk(getattr(statement, "value", None) or statement))
+        missing |= used - known - inside
+        known |= defined(nodes)
+    return missing
 
 
 # -- which are played ----------------------------------------------------------------------------
@@ -155,16 +191,11 @@ def exclusion(example: Example) -> str | None:
     return None
 
 
-def calls_a_model(example: Example) -> bool:
-    """Whether an example's code, or a program's code beside it, calls a text model."""
-    return re.search(TABLE["calls"], example.code) is not None
-
-
-def expected(example: str, problem: str) -> str | None:
-    """The reason for which an example is expected to fail so; None if it is not."""
+def failure_of(example: str, problem: str) -> dict[str, str] | None:
+    """The row of ``failures`` for an example that fails so; None if it is not expected to."""
     for failure in TABLE["failures"]:
         if example in failure["examples"] and re.search(failure["error"], problem):
-            return str(failure["reason"])
+            return dict(failure)
     return None
 
 
@@ -199,31 +230,74 @@ def play(chosen: list[Example], folder: Path) -> Iterator[dict[str, Any]]:
         sys.exit("The player ended with an error.")
 
 
-def main() -> None:
-    """Play what the command line asks for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="a pattern for the examples' names")
-    parser.add_argument("--out", default="examples", help="where results go: OUT.json, OUT.md")
-    options = parser.parse_args()
-    every = [example for example in examples() if calls_a_model(example)]
-    chosen = [example for example in every if exclusion(example) is None]
-    chosen = [example for example in chosen if re.search(options.only, example.name)]
-    print(f"{len(chosen)} of {len(every)} examples", flush=True)
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        for played in play(chosen, Path(folder)):
-            results.append(played)
-            print(f"{played['example']}: {problem_of(played) or 'played'}"[:300], flush=True)
-    Path(f"{options.out}.json").write_text(json.dumps(results, indent=1))
-
-
 def problem_of(played: dict[str, Any]) -> str | None:
     """What kept an example from being played to its end; None if nothing did."""
     if played["problem"] is not None:
         return str(played["problem"])
     if not played["calls"]:
         return "it made no call"
-    return None if played["exact"] else "tokens differ"
+    return None if played["exact"] else "its tokens are not those that were sampled"
+
+
+def surprise(played: dict[str, Any]) -> str | None:
+    """How an outcome differs from the table of failures; None if it does not."""
+    problem, name = problem_of(played), played["example"]
+    if problem is not None:
+        return None if failure_of(name, problem) else f"{name}: {problem}"
+    listed = any(name in failure["examples"] for failure in TABLE["failures"])
+    return f"{name}: played, though listed as a failure" if listed else None
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def table(every: list[Example], results: list[dict[str, Any]]) -> str:
+    """The results in Markdown: numbers for each package, each failure's reason, each exclusion."""
+    lines = [
+        "| package | examples | played | failed | calls | tool calls |",
+        "|---|---|---|---|---|---|",
+    ]
+    for package in TABLE["packages"]:
+        name = package["name"]
+        mine = [played for played in results if played["example"].startswith(f"{name}: ")]
+        good = [played for played in mine if problem_of(played) is None]
+        calls, tools = (sum(played[key] for played in good) for key in ("calls", "tools"))
+        cells = (f"{name} {version_of(name)}", len(mine), len(good), len(mine) - len(good))
+        lines.append(f"| {' | '.join(map(str, (*cells, calls, tools)))} |")
+    lines += ["", "| failed | because of | reason |", "|---|---|---|"]
+    for failure in TABLE["failures"]:
+        names = ", ".join(f"`{name}`" for name in failure["examples"])
+        lines.append(f"| {names} | {failure['of']} | {failure['reason']} |")
+    lines += ["", "| not played | it needs, or has |", "|---|---|"]
+    reasons = Counter(filter(None, map(exclusion, every)))
+    lines += [f"| {number} | {reason} |" for reason, number in reasons.most_common()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Play what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="a pattern for the examples' names")
+    parser.add_argument("--out", default=str(ENVIRONMENT / "played"), help="where results go")
+    options = parser.parse_args()
+    every = [example for example in examples() if re.search(TABLE["calls"], example.code)]
+    chosen = [example for example in every if exclusion(example) is None]
+    chosen = [example for example in chosen if re.search(options.only, example.name)]
+    print(f"playing {len(chosen)} of {len(every)} examples", flush=True)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for played in play(chosen, Path(folder)):
+            results.append(played)
+            print(f"{played['example']}: {problem_of(played) or 'played':.200}", flush=True)
+    Path(f"{options.out}.json").write_text(json.dumps(results, indent=1))
+    Path(f"{options.out}.md").write_text(table(every, results))
+    surprises = [told for played in results if (told := surprise(played))]
+    if not options.only:
+        names = {played["example"] for played in results}
+        listed = {name for failure in TABLE["failures"] for name in failure["examples"]}
+        surprises += [f"{name}: listed as a failure, but not played" for name in listed - names]
+    if surprises:
+        sys.exit("\n".join(["", "Not as in examples.toml:", *surprises]))
 
 
 if __name__ == "__main__":
