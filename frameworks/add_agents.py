@@ -54,6 +54,11 @@ def add_from_sources(python: Path, package: str, folder: str) -> None:
         .stdout.strip()
         .partition(" ")
     )
+    unpack(package, version, folder, Path(packages))
+
+
+def unpack(package: str, version: str, folder: str, target: Path) -> None:
+    """Unpack a folder of a version's sources, under its name, in the folder ``target``."""
     with tempfile.TemporaryDirectory() as download:
         what = ["--no-deps", "--no-binary", package, "--dest", download, f"{package}=={version}"]
         run(sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "download", *what)
@@ -62,7 +67,7 @@ def add_from_sources(python: Path, package: str, folder: str) -> None:
             for one in sources:
                 inside = one.name.partition("/")[2]  # without the folder named after the version
                 if inside.startswith(f"{folder}/") and (content := sources.extractfile(one)):
-                    path = Path(packages, inside)
+                    path = target / inside
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content.read())
 

@@ -30,7 +30,7 @@ PYTHONS = {"harbor": "3.12", "tau2": "3.12"}
 ALONE = {"aider", "vllm"}
 """Environments without evert, for programs that run as commands and whose pins conflict."""
 
-LAID = {"tasksets": ["bfcl-eval==2026.3.23"]}
+LAID = {"examples": ["instructor==1.17.0"], "tasksets": ["bfcl-eval==2026.3.23"]}
 """Packages to install without their requirements, which conflict and are not needed."""
 
 WITHOUT = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}

@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/chat
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,6 +26,9 @@ FIELDS = field_policy("chat_completions")
 """The treatment of every request field (``fields.toml``)."""
 
 _TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
+_DEPLOYMENT = re.compile(r"/deployments/([^/]+)/chat/completions$")
+"""The end of a path of Azure's, which contains the model's name."""
+
 _PLAIN = frozenset({"model", "messages"})
 
 
@@ -101,6 +105,11 @@ class ChatCompletions(Dialect):
     """The dialect of chat completions."""
 
     framed = staticmethod(unnamed_events)
+
+    def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with the ``model`` that one of Azure's paths contains."""
+        deployment = _DEPLOYMENT.search(path) if body.get("model") is None else None
+        return body if deployment is None else {**body, "model": deployment[1]}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return the request in a body."""

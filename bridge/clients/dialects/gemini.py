@@ -21,10 +21,10 @@ from evert.bridge.clients.dialects.fields import field_policy, schema_text
 from evert.bridge.clients.dialects.gemini_contents import read_contents, read_system
 from evert.bridge.clients.dialects.gemini_tools import (
     CallIds,
-    json_schema,
     read_calling,
     read_fields,
     read_tools,
+    schema_in,
 )
 from evert.bridge.clients.dialects.shapes import call_arguments
 
@@ -180,7 +180,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
         return ReplyFormat(schema, must_call) if schema or must_call else None
     if kind == "text/plain":
         raise bad_request(f"'{name}' needs responseMimeType='application/json'.", param=name)
-    wanted = json_schema(config[name], name) if name == "responseSchema" else config[name]
+    wanted = schema_in(config, "responseJsonSchema", "responseSchema")
     return ReplyFormat(schema_text(wanted, name), must_call)
 
 

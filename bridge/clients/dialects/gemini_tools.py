@@ -2,7 +2,8 @@
 
 The API has two forms of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
 schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
-``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas.
+``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas. People write
+the second form under the first two names as well.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from evert.bridge.chat.fields import is_absent, read_list, read_tool_list
 from evert.bridge.clients.dialects.fields import forced_tools
 from evert.bridge.clients.dialects.shapes import function_tool, placed
 
-_MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "ANY", "NONE")
+_MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "COMPOSITIONAL", "ANY", "NONE")
 
 _TOOLS = (
     "{'functionDeclarations': [...]}. Searches, code execution and the hosted API's other tools "
@@ -69,6 +70,17 @@ def json_schema(schema: object, place: str) -> dict[str, Any]:
     return _typed(written, nullable=fields.get("nullable") is True)
 
 
+def schema_in(
+    fields: Mapping[str, Any], json_name: str, openapi_name: str, place: str = ""
+) -> object:
+    """Return the JSON schema that one of two fields holds; None if there is neither."""
+    name = json_name if json_name in fields else openapi_name
+    schema = fields.get(name)
+    in_capitals = isinstance(schema, Mapping) and str(schema.get("type")).isupper()
+    is_json = schema is None or (name == json_name and not in_capitals)
+    return schema if is_json else json_schema(schema, f"{place}{name}")
+
+
 def _typed(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
     kind = schema.get("type")
     if isinstance(kind, str):
@@ -105,9 +117,7 @@ def read_tools(tools: object) -> list[dict[str, Any]]:
 
 def _function(declaration: object, place: str) -> dict[str, Any]:
     fields = read_fields(declaration, place)
-    parameters = fields.get("parametersJsonSchema")
-    if parameters is None and "parameters" in fields:
-        parameters = json_schema(fields["parameters"], f"{place}.parameters")
+    parameters = schema_in(fields, "parametersJsonSchema", "parameters", f"{place}.")
     return function_tool(fields.get("name"), fields.get("description"), parameters)
 
 

@@ -66,9 +66,9 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
     arguments = item.get("arguments")
     if item.get("type") == "custom_tool_call":
         arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
-    space = item.get("namespace")
-    name = _prefixed(f"{space}." if isinstance(space, str) else "", item.get("name"))
-    return function_call(item.get("call_id"), name, arguments)
+    name, space = item.get("name"), item.get("namespace")
+    prefix = f"{space}." if isinstance(space, str) and space != name else ""
+    return function_call(item.get("call_id"), _prefixed(prefix, name), arguments)
 
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
@@ -93,11 +93,12 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
 
 
 def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
+    """The namespace and the tool of a name; a tool with ``defer_loading`` is its own namespace."""
     for tool in tools:
         own = get(tool, "name")
         if get(tool, "type") != "namespace":
             if own == name:
-                return "", tool
+                return (name if tool.get("defer_loading") is True else ""), tool
             continue
         for inner in tool.get("tools") or ():
             if f"{own}.{get(inner, 'name')}" == name:

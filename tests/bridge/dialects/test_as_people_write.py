@@ -7,6 +7,7 @@
 import json
 from typing import Any
 
+import httpx
 import pytest
 from tests.bridge.dialects.apis import APIS, HI, HI_PARTS, SCHEMA, reply
 from tests.kit import ask, call, calling, play, policy_of, rewards, tool, user
@@ -51,10 +52,19 @@ def text(request: ChatRequest) -> object:
     return read_message(request.messages[1], 1, {})["content"]
 
 
+def parameters(request: ChatRequest) -> object:
+    return [offered["function"]["parameters"] for offered in request.tools or ()]
+
+
+def schema(request: ChatRequest) -> object:
+    return None if request.format is None else json.loads(request.format.schema or "null")
+
+
 def strict(request: ChatRequest) -> object:
     return None if request.format is None else request.format.strict
 
 
+IN_CAPITALS = {"type": "OBJECT", "properties": {"x": {"type": "INTEGER"}}}
 STRICT = (("add", SCHEMA),)
 REFUSAL = {"role": "assistant", "content": None, "refusal": "No."}
 REFUSAL_PART = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
@@ -89,6 +99,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "tools that the agent runs": ("responses",
         {"tools": [FLAT_TOOL, {"type": "shell"}, {"type": "apply_patch"}]},
         lambda read: read.left_out, ("shell", "apply_patch")),
+    "a program that calls tools": ("responses",
+        {"tools": [FLAT_TOOL, {"type": "programmatic_tool_calling"}]},
+        lambda read: read.left_out, ("programmatic_tool_calling",)),
     "a tool use without an input": ("anthropic",
         chat_history({"role": "assistant", "content": [{**USE, "input": None}]}), arguments, "{}"),
     "a strict tool of Anthropic": ("anthropic", {"tools": [ANTHROPIC_TOOL]}, strict, STRICT),
@@ -97,6 +110,13 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "one use of any tool": ("anthropic", {"tools": [ANTHROPIC_TOOL], "tool_choice":
         {"type": "any", **ONE}}, lambda read: (read.one_call, read.format.must_call),
         (True, ("add",))),
+    "a JSON schema with types in capitals": ("gemini", {"generationConfig":
+        {"responseMimeType": "application/json", "responseJsonSchema": IN_CAPITALS}},
+        schema, SCHEMA),
+    "parameters with types in capitals": ("gemini", {"tools": [{"functionDeclarations":
+        [{"name": "add", "parametersJsonSchema": IN_CAPITALS}]}]}, parameters, [SCHEMA]),
+    "calls that build on each other": ("gemini", {"toolConfig": {"functionCallingConfig":
+        {"mode": "COMPOSITIONAL"}}}, lambda read: read.may_call, True),
     **{
         f"a result of role {role}": ("gemini", function_response(role), roles,
             ["user", "assistant", "tool"])
@@ -234,6 +254,43 @@ async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> N
     metrics = trajectory.transitions[-1].metrics
     assert metrics["lineages"] == len(trajectory_to_data(trajectory, 1.0)) == 1
     assert metrics["drift"] == metrics.get("drift/retokenised", 0)
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+async def test_a_function_that_is_loaded_by_a_search_is_called_in_its_own_namespace(
+    deferred: bool,
+) -> None:
+    """OpenAI's Agents SDK finds no tool for the call otherwise."""
+    lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
+    tools: Any = [lookup, {"type": "tool_search"}]
+
+    async def agent(client: AgentClient) -> float:
+        create = client.openai.responses.create
+        start: Any = [HI]
+        first = await create(model=client.model, input=start, tools=tools)
+        [made] = [item for item in first.output if item.type == "function_call"]
+        result: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "3"}
+        history: Any = [*start, made.model_dump(exclude_none=True), result]
+        await create(model=client.model, input=history, tools=tools)
+        return float((made.name, made.namespace) == ("add", "add" if deferred else None))
+
+    trajectory = await play(agent, calling("add"), "3")
+
+    assert rewards(trajectory) == [0.0, 1.0]
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # the call is read back as it was sampled
+
+
+async def test_a_call_of_azures_that_names_its_deployment_only_in_the_path_is_taken_over() -> None:
+    async def agent(task: str) -> float:
+        async with httpx.AsyncClient(base_url="https://example.openai.azure.com/openai") as client:
+            response = await client.post(
+                f"/deployments/{task}/chat/completions", json={"messages": [HI]}
+            )
+        return float(response.json()["choices"][0]["message"]["content"] == "yes")
+
+    trajectory = await play(agent, "yes", task="gpt-5", policy_names="gpt-5")
+
+    assert rewards(trajectory) == [1.0]
 
 
 async def test_a_response_can_be_continued_without_new_input() -> None:

@@ -1,0 +1,266 @@
+"""Plays examples as evert agents, with a script as the model; ``play_examples.py`` starts it.
+
+Standard input has a list of jobs: each the path of a file, the folder that it may import from, and
+where its result goes. Each is played in a process forked for it. The script answers from what the
+prompt shows: it calls the first tool that is offered, once; where JSON is asked for, it makes some
+from the schema; else it says a sentence. A connection beyond this machine is refused.
+"""
+
+import ast
+import asyncio
+import builtins
+import inspect
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import runpy
+import signal
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv, ScriptedPolicy
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.tokens.renderer import prompt_renderer
+
+RENDERER = prompt_renderer(None)  # made once, before the processes are forked
+FORKS = multiprocessing.get_context("forkserver")
+PRELOADED = ("agents", "anthropic", "google.genai", "instructor", "langchain.agents")
+"""What most examples import, so that each need not wait for it."""
+
+LIMIT = 60
+"""Seconds that an example may take."""
+
+SENTENCE = "It is sunny in Paris."
+TYPED = ["Paris", "yes", "no"]
+"""What the person at the keyboard types, before closing the input."""
+
+ACCOUNTS = {
+    **dict.fromkeys(("ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"), "unused"),
+    **dict.fromkeys(("AZURE_OPENAI_API_KEY", "EXAMPLE_API_KEY", "EXAMPLE_MODEL_NAME"), "unused"),
+    **dict.fromkeys(("AZURE_OPENAI_ENDPOINT", "EXAMPLE_BASE_URL"), "https://example.com/v1"),
+    "OPENAI_API_VERSION": "2026-01-01",
+}
+"""What examples look up of their users' accounts: any value will do."""
+
+SWITCHES = {"EXAMPLES_INTERACTIVE_MODE": "auto", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+"""The first is a mode of openai-agents' examples, the second keeps its traces from being sent."""
+
+STRINGS = {"date": "2026-01-31", "date-time": "2026-01-31T12:00:00Z", "email": "ada@example.com"}
+STRINGS |= {"time": "12:00:00", "uri": "https://example.com", "duration": "PT1H"}
+
+
+# -- the script ----------------------------------------------------------------------------------
+
+
+def reply(prompt: str) -> str:
+    """What the script says to a prompt of the default renderer."""
+    offered = re.search(r"^<tools>\n(.*?)\n</tools>$", prompt, re.DOTALL | re.MULTILINE)
+    tools = [json.loads(line)["function"] for line in offered[1].splitlines()] if offered else []
+    conversation = prompt[offered.end() :] if offered else prompt
+    last = conversation.rpartition("<|im_start|>user\n")[2]
+    forced = re.match(r"(?:.*\. )?Call (?:the tool|one of these tools now:) ([\w.-]+)", last)
+    if tools and (forced or "<tool_response>" not in conversation):
+        named = [tool for tool in tools if forced and tool["name"] == forced[1].rstrip(".")]
+        tool = (named or tools)[0]
+        arguments = value_of(tool.get("parameters") or {})
+        call = json.dumps({"name": tool["name"], "arguments": arguments})
+        return f"<tool_call>\n{call}\n</tool_call>"
+    schemas = [value for value in objects(conversation) if {"properties", "$ref"} & {*value}]
+    return json.dumps(value_of(schemas[-1])) if schemas else SENTENCE
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in a text, without those inside others."""
+    decoder, found, place = json.JSONDecoder(), [], 0
+    while (place := text.find("{", place)) >= 0:
+        try:
+            value, place = decoder.raw_decode(text, place)
+            found.append(value)
+        except ValueError:
+            place += 1
+    return found
+
+
+def value_of(schema: Any, root: Any = None) -> Any:
+    """A value that fits a JSON schema, as far as its keywords are known here."""
+    if not isinstance(schema, dict):
+        return SENTENCE
+    root = root or schema
+    if "$ref" in schema:
+        target = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            target = target.get(step, {})
+        return value_of(target, root)
+    for name in ("const", "default"):
+        if schema.get(name) is not None:
+            return schema[name]
+    for name in ("enum", "examples"):
+        if schema.get(name):
+            return schema[name][0]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return value_of(schema[name][0], root)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = str(kind[0] if isinstance(kind, list) else kind).lower()
+    if kind == "object":
+        fields = schema.get("properties", {})
+        names = [name for name in fields if name in (schema.get("required") or fields)]
+        return {name: value_of(fields[name], root) for name in names}
+    if kind == "array":
+        return [value_of(schema.get("items"), root)] * max(1, schema.get("minItems", 1))
+    if kind in ("integer", "number"):
+        least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
+        return min(max(1, least), schema.get("maximum", least + 1))
+    plain: dict[str, Any] = {"boolean": True, "null": None}
+    return plain.get(kind, STRINGS.get(schema.get("format", ""), SENTENCE))
+
+
+# -- the example ---------------------------------------------------------------------------------
+
+
+def run(path: Path) -> None:
+    """Run a file as Python would; one with ``await`` outside of functions as a notebook would."""
+    source = path.read_text()
+    code = compile(source, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(code, {"__name__": "__main__", "__file__": str(path)}))
+    elif re.search(r"^\s*from \.", source, re.MULTILINE):  # it is part of a package
+        module = ".".join(path.relative_to(sys.path[0]).with_suffix("").parts)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name="__main__")
+
+
+async def play(path: Path) -> dict[str, Any]:
+    """Play an example; the result says how it ended, and what it did until then."""
+    refused, elsewhere, problems = watch_refusals(), refuse_hosts(), []
+
+    def agent(path: Path) -> float:
+        try:
+            run(path)
+        except (EOFError, SystemExit) as end:  # the person has left, the program has ended
+            if isinstance(end, SystemExit) and end.code:
+                problems.append(repr(end))
+        except BaseException as error:
+            problems.append(f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+        return 0.0
+
+    policy = ScriptedPolicy(reply)
+    env = ChatAgentEnv(agent, path, policy_names="*", agent_timeout=None)
+    trajectory = await do_single_rollout(policy, env)
+    turns = [turn for turn in trajectory.transitions if turn.ac.tokens]
+    metrics = trajectory.transitions[-1].metrics if turns else {}
+    return {
+        "problem": problems[0] if problems else None,
+        "calls": len(policy.actions),
+        "tools": int(metrics.get("tools/calls", 0)),
+        "data": len(trajectory_to_data(trajectory, 1.0)) if turns else 0,
+        "drift": {key[6:]: value for key, value in metrics.items() if key.startswith("drift/")},
+        "exact": sorted(turn.ac.tokens for turn in turns) == sorted(policy.actions),
+        "refused": refused,
+        "elsewhere": sorted(elsewhere),
+    }
+
+
+def watch_refusals() -> list[str]:
+    """A list to which the text of every request that evert refuses is added."""
+    refused: list[str] = []
+    read = Endpoint.read
+
+    def reading(endpoint: Endpoint, sent: Any) -> Any:
+        call = read(endpoint, sent)
+        if isinstance(call, Answer) and call.status >= 400:
+            refused.append(json.loads(call.content)["error"]["message"])
+        return call
+
+    setattr(Endpoint, "read", reading)  # noqa: B010
+    return refused
+
+
+def refuse_hosts() -> set[str]:
+    """A set to which every host is added that is refused: all but this machine."""
+    hosts: set[str] = set()
+
+    def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "socket.getaddrinfo":
+            host = arguments[0]
+        elif event == "socket.connect" and isinstance(arguments[1], tuple):
+            host = arguments[1][0]
+        else:
+            return
+        host = host.decode() if isinstance(host, bytes) else host
+        if host not in (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"):
+            hosts.add(host)
+            raise ConnectionRefusedError(f"no connection to {host}")
+
+    sys.addaudithook(refuse)
+    return hosts
+
+
+def in_its_process(path: str, folder: str, result: str) -> None:
+    """Play an example in a process that was forked for it, and write the result."""
+    os.setsid()
+    os.chdir(Path(path).parent)
+    with open(f"{result}.log", "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv = [path]
+    sys.path[0] = folder  # as if Python had been started there
+    typed = itertools.chain(TYPED)
+
+    def typing(prompt: object = "") -> str:
+        if (line := next(typed, None)) is None:
+            raise EOFError
+        return line
+
+    builtins.input = typing
+    played = asyncio.run(play(Path(path)))
+    Path(result).write_text(json.dumps(played))
+    sys.stdout.flush()
+    os._exit(0)  # threads of the example may wait forever
+
+
+def play_in_time(job: dict[str, str]) -> dict[str, Any]:
+    """Play an example in a process of its own; the job is updated with the result."""
+    started = time.monotonic()
+    process = FORKS.Process(target=in_its_process, args=(job["path"], job["folder"], job["result"]))
+    process.start()
+    group: Any = process.pid  # it leads its own group
+    process.join(LIMIT)
+    if process.is_alive():
+        os.killpg(group, signal.SIGKILL)
+        problem = f"it did not end within {LIMIT} s"
+    else:
+        problem = f"its process ended with {process.exitcode}"
+    process.join()
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)  # what it left behind
+    result = Path(job["result"])
+    played = json.loads(result.read_text()) if result.exists() else {"problem": problem}
+    return {**job, **played, "seconds": round(time.monotonic() - started, 1)}
+
+
+def main() -> None:
+    """Play the examples that standard input names, two at a time; print a line for each."""
+    os.environ |= ACCOUNTS | SWITCHES
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # else nothing is preloaded
+    FORKS.set_forkserver_preload(["play_example", *PRELOADED])
+    with ThreadPoolExecutor(2) as pool:
+        for played in pool.map(play_in_time, json.load(sys.stdin)):
+            print(json.dumps(played), flush=True)
+
+
+if __name__ == "__main__":
+    main()
