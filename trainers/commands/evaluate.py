@@ -118,12 +118,12 @@ def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
 
 
 def _run_with(settings: EvaluateSettings) -> int:
-    from evert.trainers.training.first_steps import texts_as_tasks
-
     if settings.out:
         _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
     contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
+    from evert.trainers.training.first_steps import texts_as_tasks
+
     folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
     for warning in texts_as_tasks({f"{split}_tasks": listed for split, listed in tasks.items()}):
