@@ -193,7 +193,7 @@ def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
 def _others(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, str, list[str]]]:
     """Settings that lose nothing more, each with a note of what it costs, and what it loses."""
     template = renderer.template
-    changes = [(HERMES, {})] if TOOLS in lost else []
+    changes: list[tuple[str, dict[str, bool]]] = [(HERMES, {})] if TOOLS in lost else []
     bearable = {*lost, ONE_SEQUENCE} if TOOLS in lost else {*lost}  # calls come with the tools
     changes += [("", {n: v}) for n in variables_of(renderer.tokenizer) for v in (True, False)]
     for hermes, variable in changes:
