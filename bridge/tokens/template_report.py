@@ -173,16 +173,14 @@ def _cut(text: str) -> str:
 def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
     """A row for each setting that helps, the best first, and one for what none helps with."""
     rest = list(lost)
-    while rest:
-        saved, setting, note = max(
-            ((set(rest) - set(losses), *how) for *how, losses in _others(renderer, lost)),
-            key=lambda remedy: len(remedy[0]),
-            default=(set[str](), "", ""),
-        )
+    others = [*_others(renderer, lost)] if lost else []
+    while rest and others:
+        setting, remaining = max(others, key=lambda other: len(set(rest) - set(other[1])))
+        saved = set(rest) - set(remaining)
         if not saved:
             break
         helped = [loss for loss in rest if loss in saved]
-        yield "lost", f"{'; '.join(helped)}\n{setting} helps{note}"
+        yield "lost", f"{'; '.join(helped)}\n{setting}"
         rest = [loss for loss in rest if loss not in saved]
     if rest:
         yield "lost", f"{'; '.join(rest)}\nno setting of this template helps"
@@ -190,17 +188,16 @@ def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
         yield "lost", "nothing"
 
 
-def _others(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Settings that lose nothing more, each with a note of what it costs, and what it loses."""
-    template = renderer.template
-    changes: list[tuple[str, dict[str, bool]]] = [(HERMES, {})] if TOOLS in lost else []
-    bearable = {*lost, ONE_SEQUENCE} if TOOLS in lost else {*lost}  # calls come with the tools
-    changes += [("", {n: v}) for n in variables_of(renderer.tokenizer) for v in (True, False)]
+def _others(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Settings that lose nothing more, in words with their costs, and what each still loses."""
+    template, names = renderer.template, sorted(variables_of(renderer.tokenizer))
+    changes: list[tuple[bool, dict[str, bool]]] = [(True, {})] if TOOLS in lost else []
+    changes += [(False, {name: value}) for name in names for value in (True, False)]
     for hermes, variable in changes:
         try:
             other = TemplateRenderer(
                 renderer.tokenizer,
-                hermes=template.hermes or bool(hermes),
+                hermes=hermes or template.hermes,
                 chat_template={**template.variables, **variable},
             )
         except RendererMismatchError:
@@ -208,9 +205,9 @@ def _others(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, 
         if other.template.thought is None and template.thought is not None:
             continue  # it hides all thoughts
         closes = other.template.closes_thoughts and not template.closes_thoughts
-        losses = lost_by(other) + ([PAST_THOUGHTS] if closes else [])
-        if bearable.issuperset(losses):
-            note = ": the model then writes no thoughts" if closes else ""
-            name = f"renderer_name={hermes}" if hermes else ""
-            name += "".join(f"chat_template.{key}={value}" for key, value in variable.items())
-            yield name, note, losses
+        remaining = lost_by(other) + ([PAST_THOUGHTS] if closes else [])
+        gains_tools = TOOLS in lost and TOOLS not in remaining  # calls may change in history
+        if {*lost, *([ONE_SEQUENCE] if gains_tools else [])}.issuperset(remaining):
+            pairs = [f"chat_template.{name}={value}" for name, value in variable.items()]
+            setting = f"renderer_name={HERMES}" if hermes else "".join(pairs)
+            yield f"{setting} helps" + (": the model then writes no thoughts" * closes), remaining
