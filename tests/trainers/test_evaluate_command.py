@@ -262,7 +262,7 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
     assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
 
 
-def test_an_endpoints_refusal_of_one_request_is_a_failed_episode(
+def test_a_request_that_an_endpoint_refuses_is_a_failed_episode(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
@@ -270,13 +270,13 @@ def test_an_endpoints_refusal_of_one_request_is_a_failed_episode(
 
     def reply(body: dict[str, Any], key: str) -> dict[str, Any] | None:
         asked.append(key)
-        return {"role": "assistant", "content": "six"} if len(asked) > 1 else None
+        return {"role": "assistant", "content": "six"} if len(asked) > 2 else None
 
     with chat_endpoint(reply) as url:
         typed = ["env=identity", "models=openai:gpt", f"base_url={url}", "split=test"]
         assert run(*typed, "max_tasks=3", "seeds=1", f"out={tmp_path}/e") == 0
-    assert [e.failure for e in episodes(tmp_path / "e")].count("refused_request") == 1
-    assert "1 of 3 episodes failed (1 request that the endpoint refused)" in capsys.readouterr().out
+    assert [e.failure for e in episodes(tmp_path / "e")].count("refused_request") == 2
+    assert "2 of 3 episodes failed (2 refused requests)" in capsys.readouterr().out
 
 
 TEXT_AS_TASKS = """

@@ -34,7 +34,7 @@ from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_setti
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import read_models
 from evert.trainers.config.model_names import check_model, check_player
-from evert.trainers.config.names import check_names
+from evert.trainers.config.names import check_names, texts_as_tasks
 from evert.trainers.config.opponents import check_opponent
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
@@ -122,8 +122,6 @@ def _run_with(settings: EvaluateSettings) -> int:
         _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
     contestants = _contestants(settings)
     tasks = settings.tasks_by_split()
-    from evert.trainers.training.first_steps import texts_as_tasks
-
     folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
     for warning in texts_as_tasks({f"{split}_tasks": listed for split, listed in tasks.items()}):

@@ -50,7 +50,7 @@ def screen(
     if isinstance(renderer, TemplateRenderer):
         rows += template_report(renderer)
     else:
-        rows += [("format", f"the Cookbook's; renderer_name={TEMPLATE}: the model's own")]
+        rows += [("format", f"the Cookbook's; for the model's own: renderer_name={TEMPLATE}")]
     return "\n".join(_row(*row) for row in rows)
 
 

@@ -3,6 +3,7 @@
 import difflib
 import re
 import sys
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -54,6 +55,16 @@ def check_names(settings: EpisodeSettings) -> None:
             _check_tasks(called, found)
     if renderer := getattr(settings, "renderer_name", None):
         check_renderer(renderer)
+
+
+def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each text that stands where a list of tasks is expected."""
+    return [
+        f"{name} is a text ({text!r:.60}), and each of its characters is a task. Make a list of "
+        "it: TASKS = [...]."
+        for name, text in tasks.items()
+        if isinstance(text, str | bytes)
+    ]
 
 
 def check_renderer(name: str, key: str = "renderer_name") -> None:

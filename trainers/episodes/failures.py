@@ -47,8 +47,8 @@ KINDS = {
         "Have the agent send shorter prompts, or take a model with a longer context.",
     ),
     REFUSED_REQUEST: (
-        "request that the endpoint refused",
-        "Check what its model can do (tools, schemas, images, length) against what the agent asks.",
+        "refused request",
+        "Have the agent send only what the endpoint's model takes: tools, schemas, images, length.",
     ),
 }
 """Kind of failure -> its name, and what to do about it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evert.bridge.env.endings import CUT
+from evert.trainers.config.names import texts_as_tasks
 from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir.metrics import MIXED_GROUPS, is_step
 
@@ -32,16 +33,6 @@ def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
     if settings.max_tokens == 1:
         found.append("max_tokens=1 cuts every reply: its end is a token, too. Raise max_tokens.")
     return found
-
-
-def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each text that stands where a list of tasks is expected."""
-    return [
-        f"{name} is a text ({text!r:.60}), and each of its characters is a task. Make a list of "
-        "it: TASKS = [...]."
-        for name, text in tasks.items()
-        if isinstance(text, str | bytes)
-    ]
 
 
 class FirstSteps:
