@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -324,6 +325,8 @@ async def _ended(process: Process, mark: str) -> None:
             raise CommandError(_not_ended(process.pid))
     finally:
         process.stdout.close()
+        if process.returncode is None:  # cancelled again, or it hangs: a zombie would stay
+            threading.Thread(target=process.wait, name="evert reaper", daemon=True).start()
     if process.returncode != 0 or sys.platform != "linux":
         await asyncio.to_thread(_kill_family, process, mark)
 

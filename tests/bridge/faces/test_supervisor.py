@@ -1,5 +1,6 @@
 """What a command started is gone with its episode, whatever it is and whoever is killed."""
 
+import asyncio
 import logging
 import os
 import pty
@@ -23,9 +24,10 @@ from benchmarks.processes import (
     wait_for,
 )
 from tests.bridge.faces.test_process import last_of, python
+from tests.leftovers import children
 from tests.nightly import each
 
-from evert.agents.commands import ProcessResult
+from evert.agents.commands import MARK, Place, ProcessResult
 from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
@@ -40,6 +42,25 @@ async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_close
 ) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
+
+
+@linux
+async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path) -> None:
+    place = Place([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
+    command, others = [sys.executable, "-c", "import time; time.sleep(600)"], children()
+    running = asyncio.create_task(place.run(command, "command"))
+    await asyncio.sleep(0)  # now it waits for the supervisor's first report
+    new = children() - others
+    running.cancel()
+    await asyncio.sleep(0)  # now it waits for the supervisor's end
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert new
+    for process in new:
+        await asyncio.to_thread(process.wait, 60)
+    assert not children() - others
 
 
 # -- the trainer's death -------------------------------------------------------------------------
