@@ -42,7 +42,7 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.clients.dialects.endpoint import Answer
+from evert.bridge.clients.dialects.api import Answer
 from evert.bridge.clients.httpx_transport import response_for
 from evert.bridge.tokens.bases import default_renderer
 

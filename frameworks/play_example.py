@@ -29,7 +29,8 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.tokens.renderer import prompt_renderer
 
 RENDERER = prompt_renderer(None)  # made once, before the processes are forked

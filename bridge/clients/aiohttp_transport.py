@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from evert.bridge.clients.dialects.endpoint import Answer
+from evert.bridge.clients.dialects.api import Answer
 from evert.bridge.clients.httpx_transport import ROOT_URL
 
 

@@ -13,7 +13,8 @@ import sys
 from functools import partial
 from typing import Any, Self
 
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
+from evert.bridge.clients.dialects.api import Answer, Sent
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
 IN_PROCESS = "in-process"

@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
+from evert.bridge.clients.dialects.api import Answer, Sent
+from evert.bridge.clients.dialects.endpoint import Endpoint
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
 """The modules of lm15's transports: in the package itself, and in DSPy's copy."""

@@ -35,7 +35,8 @@ from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from yarl import URL
 
 from evert.bridge.clients import aiohttp_transport, lm15_transport
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.httpx_transport import Transport, was_sent
 from evert.bridge.ownership import CLAIM, Claim, current_owner
 from evert.bridge.tokens.logprobs import remembering

@@ -28,7 +28,7 @@ import tinker
 from aiohttp import web
 from tinker import types
 
-from evert.bridge.clients.dialects.endpoint import Answer
+from evert.bridge.clients.dialects.api import Answer
 from evert.bridge.clients.http.connections import (
     LOOPBACK,
     Connection,

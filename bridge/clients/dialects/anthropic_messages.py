@@ -4,7 +4,7 @@ https://docs.anthropic.com/en/api/messages
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -13,7 +13,7 @@ from evert.bridge.chat.reply import Reply, reply_message
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import deltas
+from evert.bridge.clients.dialects.events import Stream, deltas
 from evert.bridge.clients.dialects.fields import field_policy, forced_tools, read_format
 
 FIELDS = field_policy("anthropic_messages")
@@ -96,18 +96,40 @@ class AnthropicMessages(Dialect):
             },
         }
 
-    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    async def events(
+        self, stream: Stream, body: Mapping[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield the events: the start of the message, its blocks in order, its end."""
-        usage = whole["usage"]
-        opening = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
-        opening["usage"] = {**usage, "output_tokens": 0}
+        opening = {**stream.head, "content": [], "stop_reason": None, "stop_sequence": None}
+        opening["usage"] = {**stream.head["usage"], "output_tokens": 0}
         yield {"type": "message_start", "message": opening}
-        for index, block in enumerate(whole["content"]):
-            yield {"type": "content_block_start", "index": index, "content_block": _emptied(block)}
-            for delta in _block_deltas(block):
+        index = 0
+        for pieces, block in ((stream.thoughts, _NO_THOUGHT), (stream.text, _NO_TEXT)):
+            is_open = False
+            async for piece in pieces:
+                if not is_open:
+                    yield _block_start(index, block)
+                is_open = True
+                delta = {"type": f"{block['type']}_delta", block["type"]: piece}
                 yield {"type": "content_block_delta", "index": index, "delta": delta}
-            yield {"type": "content_block_stop", "index": index}
-        ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+            if is_open and block is _NO_THOUGHT:
+                delta = {"type": "signature_delta", "signature": SIGNATURE}
+                yield {"type": "content_block_delta", "index": index, "delta": delta}
+            elif block is _NO_TEXT and not is_open and _NO_TEXT in stream.whole["content"]:
+                yield _block_start(index, block)
+                is_open = True
+            if is_open:
+                yield {"type": "content_block_stop", "index": index}
+                index += 1
+        calls = (one for one in stream.whole["content"] if one["type"] == "tool_use")
+        for place, call in enumerate(calls, index):
+            yield _block_start(place, {**call, "input": {}})
+            for piece in deltas(json.dumps(call["input"])):
+                delta = {"type": "input_json_delta", "partial_json": piece}
+                yield {"type": "content_block_delta", "index": place, "delta": delta}
+            yield {"type": "content_block_stop", "index": place}
+        ending = {name: stream.whole[name] for name in ("stop_reason", "stop_sequence")}
+        usage = stream.whole["usage"]
         counts = {name: count for name, count in usage.items() if isinstance(count, int)}
         yield {"type": "message_delta", "delta": ending, "usage": counts}
         yield {"type": "message_stop"}
@@ -275,8 +297,8 @@ def _text(block: object, place: str) -> str:
 
 
 def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
-    if reply.reasoning is not None:
-        yield {"type": "thinking", "thinking": reply.reasoning, "signature": "evert"}
+    if reply.reasoning:
+        yield {"type": "thinking", "thinking": reply.reasoning, "signature": SIGNATURE}
     if reply.text or not reply.tool_calls:
         yield {"type": "text", "text": reply.text}
     for call in reply.tool_calls:
@@ -284,22 +306,12 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_use", **named, "input": shapes.call_arguments(call)}
 
 
-def _emptied(block: Mapping[str, Any]) -> dict[str, Any]:
-    if block["type"] == "tool_use":
-        return {**block, "input": {}}
-    if block["type"] == "thinking":
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": ""}
+SIGNATURE = "evert"
+"""The signature of every thought. Clients send it back; nothing checks it."""
+
+_NO_THOUGHT: Mapping[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
+_NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
 
 
-def _block_deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if block["type"] == "tool_use":
-        for piece in deltas(json.dumps(block["input"])):
-            yield {"type": "input_json_delta", "partial_json": piece}
-    elif block["type"] == "thinking":
-        for piece in deltas(block["thinking"]):
-            yield {"type": "thinking_delta", "thinking": piece}
-        yield {"type": "signature_delta", "signature": block["signature"]}
-    else:
-        for piece in deltas(block["text"]):
-            yield {"type": "text_delta", "text": piece}
+def _block_start(index: int, block: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}

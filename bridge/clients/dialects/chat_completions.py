@@ -5,7 +5,7 @@ https://platform.openai.com/docs/api-reference/chat
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from openai.types.chat import ChatCompletion
@@ -14,7 +14,7 @@ from evert.bridge.chat import fields
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import deltas, unnamed_events
+from evert.bridge.clients.dialects.events import Stream, bare_events, deltas
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
@@ -104,7 +104,8 @@ _COMPLETION_DETAILS = {
 class ChatCompletions(Dialect):
     """The dialect of chat completions."""
 
-    framed = staticmethod(unnamed_events)
+    framed = staticmethod(bare_events)
+    ending = b"data: [DONE]\n\n"
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body with the ``model`` that one of Azure's paths contains."""
@@ -123,16 +124,14 @@ class ChatCompletions(Dialect):
         """Return the JSON object of a ``ChatCompletion``."""
         return _written(reply, f"chatcmpl-{number}", request.model)
 
-    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks, and the usage at the end if ``stream_options`` asks for it."""
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        return _chunks(whole, include_usage=usage)
+        return _chunks(stream, include_usage=usage)
 
 
-def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    [choice] = whole["choices"]
-    message = choice["message"]
-    head = {name: whole[name] for name in ("id", "created", "model", "service_tier")}
+async def _chunks(stream: Stream, *, include_usage: bool) -> AsyncIterator[dict[str, Any]]:
+    head = {name: stream.head[name] for name in ("id", "created", "model", "service_tier")}
     head["object"] = "chat.completion.chunk"
     if include_usage:
         head["usage"] = None
@@ -141,11 +140,14 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         return {**head, "choices": [choice]}
 
-    yield chunk({"role": "assistant", "content": None if message["content"] is None else ""})
-    for piece in deltas(message.get("reasoning_content") or ""):
+    content = stream.head["choices"][0]["message"]["content"]
+    yield chunk({"role": "assistant", "content": None if content is None else ""})
+    async for piece in stream.thoughts:
         yield chunk({"reasoning_content": piece})
-    for piece in deltas(message["content"] or ""):
+    async for piece in stream.text:
         yield chunk({"content": piece})
+    [choice] = stream.whole["choices"]
+    message = choice["message"]
     for index, call in enumerate(message.get("tool_calls") or ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         opening = {"name": name, "arguments": ""}
@@ -158,4 +160,4 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
         last["choices"][0]["logprobs"] = choice["logprobs"]
     yield last
     if include_usage:
-        yield {**head, "choices": [], "usage": whole["usage"]}
+        yield {**head, "choices": [], "usage": stream.whole["usage"]}

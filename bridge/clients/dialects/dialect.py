@@ -1,12 +1,15 @@
 """``Dialect``: what every API has to define, and what all APIs share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.events import named_events
+from evert.bridge.clients.dialects.events import Stream, named_events
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed")
+"""The fields that say how to sample."""
 
 
 class Dialect(ABC):
@@ -14,6 +17,7 @@ class Dialect(ABC):
 
     ping = b": waiting\n\n"
     framed = staticmethod(named_events)  # encodes events
+    ending = b""  # ends a stream
 
     def __init__(self, default_model: str) -> None:
         self._default_model = default_model
@@ -33,12 +37,16 @@ class Dialect(ABC):
         """Return the JSON object of a whole answer; ``number`` is unique in the rollout."""
 
     @abstractmethod
-    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream for ``whole``, which ``write`` returned for ``body``."""
+    def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of a stream; ``write`` made its objects for ``body``."""
 
     def counted(self, count: int) -> dict[str, Any]:
         """Return the JSON object of a prompt's token count."""
         return {"input_tokens": count}
+
+    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how the client wants to sample. Only a served model samples as it is asked to."""
+        return {name: body[name] for name in SAMPLING if body.get(name) is not None}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
         """Return a refusal's JSON, from the OpenAI SDK's ``error.body`` and the HTTP status."""
@@ -46,4 +54,4 @@ class Dialect(ABC):
 
     def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
         """Return the event of a refusal, for a stream that has begun."""
-        return self.framed([self.error(error, status)])
+        return self.framed([self.error(error, status)]) + self.ending

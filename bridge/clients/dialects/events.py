@@ -1,11 +1,14 @@
-"""Server-sent events, and a reply's text cut into the deltas of a stream.
+"""Server-sent events, and the ``Stream`` from which every dialect makes the events of a reply.
 
 A whole reply is written as a stream of deltas, so that agents' code that joins deltas is used.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 DELTA_LENGTH = 16
 """Characters of a delta: a sentence has several, so that code which joins them is used."""
@@ -17,6 +20,39 @@ def deltas(text: str) -> Iterator[str]:
         yield text[start : start + DELTA_LENGTH]
 
 
+async def _pieces(text: str) -> AsyncIterator[str]:
+    for piece in deltas(text):
+        yield piece
+
+
+@dataclass
+class Stream:
+    """A reply that is written as events, whole or while it is sampled."""
+
+    head: Mapping[str, Any]  # the JSON object of the answer; its reply may still be empty
+    thoughts: AsyncIterator[str]  # pieces of the reply's reasoning, which come first
+    text: AsyncIterator[str]  # pieces of its text
+    whole: Mapping[str, Any]  # the JSON object of the whole answer, once ``text`` has ended
+
+    @classmethod
+    def of(cls, whole: Mapping[str, Any], thoughts: str | None, text: str) -> "Stream":
+        """The stream of a whole reply. Its iterators never wait."""
+        return cls(whole, _pieces(thoughts or ""), _pieces(text), whole)
+
+
+def listed(events: AsyncIterator[T]) -> list[T]:
+    """Return all items of an iterator that never waits. Needs no event loop."""
+
+    async def listing() -> list[T]:
+        return [event async for event in events]
+
+    try:
+        listing().send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("The events of a whole reply must not wait.")
+
+
 def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
     """Encode events named by their ``type``, as in Anthropic's API and OpenAI's responses."""
     return "".join(
@@ -25,10 +61,5 @@ def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def bare_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Encode events without names, as in Gemini's API."""
+    """Encode events without names, as in Gemini's API and OpenAI's chat completions."""
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
-
-
-def unnamed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Encode chunks and a final ``[DONE]``, as in OpenAI's chat completions."""
-    return bare_events(events) + b"data: [DONE]\n\n"

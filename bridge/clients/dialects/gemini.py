@@ -7,7 +7,7 @@ The object ``generationConfig`` has the settings of a call.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -16,7 +16,7 @@ from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import bare_events, deltas
+from evert.bridge.clients.dialects.events import Stream, bare_events
 from evert.bridge.clients.dialects.fields import field_policy, schema_text
 from evert.bridge.clients.dialects.gemini_contents import read_contents, read_system
 from evert.bridge.clients.dialects.gemini_tools import (
@@ -46,6 +46,8 @@ def method_of(path: str) -> re.Match[str] | None:
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
+
+_SAMPLING = {"temperature": "temperature", "top_p": "topP", "top_k": "topK", "seed": "seed"}
 
 _FINISH = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
@@ -134,16 +136,30 @@ class Gemini(Dialect):
             "responseId": number,
         }
 
-    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    async def events(
+        self, stream: Stream, body: Mapping[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield a response for each piece; the last one also has the fields of the whole reply."""
-        [candidate] = whole["candidates"]
-        *earlier, last = [
-            _candidate([piece]) for part in candidate["content"]["parts"] for piece in _pieces(part)
-        ]
-        head = {name: whole[name] for name in ("modelVersion", "responseId")}
-        for piece in earlier:
-            yield {"candidates": [piece], **head}
-        yield {**whole, "candidates": [{**candidate, **last}]}
+        head = {name: stream.head[name] for name in ("modelVersion", "responseId")}
+        async for piece in stream.thoughts:
+            if _wants_thoughts(body):
+                yield {"candidates": [_candidate([{"text": piece, "thought": True}])], **head}
+        last: dict[str, Any] = {"text": ""}
+        async for piece in stream.text:
+            if last["text"]:
+                yield {"candidates": [_candidate([last])], **head}
+            last = {"text": piece}
+        [candidate] = stream.whole["candidates"]
+        calls = [part for part in candidate["content"]["parts"] if "functionCall" in part]
+        *earlier, last = [last, *calls] if last["text"] or not calls else calls
+        for part in earlier:
+            yield {"candidates": [_candidate([part])], **head}
+        yield {**stream.whole, "candidates": [{**candidate, **_candidate([last])}]}
+
+    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how the client wants to sample."""
+        config = body.get("generationConfig") or {}
+        return super().sampling({name: config.get(theirs) for name, theirs in _SAMPLING.items()})
 
     def counted(self, count: int) -> dict[str, Any]:
         """Return the JSON object of a ``CountTokensResponse``."""
@@ -207,12 +223,3 @@ def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
     for call in reply.tool_calls:
         named = {"id": call.id, "name": call.function.name}
         yield {"functionCall": {**named, "args": call_arguments(call)}}
-
-
-def _pieces(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Split a text into deltas; a call is never split."""
-    if not part.get("text"):
-        yield dict(part)
-        return
-    for piece in deltas(part["text"]):
-        yield {**part, "text": piece}

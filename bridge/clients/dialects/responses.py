@@ -3,8 +3,9 @@
 https://platform.openai.com/docs/api-reference/responses
 """
 
+import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -12,7 +13,7 @@ from evert.bridge.chat.bad_requests import bad_request, malformed, unexpected
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import deltas
+from evert.bridge.clients.dialects.events import Stream, deltas
 from evert.bridge.clients.dialects.fields import (
     field_policy,
     openai_forced_tools,
@@ -101,10 +102,13 @@ class Responses(Dialect):
             self._conversations[whole["id"]] = now
         return whole
 
-    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    async def events(
+        self, stream: Stream, body: Mapping[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield numbered events: the start of the response, its items in order, its end."""
-        for number, event in enumerate(_events(whole)):
-            yield {**event, "sequence_number": number}
+        number = itertools.count()
+        async for event in _events(stream):
+            yield {**event, "sequence_number": next(number)}
 
     def counted(self, count: int) -> dict[str, Any]:
         """Return the JSON object of a prompt's token count."""
@@ -266,13 +270,8 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 
 def _output(reply: Reply, number: str, tools: object) -> Iterator[dict[str, Any]]:
-    if reply.reasoning is not None:
-        yield {
-            "id": f"rs_{number}",
-            "type": "reasoning",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": reply.reasoning}],
-        }
+    if reply.reasoning:
+        yield _thought(number, reply.reasoning)
     if reply.text or not reply.tool_calls:
         yield {
             "id": f"msg_{number}",
@@ -292,47 +291,87 @@ def _output_text(reply: Reply) -> dict[str, Any]:
     return part
 
 
-def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    opening = {**whole, "status": "in_progress", "output": [], "usage": None}
+async def _events(stream: Stream) -> AsyncIterator[dict[str, Any]]:
+    opening = {**stream.head, "status": "in_progress", "output": [], "usage": None}
     yield {"type": "response.created", "response": opening}
     yield {"type": "response.in_progress", "response": opening}
-    for index, item in enumerate(whole["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
-        added = {**item, **{name: empty for name, empty in _EMPTY.items() if name in item}}
-        yield {"type": "response.output_item.added", "output_index": index, "item": added}
-        yield from _item_events(item, place)
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{whole['status']}", "response": whole}
+    number, thought, index = stream.head["id"].removeprefix("resp_"), "", 0
+    async for piece in stream.thoughts:
+        place = {"output_index": index, "item_id": f"rs_{number}", "content_index": 0}
+        if not thought:
+            for event in _begun(_thought(number, ""), place):
+                yield event
+        thought += piece
+        yield {"type": "response.reasoning_text.delta", **place, "delta": piece}
+    if thought:
+        for event in _ended(_thought(number, thought), place, {"text": thought}):
+            yield event
+        index += 1
+    is_open, place = False, {"output_index": index, "item_id": f"msg_{number}", "content_index": 0}
+    async for piece in stream.text:
+        if not is_open:
+            for event in _begun(_message(number), place):
+                yield event
+        is_open = True
+        yield {"type": "response.output_text.delta", **place, "delta": piece, "logprobs": []}
+    for item in stream.whole["output"]:
+        if item["type"] == "message":
+            [part] = item["content"]
+            for event in () if is_open else _begun(_message(number), place):
+                yield event
+            done = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            for event in _ended(item, place, done):
+                yield event
+            index += 1
+        elif item["type"] != "reasoning":
+            for event in _call_events(item, index):
+                yield event
+            index += 1
+    yield {"type": f"response.{stream.whole['status']}", "response": stream.whole}
 
 
-_EMPTY: dict[str, Any] = {"content": [], "arguments": "", "input": "", "status": "in_progress"}
+def _begun(item: dict[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events that begin an item with one part, which has no text yet."""
+    [part] = item["content"]
+    index, added = place["output_index"], {**item, "content": []}
+    yield {"type": "response.output_item.added", "output_index": index, "item": added}
+    yield {"type": "response.content_part.added", **place, "part": part}
 
 
-def _item_events(item: Mapping[str, Any], place: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _ended(
+    item: Mapping[str, Any], place: Mapping[str, Any], done: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    [part], index = item["content"], place["output_index"]
+    yield {"type": f"response.{part['type']}.done", **place, **done}
+    yield {"type": "response.content_part.done", **place, "part": part}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _thought(number: str, text: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content}
+
+
+def _message(number: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    head = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
+    return {**head, "status": "in_progress", "content": [part]}
+
+
+_EMPTY: dict[str, Any] = {"arguments": "", "input": "", "status": "in_progress"}
+
+
+def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    place = {"output_index": index, "item_id": item["id"]}
+    added = {**item, **{name: empty for name, empty in _EMPTY.items() if name in item}}
+    yield {"type": "response.output_item.added", "output_index": index, "item": added}
     if item["type"] == "function_call":
         whole = {"arguments": item["arguments"], "name": item["name"]}
         yield from _piecewise("response.function_call_arguments", item["arguments"], place, whole)
-    elif item["type"] == "custom_tool_call":
+    else:
         whole = {"input": item["input"]}
         yield from _piecewise("response.custom_tool_call_input", item["input"], place, whole)
-    else:
-        [part] = item["content"]
-        place = {**place, "content_index": 0}
-        added = {**part, "text": "", **({"logprobs": []} if "logprobs" in part else {})}
-        yield {"type": "response.content_part.added", **place, "part": added}
-        yield from _part_events(part, place)
-        yield {"type": "response.content_part.done", **place, "part": part}
-
-
-def _part_events(part: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    name = f"response.{part['type']}"
-    if part["type"] != "output_text":
-        yield from _piecewise(name, part["text"], place, {"text": part["text"]})
-        return
-    for piece in deltas(part["text"]):
-        yield {"type": f"{name}.delta", **place, "delta": piece, "logprobs": []}
-    tokens = part.get("logprobs", [])
-    yield {"type": f"{name}.done", **place, "text": part["text"], "logprobs": tokens}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _piecewise(

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.dialects.api import EVENTS, REFUSALS, Answer, Call, failure
 from evert.bridge.clients.dialects.bodies import LONG_BODY
-from evert.bridge.clients.dialects.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.http import connections
 from evert.bridge.clients.http.connections import (
     Connection,

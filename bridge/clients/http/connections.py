@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from evert.bridge.clients.dialects.api import Answer, failure
 from evert.bridge.clients.dialects.bodies import LONG_BODY
-from evert.bridge.clients.dialects.endpoint import Answer, failure
 from evert.bridge.off_loop import off_loop
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, failure
+from evert.bridge.clients.dialects.api import Answer, failure
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.http.calls import Calls
 from evert.bridge.clients.http.connections import (
     ACCEPTED_AT_ONCE,

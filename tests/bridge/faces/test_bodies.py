@@ -21,7 +21,7 @@ from tests.nightly import draws
 from evert import AgentClient
 from evert.bridge.clients.dialects import bodies
 from evert.bridge.clients.dialects.bodies import LONG_BODY, MAX_VALUES, read_body
-from evert.bridge.clients.dialects.events import DELTA_LENGTH, deltas, named_events, unnamed_events
+from evert.bridge.clients.dialects.events import DELTA_LENGTH, bare_events, deltas, named_events
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\x7fé🐕\ud83d\u2028/u'), max_size=40)
 OBJECTS = st.dictionaries(
@@ -179,18 +179,17 @@ def decoded(stream: bytes, cut: int) -> list[Any]:
 
 def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
     for cut in (1, 7, 10_000):
-        named, unnamed = decoded(named_events(EVENTS), cut), decoded(unnamed_events(EVENTS), cut)
-        assert unnamed.pop().data == "[DONE]"
+        named, unnamed = decoded(named_events(EVENTS), cut), decoded(bare_events(EVENTS), cut)
         for events, names in [(named, ["one", "two"]), (unnamed, [None, None])]:
             assert [event.event for event in events] == names
             assert [event.json() for event in events] == EVENTS
     assert named_events([]) == b""
-    assert unnamed_events([]) == b"data: [DONE]\n\n"
+    assert bare_events([]) == b""
 
 
 def test_a_reader_of_lines_gets_whole_events() -> None:
     """Some split at every kind of line break that Unicode knows."""
     for library in (httpx, httpx2):
-        response: Any = library.Response(200, content=unnamed_events(EVENTS))
+        response: Any = library.Response(200, content=bare_events(EVENTS))
         lines = [line for line in response.iter_lines() if line]
-        assert [json.loads(line.removeprefix("data: ")) for line in lines[:-1]] == EVENTS
+        assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS

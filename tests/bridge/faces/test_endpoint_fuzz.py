@@ -22,8 +22,9 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.dialects.api import Answer, Call
 from evert.bridge.clients.dialects.bodies import MAX_DEPTH
-from evert.bridge.clients.dialects.endpoint import Answer, Call, Endpoint
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.tokens.renderer import prompt_renderer

@@ -20,7 +20,7 @@ from tests.kit import play, reward, user
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
 from evert.bridge.clients.aiohttp_transport import response_for
-from evert.bridge.clients.dialects.endpoint import EVENTS, Answer
+from evert.bridge.clients.dialects.api import EVENTS, Answer
 from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.errors import AgentAborted
 

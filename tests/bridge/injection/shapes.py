@@ -21,7 +21,8 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import read_message, read_tools
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects import chat_completions
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode

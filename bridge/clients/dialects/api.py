@@ -1,0 +1,286 @@
+"""Turns a request's path and body into a model call, and a reply into its answer.
+
+    POST .../chat/completions        OpenAI's chat completions
+    POST .../responses               OpenAI's responses
+    POST .../messages                Anthropic's messages
+    POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
+    POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
+                                     the number of a prompt's tokens, in the API's own form
+    GET  .../models[/name]           the model names that are answered here
+
+Errors are answers too: a 400 (a 404 for other paths) in the API's own form, so that the client's
+SDK raises its own exception.
+"""
+
+import itertools
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import openai
+
+from evert.bridge.chat.fields import json_object
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.anthropic_messages import AnthropicMessages
+from evert.bridge.clients.dialects.bodies import LONG_BODY, read_body
+from evert.bridge.clients.dialects.chat_completions import ChatCompletions
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.events import Stream, listed
+from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
+from evert.bridge.clients.dialects.responses import Responses
+from evert.bridge.conversations.matching import count_tokens
+from evert.bridge.errors import BlockingCallError, EnvClosedError, EpisodeEndedError
+from evert.bridge.off_loop import off_loop
+from evert.bridge.tokens.renderer import PromptRenderer
+
+REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
+"""Errors that become answers: a 400, a frozen model's own, the episode's end, a blocking call."""
+
+Made = TypeVar("Made")
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
+"""The path endings of requests that only count tokens."""
+
+UNSERVED = ("/completions", "/complete", "/responses/compact", "/messages/batches")
+"""The path endings of requests that call a model in a way that is not served here."""
+
+LONG_PROMPT = 20_000
+"""Bytes whose tokens take some milliseconds to count; longer prompts are counted in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The response to a request."""
+
+    status: int
+    content: bytes
+    content_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A model call that was read from a request."""
+
+    request: ChatRequest
+    dialect: Dialect
+    body: Mapping[str, Any]
+    number: str
+
+    @property
+    def stream(self) -> bool:
+        """Whether the agent wants a stream of events."""
+        return self.body.get("stream") is True
+
+    def answered(self, reply: Reply) -> Answer:
+        """Return the answer with a reply."""
+        whole = self.written(reply)
+        if not self.stream:
+            return Answer(200, json_bytes(whole))
+        dialect, stream = self.dialect, Stream.of(whole, reply.reasoning, reply.text)
+        events = listed(dialect.events(stream, self.body))
+        return Answer(200, dialect.framed(events) + dialect.ending, EVENTS)
+
+    def written(self, reply: Reply) -> dict[str, Any]:
+        """Return the JSON object of a reply."""
+        return self.dialect.write(reply, self.request, self.number, self.body)
+
+    def refused(self, error: Exception) -> Answer:
+        """Return the answer with an error."""
+        return refusal(self.dialect, error)
+
+    def refused_late(self, error: Exception) -> bytes:
+        """Return the event of an error, for a stream that has begun."""
+        return self.dialect.error_event(_error_body(error), _status(error))
+
+    async def wait(self, reply: Awaitable[Reply]) -> Answer:
+        """Wait for a reply, and return the answer with it or with its refusal."""
+        try:
+            return self.answered(await reply)
+        except REFUSALS as error:
+            return self.refused(error)
+
+
+@dataclass
+class Sent:
+    """A request to the API that its path names. Its body is parsed once."""
+
+    dialect: Dialect
+    path: str  # without a slash at its end
+    content: bytes
+    url: str = ""
+
+    @cached_property
+    def body(self) -> Mapping[str, Any]:
+        """The parsed body, with the fields that the path contains."""
+        return self.dialect.addressed(self.path, read_body(self.content))
+
+    def model(self) -> object:
+        """Return the model's name, even of a body that is refused; None if it has none."""
+        try:
+            return self.body.get("model")
+        except openai.BadRequestError:
+            body = json_object(self.content)
+            return None if body is None else self.dialect.addressed(self.path, body).get("model")
+
+
+class Api(ABC):
+    """The APIs of one rollout, or of a served model."""
+
+    def __init__(self, model: str) -> None:
+        self._numbers = itertools.count()
+        self._prefix = secrets.token_hex(6)  # a client may see the ids of several
+        self._chat = ChatCompletions(model)
+        self._unserved = ChatCompletions(model)
+        self._responses = Responses(model)
+        self._anthropic = AnthropicMessages(model)
+        self._gemini = Gemini(model)
+
+    @property
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The names of the models that are answered here."""
+
+    @abstractmethod
+    def check_model(self, name: str) -> None:
+        """Raise the error for a model that is not answered here."""
+
+    @abstractmethod
+    def renderer_of(self, request: ChatRequest) -> PromptRenderer:
+        """Return the renderer of the model that a request calls."""
+
+    def asked(self, request: ChatRequest) -> ChatRequest:
+        """Return the request as it is answered here."""
+        return request
+
+    @abstractmethod
+    async def hold_back(self, refusal: str) -> None:
+        """Delay a refusal, so that a client that repeats the request does not slow down others."""
+
+    def new_id(self) -> str:
+        """Return a unique id for a reply."""
+        return f"{self._prefix}{next(self._numbers)}"
+
+    def match(self, method: str, path: str) -> Dialect | None:
+        """Return the API that a request's path names; None if it names none.
+
+        Paths that call a model but are not served have an API too, so that ``read`` refuses them.
+        """
+        path = path.rstrip("/")
+        if method != "POST":
+            return None
+        if path.endswith("/chat/completions"):
+            return self._chat
+        if path.endswith(("/responses", "/responses/input_tokens")):
+            return self._responses
+        if path.endswith(("/messages", "/messages/count_tokens")):
+            return self._anthropic
+        if path.endswith(UNSERVED):
+            return self._unserved
+        return self._gemini if method_of(path) else None
+
+    def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
+        """Return a request to one of the APIs, or the answer to any other request."""
+        dialect, path = self.match(method, path), path.rstrip("/")
+        if dialect is not None:
+            return Sent(dialect, path, content, url)
+        if method == "GET" and "/models" in path:
+            return _models(self, path)
+        return _not_found(method, path)
+
+    async def read_soon(self, sent: Sent | Answer) -> Call | Answer:
+        """Call ``read``, in a thread if the body is long, and delay a refusal."""
+        call = sent if isinstance(sent, Answer) else await soon(sent, partial(self.read, sent))
+        if isinstance(call, Answer) and call.status >= 400:
+            await self.hold_back(call.content.decode())
+        return call
+
+    def read(self, sent: Sent | Answer) -> Call | Answer:
+        """Return a request's model call, or the answer to a count or to a bad request."""
+        if isinstance(sent, Answer):
+            return sent
+        if sent.dialect is self._unserved:
+            return _not_found("POST", sent.path)
+        try:
+            request = self.asked(sent.dialect.read(sent.body))
+            if sent.path.endswith(COUNTS):
+                return _counted(self.renderer_of(request), request, sent)
+        except openai.BadRequestError as error:
+            return refusal(sent.dialect, error)
+        return Call(request, sent.dialect, sent.body, self.new_id())
+
+
+def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
+    if len(sent.content) > LONG_PROMPT:  # so this runs in a thread
+        renderer = renderer.off_loop
+    return Answer(200, json_bytes(sent.dialect.counted(count_tokens(request, renderer))))
+
+
+def _models(api: Api, path: str) -> Answer:
+    name = path.partition("/models")[2].lstrip("/")
+    if not name:
+        every = [_card(one) for one in api.names]
+        whole = {"object": "list", "data": every, "models": every, "has_more": False}
+        return Answer(200, json_bytes(whole))
+    try:
+        api.check_model(name)
+    except openai.APIStatusError as error:
+        return failure(404, error.message, "not_found_error", "model_not_found")
+    return Answer(200, json_bytes(_card(name)))
+
+
+async def soon(sent: Sent, work: Callable[[], Made]) -> Made:
+    """Return the result of ``work`` on a request, in a thread if the request is long."""
+    most = LONG_PROMPT if sent.path.endswith(COUNTS) else LONG_BODY
+    return work() if len(sent.content) <= most else await off_loop(work)
+
+
+def _card(name: str) -> dict[str, Any]:
+    rest = {"object": "model", "created": 0, "owned_by": "evert"}
+    return {"id": name, "name": f"models/{name}", **rest}
+
+
+def json_bytes(value: object) -> bytes:
+    """Encode a value as JSON."""
+    return json.dumps(value).encode()
+
+
+def refusal(dialect: Dialect, error: Exception) -> Answer:
+    """Return an error as the answer of an API."""
+    return Answer(_status(error), json_bytes(dialect.error(_error_body(error), _status(error))))
+
+
+def _status(error: Exception) -> int:
+    return error.status_code if isinstance(error, openai.APIStatusError) else 400
+
+
+def _error_body(error: Exception) -> Mapping[str, Any]:
+    body = getattr(error, "body", None)
+    if isinstance(body, Mapping):
+        return body
+    code = "blocking_call" if isinstance(error, BlockingCallError) else "rollout_over"
+    return {"message": str(error), "type": "invalid_request_error", "param": None, "code": code}
+
+
+def _not_found(method: str, path: str) -> Answer:
+    message = (
+        f"Nothing answers {method} {path} here. There are POST /v1/chat/completions, "
+        "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/responses/input_tokens and "
+        "/v1beta/models/NAME:generateContent, :streamGenerateContent and :countTokens, and GET "
+        "/v1/models."
+    )
+    return failure(404, message, "not_found_error", "not_found")
+
+
+def failure(status: int, message: str, kind: str, code: str) -> Answer:
+    """Return the error to a request that reaches no API, in a form that all SDKs can read."""
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    named = {**error, "status": STATUSES[status]}
+    return Answer(status, json_bytes({"type": "error", "error": named}))
