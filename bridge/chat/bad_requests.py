@@ -1,7 +1,8 @@
-"""HTTP 400 errors: the answers to calls that cannot be served."""
+"""HTTP 400 and 404 errors: the answers to calls that cannot be served."""
 
 import importlib
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NoReturn
 
@@ -29,6 +30,21 @@ def bad_request(
     )
 
 
+def model_not_found(name: str, models: Sequence[str]) -> openai.NotFoundError:
+    """The OpenAI SDK's error for HTTP 404: a model that is not served."""
+    message = f"There is no model {name!r:.200} here. Models: {', '.join(models)}."
+    body = {"message": message, "type": "invalid_request_error", "param": "model"}
+    return openai.NotFoundError(
+        message, response=_response(404), body={**body, "code": "model_not_found"}
+    )
+
+
+def server_error(status: int, message: str) -> openai.InternalServerError:
+    """The OpenAI SDK's error for an HTTP status of 500 or more."""
+    body = {"message": message, "type": "api_error", "param": None, "code": "server_error"}
+    return openai.InternalServerError(message, response=_response(status), body=body)
+
+
 def failed(model: str, how: str) -> openai.BadRequestError:
     """The error for a call to a model that gave no reply: code ``model_failed``."""
     message = f"The model {model!r} {how:.1000}"
@@ -50,12 +66,12 @@ def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
 
 
 @cache
-def _response() -> Any:
-    """The response of every 400, made once, since an agent may make thousands of bad calls."""
+def _response(status: int = 400) -> Any:
+    """The response of every such error, made once: an agent may make thousands of bad calls."""
     base = openai.DefaultHttpxClient.__mro__[1]  # httpx2's from openai 3 on, httpx's before
     http = importlib.import_module(base.__module__.partition(".")[0])
     request = http.Request("POST", "http://evert.invalid/v1/chat/completions")
-    return http.Response(400, request=request)
+    return http.Response(status, request=request)
 
 
 def refuse(what: str, error: Exception) -> NoReturn:

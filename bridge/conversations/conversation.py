@@ -67,7 +67,7 @@ class Point:
         return all(point.reply.is_sent_back_as(*heard[point.sent]) for point in path)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Conversation:
     """One conversation of an episode (see the module's docstring).
 

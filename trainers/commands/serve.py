@@ -2,10 +2,10 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chz
 
@@ -13,7 +13,16 @@ from evert.bridge.errors import EvertError
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.backend import threads_of
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import Dtype, device, port, setting, size, trust
+from evert.trainers.config.fields import (
+    Dtype,
+    RecipeError,
+    by_path,
+    device,
+    port,
+    setting,
+    size,
+    trust,
+)
 from evert.trainers.config.model_names import (
     OR_RUN,
     ModelNameError,
@@ -23,12 +32,15 @@ from evert.trainers.config.model_names import (
     is_here,
 )
 
+if TYPE_CHECKING:
+    from evert.trainers.serving.chat import ChatModel, Sample
+
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]
 
   evert serve model=runs/NAME              the last weights of a run
   evert serve model=runs/NAME@20 port=8000
-  evert serve model=evert-tiny host=0.0.0.0
+  evert serve model=evert-tiny models.judge=Qwen/Qwen3-8B host=0.0.0.0
 
 Settings, with their values:
 """
@@ -57,6 +69,16 @@ class ServeSettings:
     dtype: Dtype = setting(
         "auto", "type of the weights; auto: bfloat16 on CUDA for models trained with an adapter"
     )
+    models: Mapping[str, Any] = by_path(
+        "more models to serve, by the names that clients use: models.NAME=runs/OTHER"
+    )
+    max_tokens: int | None = size(
+        None, "most tokens of a chat reply whose request sets no cap; None: as in the run, or 2048"
+    )
+    temperature: float | None = size(
+        None, "temperature of every chat reply; None: as the request asks, else 1", 0
+    )
+    keep: int = size(2**21, "tokens of past conversations to keep, exact, for each model")
     seed: int = setting(0, "seed for requests that have none")
 
 
@@ -72,27 +94,28 @@ def _run(settings: ServeSettings) -> None:
 @contextmanager
 def serving(settings: ServeSettings) -> Iterator[str]:
     """Serve inside the block; yield the text that tells users how to connect."""
-    found = _weights(settings.model)
+    named = {name: _weights(text, key) for name, (text, key) in _names(settings).items()}
+    first = next(iter(named.values()))
 
     import tinker
 
     from evert.trainers.engine.embedded import embedded_engine
     from evert.trainers.serving.service import PolicyService
 
-    base = found.base_model or ""
     with (
         trusting_code(settings.trust_remote_code),
         embedded_engine(
-            found.checkpoints,
+            first.checkpoints,
             device=settings.device,
             dtype=settings.dtype,
             seed=settings.seed,
-            threads=threads_of(settings.threads, base),
+            threads=threads_of(settings.threads, first.base_model or ""),
         ),
     ):
         make: Any = tinker.ServiceClient().create_sampling_client
-        client = make(found.model_path, None if found.model_path else base)
-        assert client.sampler  # loads the weights, or raises
+        clients = {name: make(*_place(weights)) for name, weights in named.items()}
+        for client in clients.values():
+            assert client.sampler  # loads the weights, or raises
         key = os.environ.get(settings.api_key_env)
         try:
             service = PolicyService(settings.host, settings.port, key)
@@ -102,30 +125,83 @@ def serving(settings: ServeSettings) -> Iterator[str]:
                 "another port= or host=, or leave port out for a free one."
             ) from error
         with service:
-            served = service.offer(client, settings.name or Path(settings.model).name)
-            yield _message(service.url, served.model, key and settings.api_key_env, service.key)
+            for name, client in clients.items():
+                service.offer(client, name)
+            service.chat(
+                {
+                    name: _chat_model(settings, weights, service.sample(clients[name]))
+                    for name, weights in named.items()
+                }
+            )
+            yield _message(service.url, [*named], key and settings.api_key_env, service.key)
 
 
-def _weights(name: str) -> NamedWeights:
-    found = check_weights(find_model(name, is_local=True), f"model={name}", "served", OR_RUN)
+def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
+    """The models by the names that clients use: each one's own name, and its setting."""
+    name = settings.name or Path(settings.model).name
+    more = {name: (str(model), f"models.{name}") for name, model in settings.models.items()}
+    if name in more:
+        raise RecipeError(
+            f"models.{name}={settings.models[name]} has the name of model={settings.model}. Give "
+            "one of them another name: name=NAME."
+        )
+    return {name: (settings.model, "model"), **more}
+
+
+def _place(weights: NamedWeights) -> tuple[str | None, str | None]:
+    """The path and the base of weights, one of them None. A path is one of any store."""
+    if weights.model_path is None:
+        return None, weights.base_model
+    return str(weights.folder or weights.model_path), None
+
+
+def _chat_model(settings: ServeSettings, weights: NamedWeights, sample: "Sample") -> "ChatModel":
+    from evert.bridge.models.tinker_model import MAX_TOKENS, context_length_here
+    from evert.bridge.tokens.bases import model_renderer
+    from evert.bridge.tokens.renderer import prompt_renderer
+    from evert.trainers.serving.chat import ChatModel
+
+    base, run = weights.base_model or "", weights.run
+    sampling = {} if settings.temperature is None else {"temperature": settings.temperature}
+    return ChatModel(
+        sample,
+        prompt_renderer(model_renderer(base, run.get("renderer_name"))),
+        context=context_length_here(base),
+        max_tokens=settings.max_tokens or run.get("max_tokens") or MAX_TOKENS,
+        sampling=sampling,
+        keep=settings.keep,
+    )
+
+
+def _weights(name: str, key: str) -> NamedWeights:
+    found = check_weights(find_model(name, is_local=True), f"{key}={name}", "served", OR_RUN)
     if not is_here(found.base_model or ""):
         raise ModelNameError(
-            f"model={name} is no shipped base, no folder, and not in the local Hugging Face cache. "
+            f"{key}={name} is no shipped base, no folder, and not in the local Hugging Face cache. "
             f"Check the name, or download it first: hf download {name}."
         )
     return found
 
 
-def _message(url: str, model: str, variable: str | None, key: str) -> str:
+def _message(url: str, models: list[str], variable: str | None, key: str) -> str:
     """Return address, key and examples; a key from the environment is not shown."""
-    shown = f"${variable}" if variable else key
+    shown, model = f"${variable}" if variable else key, models[0]
     return f"""\
-serving {model} at {url}  (Ctrl-C stops it)
+serving {", ".join(models)} at {url}  (Ctrl-C stops it)
 key: {shown}
 
-  curl {url}/completions -H "Authorization: Bearer {shown}" -H "Content-Type: application/json" \\
-    -d '{{"model": "{model}", "prompt": "Hello", "max_tokens": 16, "return_token_ids": true}}'
+for programs that use OpenAI's SDK:
+  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}      model={model}
+Anthropic's:
+  export ANTHROPIC_BASE_URL={url.removesuffix("/v1")} ANTHROPIC_API_KEY={shown}
+Google's:
+  export GOOGLE_GEMINI_BASE_URL={url.removesuffix("/v1")} GEMINI_API_KEY={shown}
 
+  curl {url}/chat/completions -H "Authorization: Bearer {shown}" \\
+    -H "Content-Type: application/json" \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+token ids, for workers and trainers:
   VLLM_API_KEY={shown} evert evaluate env=identity models=vllm:{url}#{model}
 """
 

@@ -1,10 +1,12 @@
-"""Sampling over HTTP by token ids: the engine as a server, and clients of such servers.
+"""The engine as a server, of token ids and of chat APIs, and clients of servers of token ids.
 
-All use vLLM's ``/v1/completions``, so that one client works with our own service, vLLM and
-llama.cpp. In reading order:
+Token ids travel in vLLM's ``/v1/completions``, so that one client works with our own service, vLLM
+and llama.cpp. In reading order:
 
     wire.py        the bodies of requests and answers, written and read
     service.py     ``PolicyService``: sampling clients of this process, served to others
+    chat.py        the chat APIs of served models, with the exact tokens of past conversations
+    streaming.py   a reply as a stream of events while it is sampled
     connection.py  requests to a server, on HTTP sessions kept per event loop
     client.py      ``ServedSamplingClient``: a server as a sampling client
     policy.py      ``ServedPolicy``: a server as the Cookbook's ``TokenCompleter``

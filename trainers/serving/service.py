@@ -2,6 +2,7 @@
 
     GET  /v1/models        what is offered now
     POST /v1/completions   vLLM's format, with token ids (``wire.py``)
+    POST ...               the chat APIs of the models of ``chat`` (``chat.py``)
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
 Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
@@ -19,8 +20,9 @@ import secrets
 import socket
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 import orjson
@@ -40,11 +42,14 @@ from evert.bridge.clients.http.connections import (
     send,
     whole,
 )
+from evert.bridge.clients.http.server import key_of
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.off_loop import off_loop
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.encoding import one_at_a_time
+from evert.trainers.serving.chat import ChatApi, ChatModel, Sample
 from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.streaming import streamed
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, write_answer
 
 logger = logging.getLogger(__name__)
@@ -100,6 +105,7 @@ class PolicyService:
         self._peers: OrderedDict[Connection, None] = OrderedDict()
         self._connections = Connections(self._handle, self._loop)
         self._arrivals = _Arrivals(self._loop)
+        self._chat: ChatApi | None = None
         self._thread = threading.Thread(target=self._run, name="evert policy service", daemon=True)
         self._thread.start()
 
@@ -118,6 +124,31 @@ class PolicyService:
         self._offered[name] = client
         base = client.get_base_model()
         return ServedSamplingClient(self.url, name, self.key, base_model=base, dialect=Dialect.OURS)
+
+    def chat(self, models: Mapping[str, ChatModel]) -> None:
+        """Answer the chat APIs, too, by these models; make them with ``sample``."""
+        self._chat = ChatApi(models)
+
+    def sample(self, client: Any) -> Sample:
+        """Return what samples a ``ChatModel``'s replies from an embedded engine's client."""
+        return partial(self._sampled, client)
+
+    async def _sampled(
+        self,
+        client: Any,
+        prompt: tinker.ModelInput,
+        params: types.SamplingParams,
+        watch: Callable[[list[int]], None] | None = None,
+    ) -> types.SampledSequence:
+        self.requests += 1
+        if watch is None:
+            sampling = client.sample(prompt, 1, params)
+        else:
+            sampling = client.watch(
+                prompt, params, lambda tokens: self._arrivals.call(partial(watch, tokens))
+            )
+        response: types.SampleResponse = await self._arrivals.of(sampling.future())
+        return response.sequences[0]
 
     def withdraw(self, client: Any) -> None:
         """Stop serving a client; do nothing if it is not offered."""
@@ -160,13 +191,14 @@ class PolicyService:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if not (is_named(request, self._host) and is_from_here(request, self._host)):
             return await send(request, whole(_MISNAMED, last=True))
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        brought, own = (one.encode(errors="surrogateescape") for one in (key.strip(), self.key))
-        if scheme.lower() != "bearer" or not hmac.compare_digest(brought, own):
+        keys = (one.encode(errors="surrogateescape") for one in (key_of(request), self.key))
+        if not hmac.compare_digest(*keys):
             return await send(request, whole(_WRONG_KEY, last=True))
         connection = connection_of(request)
         connection.work()
         try:
+            if self._chat is not None and request.path.rstrip("/") != "/v1/completions":
+                return await self._answer_chat(self._chat, request)
             return await send(request, whole(await self._answer(request)))
         finally:
             connection.rest(self._peers, PEERS)
@@ -194,6 +226,19 @@ class PolicyService:
         except Exception as error:
             logger.warning("A request to sample failed.", exc_info=error)
             return failed(500, type(error).__name__, str(error))
+
+    async def _answer_chat(self, api: ChatApi, request: web.BaseRequest) -> web.StreamResponse:
+        body = await body_of(request)
+        if isinstance(body, Answer):
+            return await send(request, whole(body, last=True))
+        if request.method == "GET" and request.path.rstrip("/") == "/v1/models":
+            return await send(request, whole(self._models()))
+        call = await api.read_soon(api.sent(request.method, request.path, body))
+        if isinstance(call, Answer):
+            return await send(request, whole(call))
+        if call.stream:
+            return await streamed(request, call, api.reply_to)
+        return await send(request, whole(await call.wait(api.reply_to(call))))
 
     def _models(self) -> Answer:
         models = []
@@ -250,7 +295,7 @@ def _check_length(text: str, client: Any) -> None:
 
 
 class _Arrivals:
-    """Brings results of other threads' futures to a loop, with one wake-up for many results.
+    """Brings calls and results of other threads to a loop, with one wake-up for many of them.
 
     The engine answers many rows after one step. With a wake-up for each row, the engine's thread
     would lose the interpreter lock each time.
@@ -258,13 +303,13 @@ class _Arrivals:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._arrived: deque[tuple[Future[Any], asyncio.Future[None]]] = deque()
+        self._arrived: deque[Callable[[], object]] = deque()
         self._is_woken = False
 
     async def of(self, future: "Future[Any]") -> Any:
         """Wait for a future's result; cancelling the wait cancels the future."""
         waiter = self._loop.create_future()
-        future.add_done_callback(lambda done: self._add(done, waiter))
+        future.add_done_callback(lambda _: self.call(partial(_wake, waiter)))
         try:
             await waiter
         except asyncio.CancelledError:
@@ -272,8 +317,9 @@ class _Arrivals:
             raise
         return future.result()
 
-    def _add(self, future: "Future[Any]", waiter: "asyncio.Future[None]") -> None:
-        self._arrived.append((future, waiter))
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop, soon. Safe from any thread."""
+        self._arrived.append(function)
         if not self._is_woken:
             self._is_woken = True
             try:
@@ -282,11 +328,14 @@ class _Arrivals:
                 self._is_woken = False
 
     def _deliver(self) -> None:
-        self._is_woken = False  # before the loop below: later results must wake it again
+        self._is_woken = False  # before the loop below: later arrivals must wake it again
         while self._arrived:
-            _, waiter = self._arrived.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+            self._arrived.popleft()()
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def failed(status: int, kind: str, message: str) -> Answer:

@@ -14,5 +14,6 @@ In reading order:
     shapes.py              the forms of chat completions, into which all APIs are read
     events.py              server-sent events, and text cut into deltas
     bodies.py              the JSON of a request's body, without holding the event loop
-    endpoint.py            one rollout's API: from a request's path and body to an answer
+    api.py                 from a request's path and body to a call, and from a reply to an answer
+    endpoint.py            one rollout's API
 """

@@ -212,7 +212,7 @@ class Api(ABC):
             request = self.asked(sent.dialect.read(sent.body))
             if sent.path.endswith(COUNTS):
                 return _counted(self.renderer_of(request), request, sent)
-        except openai.BadRequestError as error:
+        except openai.APIStatusError as error:
             return refusal(sent.dialect, error)
         return Call(request, sent.dialect, sent.body, self.new_id())
 

@@ -4,6 +4,7 @@ https://platform.openai.com/docs/api-reference/responses
 """
 
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,6 +43,9 @@ class Responses(Dialect):
     def __init__(self, default_model: str) -> None:
         super().__init__(default_model)
         self._conversations: dict[str, list[Any]] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+        self.most: int | None = None  # characters of what is kept; None: no limit
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return the request in a body."""
@@ -74,7 +78,7 @@ class Responses(Dialect):
         known = self._conversations.get(previous) if isinstance(previous, str) else None
         if known is None:
             raise bad_request(
-                f"Previous response with id {previous!r:.200} not found in this rollout.",
+                f"Previous response with id {previous!r:.200} not found here.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -100,6 +104,8 @@ class Responses(Dialect):
             shared = [old if old == new else new for old, new in zip(latest, said, strict=False)]
             now = [*shared, *said[len(shared) :], *read_input(output)]
             self._conversations[whole["id"]] = now
+            if self.most is not None:
+                self._drop(whole["id"], self.most)
         return whole
 
     async def events(
@@ -124,6 +130,15 @@ class Responses(Dialect):
             "sequence_number": 0,
         }
         return self.framed([event])
+
+    def _drop(self, latest: str, most: int) -> None:
+        """Drop the oldest responses above ``most`` characters."""
+        self._sizes[latest] = len(json.dumps(self._conversations[latest]))
+        self._size += self._sizes[latest]
+        while self._size > most:
+            oldest = next(iter(self._sizes))
+            self._size -= self._sizes.pop(oldest)
+            del self._conversations[oldest]
 
 
 # -- reading -------------------------------------------------------------------------------------

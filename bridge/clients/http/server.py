@@ -147,7 +147,7 @@ class Server:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if not is_named(request, self._name):
             return await send(request, whole(self._misnamed(), last=True))
-        key = _key_of(request)
+        key = key_of(request)
         calls = self._rollouts.get(key)
         if calls is None:
             return await send(request, whole(self._stranger(key), last=True))
@@ -207,7 +207,8 @@ def _is_path(host: str) -> bool:
     return host.startswith("/")
 
 
-def _key_of(request: web.BaseRequest) -> str:
+def key_of(request: web.BaseRequest) -> str:
+    """Return the key of a request, from the header of any of the APIs; "" if it has none."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()

@@ -129,6 +129,17 @@ class SamplingClient(Ready):
             prompt, lambda row: self._sample(row, num_samples, sampling_params, wanted)
         )
 
+    def watch(
+        self,
+        prompt: types.ModelInput,
+        sampling_params: types.SamplingParams,
+        watch: Callable[[list[int]], None],
+    ) -> APIFuture[types.SampleResponse]:
+        """Sample one reply, and call ``watch`` with its tokens so far; see ``Sampler.sample``."""
+        return self._read(
+            prompt, lambda row: self._sample(row, 1, sampling_params, Wanted(), watch)
+        )
+
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
@@ -198,12 +209,17 @@ class SamplingClient(Ready):
             raise SamplingRequestError(f"The prompt {error}") from error
 
     def _sample(
-        self, row: Row, num_samples: int, params: types.SamplingParams, wanted: Wanted
+        self,
+        row: Row,
+        num_samples: int,
+        params: types.SamplingParams,
+        wanted: Wanted,
+        watch: Callable[[list[int]], None] | None = None,
     ) -> "Future[types.SampleResponse]":
         wanted.check(len(row.ids))
         replies = chain(
             self._sampler,
-            lambda sampler: sampler.sample(row.ids, num_samples, params, row.pictures),
+            lambda sampler: sampler.sample(row.ids, num_samples, params, row.pictures, watch),
         )
         parts = prompt_parts(self._scored(row), wanted)
         answer = chain(replies, lambda found: self._respond(found, parts))

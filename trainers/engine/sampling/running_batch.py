@@ -1,6 +1,6 @@
 """The rows of one running batch, with their tokens; samples one more token for each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,6 +32,7 @@ class Request:
     pictures: Sequence[Picture] = ()  # Those in the prompt; held while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     done: dict[int, types.SampledSequence] = field(default_factory=dict)  # Finished, by index
+    watch: Callable[[list[int]], None] | None = None  # Gets a sample's tokens after each new one
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens of a reply."""
@@ -137,6 +138,8 @@ class RunningBatch:
         for i, (row, token, logprob) in enumerate(zip(self.rows, *drawn, strict=True)):
             row.tokens.append(int(token))
             row.logprobs.append(logprob)
+            if row.request.watch is not None:
+                row.request.watch(row.tokens)
             if row.request.stops.hit(row.tokens, row.request.decode):
                 ended[i] = "stop"
             elif len(row.tokens) >= row.request.max_tokens:

@@ -12,7 +12,7 @@ with the highest count that was dropped, so that no stream is used twice.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -69,8 +69,13 @@ class Sampler:
         num_samples: int,
         params: types.SamplingParams,
         pictures: Sequence[Picture] = (),
+        watch: Callable[[list[int]], None] | None = None,
     ) -> "Future[list[types.SampledSequence]]":
-        """Sample replies to a prompt; cancelling the future stops the work."""
+        """Sample replies to a prompt; cancelling the future stops the work.
+
+        ``watch`` is called in the worker's thread with a sample's tokens, after each new one. The
+        list is the scheduler's own: copy it.
+        """
         max_tokens = self._check(prompt, num_samples, params, pictures)
         request = Request(
             self._model,
@@ -81,6 +86,7 @@ class Sampler:
             max_tokens,
             self._stream_keys(prompt, num_samples, params.seed),
             pictures,
+            watch=watch,
         )
         self.scheduler.sample([Row(request, index) for index in range(num_samples)])
         return request.future

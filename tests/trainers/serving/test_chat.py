@@ -1,0 +1,256 @@
+"""Unchanged programs at a served model: their SDKs, exact tokens, streams, and what is kept."""
+
+import asyncio
+import itertools
+import random
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from google import genai
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.bases import model_renderer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
+from evert.trainers.serving.chat import CONVERSATION, ChatModel
+from evert.trainers.serving.service import PolicyService
+from evert.trainers.serving.streaming import LiveReply
+
+SAY = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
+TOOL = {"name": "look_up", "parameters": {"type": "object", "properties": {"order": {}}}}
+
+
+def chat_model(service: PolicyService, client: Any, **options: Any) -> ChatModel:
+    settings: dict[str, Any] = {"context": 8192, "max_tokens": 16, **options}
+    return ChatModel(service.sample(client), prompt_renderer(None), **settings)
+
+
+@pytest.fixture
+def served(client: Any, service: PolicyService) -> PolicyService:
+    """A service of the shipped base, as a token-id route and as a chat model."""
+    service.offer(client, "tiny")
+    service.chat({"tiny": chat_model(service, client)})
+    return service
+
+
+def root(service: PolicyService) -> str:
+    return service.url.removesuffix("/v1")
+
+
+def test_every_sdk_gets_the_same_greedy_reply_whole_and_as_a_stream(served: Any) -> None:
+    open_ai = openai.OpenAI(base_url=served.url, api_key=served.key, max_retries=0)
+    claude = anthropic.Anthropic(base_url=root(served), api_key=served.key, max_retries=0)
+    gemini: Any = genai.Client(api_key=served.key, http_options={"base_url": root(served)})
+    greedy: dict[str, Any] = {"model": "tiny", "temperature": 0}
+    text = SAY[0]["content"]
+
+    chat = open_ai.chat.completions.create(messages=SAY, **greedy)  # type: ignore[arg-type]
+    chunks = open_ai.chat.completions.create(messages=SAY, stream=True, **greedy)  # type: ignore[arg-type]
+    response = open_ai.responses.create(input=text, **greedy)
+    events = [*open_ai.responses.create(input=text, stream=True, **greedy)]
+    asking: Any = {"messages": SAY, "model": "tiny", "extra_body": {"temperature": 0}}
+    message: Any = claude.messages.create(max_tokens=16, **asking)
+    with claude.messages.stream(max_tokens=16, **asking) as stream:
+        last: Any = stream.get_final_message()
+    content = gemini.models.generate_content(model="tiny", contents=text, config={"temperature": 0})
+    pieces = gemini.models.generate_content_stream(
+        model="tiny", contents=text, config={"temperature": 0}
+    )
+
+    texts = {
+        "chat": chat.choices[0].message.content,
+        "chat stream": "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
+        "responses": response.output_text,
+        "responses stream": events[-1].response.output_text,
+        "responses deltas": "".join(
+            event.delta for event in events if event.type == "response.output_text.delta"
+        ),
+        "messages": message.content[0].text,
+        "messages stream": last.content[0].text,
+        "gemini": content.text,
+        "gemini stream": "".join(piece.text or "" for piece in pieces),
+    }
+    assert set(texts.values()) == {"I am not 7."}, texts
+    assert chat.usage is not None
+    assert message.usage.input_tokens == last.usage.input_tokens == chat.usage.prompt_tokens
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+
+
+REFUSED = [
+    ({"temperature": -1}, 400, "temperature"),
+    ({"top_p": 2}, 400, "top_p"),
+    ({"temperature": "warm"}, 400, "temperature"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "8191"),
+    ({"n": 2}, 400, "'n'"),
+    ({"model": "gpt-4o"}, 404, "tiny"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_served_is_refused_in_words_of_requests(
+    client: Any, service: PolicyService, *, stream: bool
+) -> None:
+    model = chat_model(service, client)
+    service.chat({"tiny": model, "other": model})
+    async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
+        for fields, status, words in REFUSED:
+            body: Any = {"model": "tiny", "messages": SAY, "stream": stream, **fields}
+            with pytest.raises(openai.APIStatusError) as raised:
+                await sdk.chat.completions.create(**body)
+            assert raised.value.status_code == status, fields
+            assert words in raised.value.message
+            assert "episode" not in raised.value.message
+            assert "rollout" not in raised.value.message
+
+
+async def test_one_model_answers_to_any_name_and_samples_as_it_is_fixed(
+    client: Any, service: PolicyService
+) -> None:
+    service.chat({"tiny": chat_model(service, client, sampling={"temperature": 0})})
+    async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
+        asking: Any = {"model": "gpt-4o", "messages": SAY, "temperature": 2}
+        replies = [await sdk.chat.completions.create(**asking) for _ in range(3)]
+    assert {reply.choices[0].message.content for reply in replies} == {"I am not 7."}
+
+
+async def test_later_prompts_contain_the_ids_that_were_sampled(
+    client: Any, service: PolicyService
+) -> None:
+    sample, prompts = service.sample(client), list[tuple[list[int], list[int]]]()
+
+    async def logged(prompt: Any, params: Any, watch: Any = None) -> Any:
+        sampled = await sample(prompt, params, watch)
+        prompts.append((prompt.to_ints(), [*sampled.tokens]))
+        return sampled
+
+    service.chat({"tiny": ChatModel(logged, prompt_renderer(None), context=8192, max_tokens=12)})
+    tools: Any = [{"type": "function", "function": TOOL}]
+    async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
+        messages: list[Any] = [*SAY]
+        for turn in range(12):
+            asking: Any = {"model": "tiny", "messages": messages, "temperature": 2, "seed": turn}
+            reply = await sdk.chat.completions.create(tools=tools, **asking)
+            message = reply.choices[0].message
+            messages += [message, {"role": "user", "content": f"And {turn}?"}]
+    for (before, sampled), (after, _) in itertools.pairwise(prompts):
+        assert after[: len(before) + len(sampled)] == before + sampled
+
+
+async def test_conversations_are_kept_up_to_a_number_of_tokens(
+    client: Any, service: PolicyService
+) -> None:
+    model = chat_model(service, client, keep=4 * CONVERSATION)
+    for opening in range(12):
+        messages = [{"role": "user", "content": f"Say {opening % 8}."}]
+        await model_reply(service, model, ChatRequest("tiny", messages))
+        assert model.kept <= 4 * CONVERSATION
+    assert 0 < len(model._books) <= 4
+    assert model.kept == sum(book.tokens for book in model._books.values())
+
+
+async def model_reply(service: PolicyService, model: ChatModel, request: ChatRequest) -> Any:
+    """The model's reply, in the service's loop."""
+    future = asyncio.run_coroutine_threadsafe(model.reply(request, {}), service._loop)
+    return await asyncio.wrap_future(future)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_sampling(
+    client: Any, service: PolicyService, *, stream: bool
+) -> None:
+    sampling = asyncio.Event()
+    left = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def endless(prompt: Any, params: Any, watch: Any = None) -> Any:
+        loop.call_soon_threadsafe(sampling.set)
+        try:
+            await asyncio.sleep(600)
+        finally:
+            loop.call_soon_threadsafe(left.set)
+
+    service.chat({"tiny": ChatModel(endless, prompt_renderer(None), context=None, max_tokens=9)})
+    body = {"model": "tiny", "messages": SAY, "stream": stream}
+    headers = {"authorization": f"Bearer {service.key}"}
+    async with httpx.AsyncClient() as http:
+        url = f"{service.url}/chat/completions"
+        asking = asyncio.create_task(http.post(url, json=body, headers=headers, timeout=600))
+        await sampling.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(60):
+        await left.wait()
+
+
+def test_the_tokens_of_a_reply_are_seen_as_they_are_sampled(client: Any) -> None:
+    from tests.trainers.serving.conftest import prompt
+    from tinker import types
+
+    seen: list[list[int]] = []
+    params = types.SamplingParams(max_tokens=6, temperature=0)
+    response = client.watch(prompt("Say you are 7."), params, lambda so_far: seen.append([*so_far]))
+    tokens = [*response.result().sequences[0].tokens]
+    assert seen == [tokens[:count] for count in range(1, len(tokens) + 1)]
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+PIECES = [
+    "Hello", " ", "\n\n", "<think>", "</think>", "a < b", "é", "😀", "<tool_call>", "</tool_call>",
+    '{"name": "look_up", "arguments": {"order": 1}}', "END", "EN", "<", "`", "[1]", "word " * 9,
+]  # fmt: skip
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(["qwen3", "qwen3_instruct", "role_colon", "template"]),
+    st.lists(st.sampled_from(PIECES), max_size=8),
+    st.booleans(),
+    st.sampled_from([(), ("END",), ("\n\n", "END")]),
+    st.integers(0, 2**16),
+)
+def test_the_pieces_of_a_stream_are_the_reply(
+    name: str, pieces: list[str], with_tools: bool, stop: tuple[str, ...], seed: int
+) -> None:
+    renderer = prompt_renderer(model_renderer("evert-tiny", name))
+    tools: Any = [{"type": "function", "function": TOOL}] if with_tools else None
+    request = ChatRequest("tiny", SAY, tools, stop=stop)
+    tokens = renderer.encode("".join(pieces)) + renderer.end_tokens[:1]
+
+    thoughts, text, reply = asyncio.run(streamed(renderer, request, tokens, random.Random(seed)))
+
+    assert "".join(thoughts) == (reply.reasoning or "")
+    assert "".join(text) == reply.text
+
+
+async def streamed(
+    renderer: PromptRenderer, request: ChatRequest, tokens: list[int], order: random.Random
+) -> tuple[list[str], list[str], Any]:
+    """The pieces of a reply whose tokens arrive in bursts, and the whole reply."""
+
+    def read(so_far: list[int], *, is_cut: bool = True) -> Any:
+        options: dict[str, Any] = {"call_ids": "c", "prompt_tokens": 1, "truncated": is_cut}
+        return read_action(so_far, renderer, request, **options)[0]
+
+    live = LiveReply(request)
+    live.begin(read, 1, is_thought=False)
+
+    async def sampling() -> Any:
+        at = 0
+        while at < len(tokens):
+            at += order.randint(1, 8)
+            live.add(tokens[:at])
+            await asyncio.sleep(order.choice([0, 0.021]) if at < 24 else 0)
+        return read(tokens, is_cut=False)
+
+    task = asyncio.ensure_future(sampling())
+    await live.begun(task)
+    thoughts = [piece async for piece in live.thoughts()]
+    text = [piece async for piece in live.text()]
+    return thoughts, text, await task

@@ -1,0 +1,275 @@
+"""The chat APIs of served models, for unchanged agents: no episodes, no rewards.
+
+``ChatModel`` answers the requests to one model. As in training, what was sampled earlier in a
+conversation is in later prompts with the token ids that were sampled. Conversations are kept in
+books by their opening, the first message that is not the system's. The least recently used books
+are dropped; the replies in them are then encoded again from their texts.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import openai
+import tinker
+from tinker import types
+
+from evert.bridge.chat.bad_requests import (
+    bad_request,
+    context_length_exceeded,
+    model_not_found,
+    server_error,
+)
+from evert.bridge.chat.messages import as_fields
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.api import Api, Call
+from evert.bridge.conversations.conversation import Conversation
+from evert.bridge.conversations.matching import ConversationBook
+from evert.bridge.models.remote import new_call_ids
+from evert.bridge.models.sampling_ranges import out_of_range
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.logprobs import with_logprobs
+from evert.bridge.tokens.loop_budget import LongTexts
+from evert.bridge.tokens.renderer import PromptRenderer
+from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.serving.streaming import LiveReply
+
+logger = logging.getLogger(__name__)
+
+KEPT_TOKENS = 2**21
+"""Most tokens of the conversations that a model keeps, by default."""
+
+CONVERSATION = 256
+"""Tokens that need about as much memory as a conversation needs beside its tokens."""
+
+RETRIES = 2
+"""How often a reply that does not have the requested format is sampled again."""
+
+KEPT_RESPONSES = 2**26
+"""Most characters of the responses that ``previous_response_id`` can name."""
+
+Sample = Callable[..., Awaitable[types.SampledSequence]]
+"""From a prompt, its parameters, and a function that gets the tokens so far (or None)."""
+
+
+@dataclass
+class _Book:
+    conversations: ConversationBook
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lengths: "WeakKeyDictionary[Conversation, int]" = field(default_factory=WeakKeyDictionary)
+    tokens: int = 0
+
+
+class ChatModel:
+    """One served model.
+
+    Args:
+        sample: Samples a reply.
+        renderer: Renders its prompts.
+        context: Tokens of its context; None if they are not known.
+        max_tokens: Most tokens of a reply whose request sets no cap.
+        sampling: Sampling parameters that hold for every reply, whatever requests ask for.
+        keep: Most tokens of the conversations that are kept.
+    """
+
+    def __init__(
+        self,
+        sample: Sample,
+        renderer: PromptRenderer,
+        *,
+        context: int | None,
+        max_tokens: int,
+        sampling: Mapping[str, Any] | None = None,
+        keep: int = KEPT_TOKENS,
+    ) -> None:
+        self.renderer = renderer
+        self._sample = sample
+        self._context = context
+        self._max_tokens = max_tokens
+        self._fixed = dict(sampling or {})
+        self._keep = keep
+        self._books: OrderedDict[bytes, _Book] = OrderedDict()
+        self.kept = 0  # tokens of the conversations that are kept
+
+    async def reply(
+        self, request: ChatRequest, sampling: Mapping[str, Any], live: LiveReply | None = None
+    ) -> Reply:
+        """Return the reply to a request.
+
+        Args:
+            request: The request.
+            sampling: How its client wants to sample.
+            live: Gets the tokens while they are sampled.
+
+        Raises:
+            openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
+        """
+        book = self._book(request)
+        conversation = await self._observed(book, request)
+        reader = partial(self._read, conversation, request)
+        params = self._params(conversation.length, request, sampling)
+        if live is not None:
+            opening = self.renderer.decode(conversation.suffix)
+            is_thought = opening.rstrip().endswith("<think>")
+            live.begin(
+                lambda tokens: reader(tokens, is_cut=True),
+                conversation.length,
+                is_thought=is_thought,
+            )
+        for attempt in itertools.count():
+            sampled = await self._sample(conversation.prompt(), params, live and live.add)
+            tokens = [*sampled.tokens]
+            reply = reader(tokens, is_cut=sampled.stop_reason == "length")
+            problem, wanted = None, request.format
+            if wanted is not None and reply.finish_reason != "length":
+                reply = wanted.cleaned(reply)
+                problem = wanted.problem(reply)
+            if problem is None or wanted is None or attempt == RETRIES:
+                break
+            async with book.lock:
+                conversation.record(tokens, reply, self.renderer, is_seen=False)
+                correction = wanted.correction(problem)
+                inject = partial(book.conversations.inject, conversation, [correction])
+                await LongTexts(self.renderer).rendered(inject)
+            params = self._params(conversation.length, request, sampling)
+        async with book.lock:
+            conversation.record(tokens, reply, self.renderer)
+        self._count(book, conversation)
+        if request.logprobs:
+            reply = with_logprobs(reply, tokens, sampled.logprobs, self.renderer)
+        return replace(reply, tokens=tuple(tokens))
+
+    async def _observed(self, book: _Book, request: ChatRequest) -> Conversation:
+        observe = partial(book.conversations.observe, request, "")
+        async with book.lock:  # a long text is rendered in a thread
+            conversation = await LongTexts(self.renderer, self._longest).rendered(observe, request)
+        self._count(book, conversation)
+        return conversation
+
+    def _read(
+        self, conversation: Conversation, request: ChatRequest, tokens: list[int], *, is_cut: bool
+    ) -> Reply:
+        reply, _ = read_action(
+            tokens,
+            self.renderer,
+            request,
+            truncated=is_cut,
+            call_ids=new_call_ids(),
+            prompt_tokens=conversation.length,
+            opened=conversation.opened,
+        )
+        return reply
+
+    @property
+    def _longest(self) -> int | None:
+        return None if self._context is None else self._context - 1
+
+    def _params(
+        self, length: int, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> types.SamplingParams:
+        most = request.max_tokens or self._max_tokens
+        if self._longest is not None:
+            if length > self._longest:
+                raise context_length_exceeded(length, self._longest)
+            most = min(most, self._longest + 1 - length)
+        try:
+            params = tinker.SamplingParams(
+                stop=self.renderer.stop_with(request.stop),
+                max_tokens=most,
+                **{"temperature": 1.0, **sampling, **self._fixed},
+            )
+        except ValueError as error:
+            raise bad_request(f"It cannot be sampled with {sampling!r:.200}: {error}") from error
+        if (fault := out_of_range(params)) is not None:
+            raise bad_request(f"The request has {fault}.", param=fault.partition("=")[0])
+        return params
+
+    # -- what is kept ----------------------------------------------------------------------------
+
+    def _book(self, request: ChatRequest) -> _Book:
+        key = _opening(request)
+        if key not in self._books:
+            self._books[key] = _Book(ConversationBook(self.renderer))
+        self._books.move_to_end(key)
+        return self._books[key]
+
+    def _count(self, book: _Book, conversation: Conversation) -> None:
+        before = book.lengths.get(conversation, -CONVERSATION)
+        added = max(0, conversation.length - before)
+        book.lengths[conversation] = conversation.length
+        book.tokens += added
+        if not any(one is book for one in self._books.values()):
+            return  # it was dropped meanwhile
+        self.kept += added
+        while self.kept > self._keep:
+            _, oldest = self._books.popitem(last=False)
+            self.kept -= oldest.tokens
+
+
+def _opening(request: ChatRequest) -> bytes:
+    """A digest of the first message that is not the system's; agents that hand over share it."""
+    messages = (as_fields(message, index) for index, message in enumerate(request.messages))
+    others = (message for message in messages if message.get("role") not in ("system", "developer"))
+    text = json.dumps(next(others, {}), sort_keys=True, default=str)
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+class ChatApi(Api):
+    """The APIs of some served models."""
+
+    def __init__(self, models: Mapping[str, ChatModel]) -> None:
+        super().__init__(next(iter(models)))
+        self._models = models
+        self._responses.most = KEPT_RESPONSES
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The models' names."""
+        return [*self._models]
+
+    def check_model(self, name: str) -> None:
+        """Raise the 404 for a model that is not served."""
+        self._find(name)
+
+    def renderer_of(self, request: ChatRequest) -> PromptRenderer:
+        """Return the renderer of the model that a request calls."""
+        return self._find(request.model).renderer
+
+    async def hold_back(self, refusal: str) -> None:
+        """Do nothing: requests of other clients do not wait for this one."""
+
+    async def reply_to(self, call: Call, live: LiveReply | None = None) -> Reply:
+        """Return the reply to a call; see ``ChatModel.reply``.
+
+        Raises:
+            openai.APIStatusError: It was refused, or could not be sampled.
+        """
+        sampling = call.dialect.sampling(call.body)
+        try:
+            return await self._find(call.request.model).reply(call.request, sampling, live)
+        except openai.APIStatusError:
+            raise
+        except SamplingRequestError as error:
+            raise bad_request(str(error)) from error
+        except EngineClosedError as error:
+            raise server_error(503, str(error)) from error
+        except Exception as error:
+            logger.warning("A request could not be answered.", exc_info=error)
+            raise server_error(500, f"{type(error).__name__}: {error}") from error
+
+    def _find(self, name: str) -> ChatModel:
+        """Return the model of a name. Any name is the only model's."""
+        if len(self._models) == 1:
+            return next(iter(self._models.values()))
+        if (model := self._models.get(name)) is None:
+            raise model_not_found(name, self.names)
+        return model

@@ -1,0 +1,219 @@
+"""``LiveReply``: a reply that is read while it is sampled, for a stream of events.
+
+The sampled tokens are read as if the reply were cut there. Of that reading only what no further
+token can change is given out. Held back are: white space at the end, a character that has not all
+its bytes, what may become a stop string, a thought that is not closed, and, where the client offers
+tools, everything from the first character that may begin a call. At the end the rest follows. So
+the pieces together are always the reply.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import openai
+from aiohttp import web
+from tinker_cookbook.renderers.base import Message
+
+from evert.bridge.chat.reply import Reply, read_reply
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.api import EVENTS, Call
+from evert.bridge.clients.dialects.events import Stream
+from evert.bridge.clients.http.calls import PING_EVERY
+from evert.bridge.clients.http.connections import being_read, send, whole
+
+SHORTEST_PAUSE = 0.02
+"""Seconds between two readings of a reply, at least."""
+
+SHARE = 20
+"""A pause is this many times as long as a reading, so that reading takes 5 % of a core at most."""
+
+_MARK = re.compile(r"</?(?:[|｜]|think|tool_|function|parameter|arg_|.{0,10}$)", re.DOTALL)
+"""What a parser may take out of a text, and the beginning of it at the text's end."""
+
+_MAY_BEGIN_A_CALL = re.compile(r"[<\[{`|\u2581-\u259f]|functools|^\s")
+
+Read = Callable[[list[int]], Reply]
+
+
+class LiveReply:
+    """A reply that is still sampled.
+
+    Args:
+        request: What it answers.
+    """
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._request = request
+        self._tokens: list[int] = []
+        self._arrived = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._latest: Reply | None = None
+        self._read: Read | None = None
+        self._whole: asyncio.Future[Reply] | None = None
+
+    def begin(self, read: Read, prompt_tokens: int, *, is_thought: bool) -> None:
+        """Say that the prompt was accepted.
+
+        Args:
+            read: Reads tokens as a reply that was cut after them.
+            prompt_tokens: Number of tokens of the prompt.
+            is_thought: Whether the prompt opens a thought that ``read`` does not recognise before
+                it is closed.
+        """
+        self._read, self.prompt_tokens, self._is_thought = read, prompt_tokens, is_thought
+        self._begun.set()
+
+    def add(self, tokens: list[int]) -> None:
+        """Take the tokens sampled so far; to be called in the loop."""
+        self._tokens = tokens
+        self._arrived.set()
+
+    async def begun(self, reply: "asyncio.Future[Reply]") -> bool:
+        """Wait until the prompt is accepted; False if ``reply`` was done, or refused, before."""
+        self._whole = reply
+        reply.add_done_callback(lambda _: self._arrived.set())
+        waiting = asyncio.ensure_future(self._begun.wait())
+        both: list[asyncio.Future[Any]] = [waiting, reply]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        return not reply.done()
+
+    async def thoughts(self) -> AsyncIterator[str]:
+        """Yield the pieces of its reasoning."""
+        sent = ""
+        while True:
+            reply, is_over = await self._next()
+            ready = (reply.reasoning or "") if reply is not None else ""
+            is_closed = is_over or bool(reply is not None and self._ready_text(reply))
+            if piece := _rest(sent, ready if is_closed else _settled(ready)):
+                yield piece
+                sent += piece
+            if is_closed:
+                return
+
+    async def text(self) -> AsyncIterator[str]:
+        """Yield the pieces of its text."""
+        sent, reply, is_over = "", self._latest, self._is_over
+        while True:
+            if reply is not None:
+                ready = reply.text if is_over else self._ready_text(reply)
+                if piece := _rest(sent, ready):
+                    yield piece
+                    sent += piece
+            if is_over:
+                return
+            reply, is_over = await self._next()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._whole is not None and self._whole.done()
+
+    async def _next(self) -> tuple[Reply | None, bool]:
+        """Wait for more tokens; return the reply so far, and whether it is whole."""
+        assert self._whole is not None
+        await self._arrived.wait()
+        if not self._is_over:
+            self._arrived.clear()
+            start = time.perf_counter()
+            self._latest = self._read([*self._tokens]) if self._read is not None else None
+            pause = max(SHORTEST_PAUSE, SHARE * (time.perf_counter() - start))
+            await asyncio.wait({self._whole}, timeout=pause)
+        if self._is_over:
+            self._latest = self._whole.result()
+        return self._latest, self._is_over
+
+    def _ready_text(self, reply: Reply) -> str:
+        """The part of a text that no further token changes."""
+        text, request = reply.text, self._request
+        is_unclosed = self._is_thought and reply.reasoning is None
+        if request.format is not None or reply.tool_calls or is_unclosed:
+            return ""
+        if text.lstrip().startswith(("<", "[")):
+            return ""
+        if request.tools and (call := _MAY_BEGIN_A_CALL.search(text)):
+            text = text[: call.start()]
+        elif request.stop and reply.stop_string is None:
+            text = text[: max(0, len(text) - max(map(len, request.stop)) + 1)]
+        return _settled(text)
+
+
+async def streamed(
+    request: web.BaseRequest, call: Call, reply_to: Callable[[Call, LiveReply], Awaitable[Reply]]
+) -> web.StreamResponse:
+    """Stream a reply while it is sampled. A refusal before its first token has its own status."""
+    live = LiveReply(call.request)
+    reply = asyncio.ensure_future(reply_to(call, live))
+    try:
+        if not await live.begun(reply):
+            return await send(request, whole(await call.wait(reply)))
+        response = web.StreamResponse(headers={"content-type": EVENTS})
+        async with being_read(request):
+            await response.prepare(request)
+        async for data in _with_pings(_encoded(call, live, reply), call.dialect.ping):
+            async with being_read(request):
+                await response.write(data)
+        async with being_read(request):
+            await response.write_eof()
+        return response
+    finally:
+        reply.cancel()  # if the client has gone
+
+
+async def _encoded(
+    call: Call, live: LiveReply, reply: "asyncio.Future[Reply]"
+) -> AsyncIterator[bytes]:
+    empty = read_reply(
+        Message(role="assistant", content=""),
+        truncated=False,
+        call_ids="",
+        prompt_tokens=live.prompt_tokens,
+        completion_tokens=0,
+    )
+    body = {**call.body, "store": False}  # the whole reply is stored, not this beginning of it
+    head = call.dialect.write(empty, call.request, call.number, body)
+
+    async def text() -> AsyncIterator[str]:
+        async for piece in live.text():
+            yield piece
+        stream.whole = call.written(reply.result())
+
+    stream = Stream(head, live.thoughts(), text(), head)
+    try:
+        async for event in call.dialect.events(stream, call.body):
+            yield call.dialect.framed([event])
+        yield call.dialect.ending
+    except openai.APIStatusError as error:
+        yield call.refused_late(error)
+
+
+async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterator[bytes]:
+    """Yield the pieces, and a ping for every ``PING_EVERY`` seconds without one."""
+    while True:
+        piece = asyncio.ensure_future(anext(pieces, None))
+        try:
+            while not piece.done():
+                await asyncio.wait({piece}, timeout=PING_EVERY)
+                if not piece.done():
+                    yield ping
+        finally:
+            piece.cancel()
+        data = piece.result()
+        if data is None:
+            return
+        if data:
+            yield data
+
+
+def _settled(text: str) -> str:
+    """A text without its end, as long as that may be part of a mark, or of a character."""
+    mark = _MARK.search(text)
+    return (text if mark is None else text[: mark.start()]).rstrip("\ufffd").rstrip()
+
+
+def _rest(sent: str, ready: str) -> str:
+    return ready[len(sent) :]
