@@ -43,14 +43,23 @@ def root(service: PolicyService) -> str:
 
 
 def test_every_sdk_gets_the_same_greedy_reply_whole_and_as_a_stream(served: Any) -> None:
-    open_ai = openai.OpenAI(base_url=served.url, api_key=served.key, max_retries=0)
-    claude = anthropic.Anthropic(base_url=root(served), api_key=served.key, max_retries=0)
-    gemini: Any = genai.Client(api_key=served.key, http_options={"base_url": root(served)})
+    with (
+        openai.OpenAI(base_url=served.url, api_key=served.key, max_retries=0) as open_ai,
+        anthropic.Anthropic(base_url=root(served), api_key=served.key, max_retries=0) as claude,
+        genai.Client(api_key=served.key, http_options={"base_url": root(served)}) as gemini,
+    ):
+        texts, counts = _replies(open_ai, claude, gemini)
+    assert set(texts.values()) == {"I am not 7."}, texts
+    assert len(counts) == 1
+
+
+def _replies(open_ai: Any, claude: Any, gemini: Any) -> tuple[dict[str, Any], set[int]]:
+    """The texts by API, and the counts of the prompt's tokens."""
     greedy: dict[str, Any] = {"model": "tiny", "temperature": 0}
     text = SAY[0]["content"]
 
-    chat = open_ai.chat.completions.create(messages=SAY, **greedy)  # type: ignore[arg-type]
-    chunks = open_ai.chat.completions.create(messages=SAY, stream=True, **greedy)  # type: ignore[arg-type]
+    chat = open_ai.chat.completions.create(messages=SAY, **greedy)
+    chunks = open_ai.chat.completions.create(messages=SAY, stream=True, **greedy)
     response = open_ai.responses.create(input=text, **greedy)
     events = [*open_ai.responses.create(input=text, stream=True, **greedy)]
     asking: Any = {"messages": SAY, "model": "tiny", "extra_body": {"temperature": 0}}
@@ -75,13 +84,12 @@ def test_every_sdk_gets_the_same_greedy_reply_whole_and_as_a_stream(served: Any)
         "gemini": content.text,
         "gemini stream": "".join(piece.text or "" for piece in pieces),
     }
-    assert set(texts.values()) == {"I am not 7."}, texts
-    assert chat.usage is not None
-    assert message.usage.input_tokens == last.usage.input_tokens == chat.usage.prompt_tokens
     assert [event.sequence_number for event in events] == [*range(len(events))]
+    usages = chat.usage.prompt_tokens, message.usage.input_tokens, last.usage.input_tokens
+    return texts, {*usages, response.usage.input_tokens}
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"temperature": -1}, 400, "temperature"),
     ({"top_p": 2}, 400, "top_p"),
     ({"temperature": "warm"}, 400, "temperature"),
