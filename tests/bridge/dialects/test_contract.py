@@ -305,7 +305,7 @@ UNREADABLE: dict[str, list[Row]] = {
         bad("text", field("text"), [5, "text", [], {"format": 5}, {"format": {}}]),
         bad("include", field("include"), [LOGPROBS, 5, {}], said="must be a list of strings, got "),
         bad("previous_response_id", field("previous_response_id"),
-            ["resp_other", 5, ["resp_1"], ""], said="not found in this rollout")],
+            ["resp_other", 5, ["resp_1"], ""], said="not found here")],
     "anthropic": [
         bad("messages[1]", lambda content: {"messages": [HI, {"role": "user", "content": content}]},
             [*(None, 5, [None], ["Hi"], [{}], [{"type": ["text"]}], [{"type": "text"}]),

@@ -156,7 +156,7 @@ def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> N
 
     body["store"] = False
     made = dialect.write(reply("So."), dialect.read(body), "x", body)
-    with pytest.raises(openai.BadRequestError, match="not found in this rollout"):
+    with pytest.raises(openai.BadRequestError, match="not found here"):
         dialect.read({"input": "Hi", "previous_response_id": made["id"]})
 
 
