@@ -4,7 +4,8 @@ The sampled tokens are read as if the reply were cut there. Of that reading only
 token can change is given out. Held back are: white space at the end, a character that has not all
 its bytes, what may become a stop string, a thought that is not closed, and, where the client offers
 tools, everything from the first character that may begin a call. At the end the rest follows. So
-the pieces together are always the reply.
+the pieces together are always the reply, but for a thought that a model writes after its text has
+begun: no API has a place for it there.
 """
 
 import asyncio
