@@ -87,21 +87,30 @@ async def sample_weights(
     Raises:
         openai.BadRequestError: The context has no room left (``context_length_exceeded``).
     """
-    caps = [model.max_tokens or MAX_TOKENS, max_tokens]
-    context = weights.context_length
-    if context is not None:
-        if prompt.length >= context:
-            raise context_length_exceeded(prompt.length, context - 1)
-        caps.append(context - prompt.length)
+    own = model.max_tokens or MAX_TOKENS
+    most = own if max_tokens is None else min(own, max_tokens)
     params = tinker.SamplingParams(
         stop=stop,
-        max_tokens=min(cap for cap in caps if cap is not None),
+        max_tokens=reply_cap(prompt.length, weights.context_length, most),
         temperature=model.temperature,
         seed=None if model.seed is None else model.seed + number,
     )
     result = await weights.client.sample_async(prompt=prompt, num_samples=1, sampling_params=params)
     [sequence] = result.sequences
     return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
+
+
+def reply_cap(prompt_length: int, context: int | None, most: int) -> int:
+    """Return the most tokens of a reply: ``most``, or what a context of that many tokens leaves.
+
+    Raises:
+        openai.BadRequestError: The context has no room left (``context_length_exceeded``).
+    """
+    if context is None:
+        return most
+    if prompt_length >= context:
+        raise context_length_exceeded(prompt_length, context - 1)
+    return min(most, context - prompt_length)
 
 
 _lock = threading.Lock()

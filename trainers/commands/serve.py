@@ -191,7 +191,7 @@ serving {", ".join(models)} at {url}  (Ctrl-C stops it)
 key: {shown}
 
 for programs that use OpenAI's SDK:
-  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}      model={model}
+  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}
 Anthropic's:
   export ANTHROPIC_BASE_URL={url.removesuffix("/v1")} ANTHROPIC_API_KEY={shown}
 Google's:

@@ -1,9 +1,9 @@
 """The chat APIs of served models, for unchanged agents: no episodes, no rewards.
 
-``ChatModel`` answers the requests to one model. As in training, what was sampled earlier in a
-conversation is in later prompts with the token ids that were sampled. Conversations are kept in
-books by their opening, the first message that is not the system's. The least recently used books
-are dropped; the replies in them are then encoded again from their texts.
+``ChatModel`` answers the requests to one model. As in training, later prompts of a conversation
+contain the token ids that were sampled. Conversations are kept in books by their opening: the first
+message that is not the system's. The least recently used books are dropped. Their replies are then
+encoded again from their texts.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from tinker import types
 
 from evert.bridge.chat.bad_requests import (
     bad_request,
-    context_length_exceeded,
     model_not_found,
     server_error,
 )
@@ -36,6 +35,7 @@ from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.models.remote import new_call_ids
 from evert.bridge.models.sampling_ranges import out_of_range
+from evert.bridge.models.tinker_model import reply_cap
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.logprobs import with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts
@@ -63,6 +63,7 @@ Sample = Callable[..., Awaitable[types.SampledSequence]]
 
 @dataclass
 class _Book:
+    key: bytes
     conversations: ConversationBook
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     lengths: "WeakKeyDictionary[Conversation, int]" = field(default_factory=WeakKeyDictionary)
@@ -151,7 +152,8 @@ class ChatModel:
     async def _observed(self, book: _Book, request: ChatRequest) -> Conversation:
         observe = partial(book.conversations.observe, request, "")
         async with book.lock:  # a long text is rendered in a thread
-            conversation = await LongTexts(self.renderer, self._longest).rendered(observe, request)
+            longest = None if self._context is None else self._context - 1
+            conversation = await LongTexts(self.renderer, longest).rendered(observe, request)
         self._count(book, conversation)
         return conversation
 
@@ -169,18 +171,10 @@ class ChatModel:
         )
         return reply
 
-    @property
-    def _longest(self) -> int | None:
-        return None if self._context is None else self._context - 1
-
     def _params(
         self, length: int, request: ChatRequest, sampling: Mapping[str, Any]
     ) -> types.SamplingParams:
-        most = request.max_tokens or self._max_tokens
-        if self._longest is not None:
-            if length > self._longest:
-                raise context_length_exceeded(length, self._longest)
-            most = min(most, self._longest + 1 - length)
+        most = reply_cap(length, self._context, request.max_tokens or self._max_tokens)
         try:
             params = tinker.SamplingParams(
                 stop=self.renderer.stop_with(request.stop),
@@ -198,7 +192,7 @@ class ChatModel:
     def _book(self, request: ChatRequest) -> _Book:
         key = _opening(request)
         if key not in self._books:
-            self._books[key] = _Book(ConversationBook(self.renderer))
+            self._books[key] = _Book(key, ConversationBook(self.renderer))
         self._books.move_to_end(key)
         return self._books[key]
 
@@ -207,7 +201,7 @@ class ChatModel:
         added = max(0, conversation.length - before)
         book.lengths[conversation] = conversation.length
         book.tokens += added
-        if not any(one is book for one in self._books.values()):
+        if self._books.get(book.key) is not book:
             return  # it was dropped meanwhile
         self.kept += added
         while self.kept > self._keep:

@@ -1,11 +1,10 @@
 """``LiveReply``: a reply that is read while it is sampled, for a stream of events.
 
-The sampled tokens are read as if the reply were cut there. Of that reading only what no further
-token can change is given out. Held back are: white space at the end, a character that has not all
-its bytes, what may become a stop string, a thought that is not closed, and, where the client offers
-tools, everything from the first character that may begin a call. At the end the rest follows. So
-the pieces together are always the reply, but for a thought that a model writes after its text has
-begun: no API has a place for it there.
+The tokens sampled so far are read as a reply that was cut there. Only what no further token can
+change is sent. White space at the end, an incomplete character, the beginning of a stop string, and
+a thought that is not closed wait for more tokens. If the client offers tools, everything from the
+first character that may begin a call waits for the end of the reply. The pieces add up to the
+reply, except that a thought after the beginning of the text is left out: no API has a place for it.
 """
 
 import asyncio
@@ -91,7 +90,7 @@ class LiveReply:
             reply, is_over = await self._next()
             ready = (reply.reasoning or "") if reply is not None else ""
             is_closed = is_over or bool(reply is not None and self._ready_text(reply))
-            if piece := _rest(sent, ready if is_closed else _settled(ready)):
+            if piece := (ready if is_closed else _settled(ready))[len(sent) :]:
                 yield piece
                 sent += piece
             if is_closed:
@@ -103,7 +102,7 @@ class LiveReply:
         while True:
             if reply is not None:
                 ready = reply.text if is_over else self._ready_text(reply)
-                if piece := _rest(sent, ready):
+                if piece := ready[len(sent) :]:
                     yield piece
                     sent += piece
             if is_over:
@@ -117,11 +116,12 @@ class LiveReply:
     async def _next(self) -> tuple[Reply | None, bool]:
         """Wait for more tokens; return the reply so far, and whether it is whole."""
         assert self._whole is not None
+        assert self._read is not None
         await self._arrived.wait()
         if not self._is_over:
             self._arrived.clear()
             start = time.perf_counter()
-            self._latest = self._read([*self._tokens]) if self._read is not None else None
+            self._latest = self._read([*self._tokens])
             pause = max(SHORTEST_PAUSE, SHARE * (time.perf_counter() - start))
             await asyncio.wait({self._whole}, timeout=pause)
         if self._is_over:
@@ -214,7 +214,3 @@ def _settled(text: str) -> str:
     """A text without its end, as long as that may be part of a mark, or of a character."""
     mark = _MARK.search(text)
     return (text if mark is None else text[: mark.start()]).rstrip("\ufffd").rstrip()
-
-
-def _rest(sent: str, ready: str) -> str:
-    return ready[len(sent) :]

@@ -104,29 +104,18 @@ class AnthropicMessages(Dialect):
         opening["usage"] = {**stream.head["usage"], "output_tokens": 0}
         yield {"type": "message_start", "message": opening}
         index = 0
-        for pieces, block in ((stream.thoughts, _NO_THOUGHT), (stream.text, _NO_TEXT)):
-            is_open = False
-            async for piece in pieces:
-                if not is_open:
-                    yield _block_start(index, block)
-                is_open = True
-                delta = {"type": f"{block['type']}_delta", block["type"]: piece}
-                yield {"type": "content_block_delta", "index": index, "delta": delta}
-            if is_open and block is _NO_THOUGHT:
-                delta = {"type": "signature_delta", "signature": SIGNATURE}
-                yield {"type": "content_block_delta", "index": index, "delta": delta}
-            elif block is _NO_TEXT and not is_open and _NO_TEXT in stream.whole["content"]:
-                yield _block_start(index, block)
-                is_open = True
-            if is_open:
-                yield {"type": "content_block_stop", "index": index}
-                index += 1
-        calls = (one for one in stream.whole["content"] if one["type"] == "tool_use")
-        for place, call in enumerate(calls, index):
-            yield _block_start(place, {**call, "input": {}})
-            for piece in deltas(json.dumps(call["input"])):
-                delta = {"type": "input_json_delta", "partial_json": piece}
-                yield {"type": "content_block_delta", "index": place, "delta": delta}
+        async for event in _block_events(index, _NO_THOUGHT, stream.thoughts):
+            yield event
+            index += event["type"] == "content_block_stop"
+        async for event in _block_events(index, _NO_TEXT, stream.text):
+            yield event
+            index += event["type"] == "content_block_stop"
+        others = (one for one in stream.whole["content"] if one == _NO_TEXT or "input" in one)
+        for place, block in enumerate(others, index):
+            is_call = "input" in block
+            yield _block_start(place, {**block, "input": {}} if is_call else block)
+            for piece in deltas(json.dumps(block["input"])) if is_call else ():
+                yield _block_delta(place, {"type": "input_json_delta", "partial_json": piece})
             yield {"type": "content_block_stop", "index": place}
         ending = {name: stream.whole[name] for name in ("stop_reason", "stop_sequence")}
         usage = stream.whole["usage"]
@@ -311,6 +300,26 @@ SIGNATURE = "evert"
 
 _NO_THOUGHT: Mapping[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
 _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
+
+
+async def _block_events(
+    index: int, block: Mapping[str, Any], pieces: AsyncIterator[str]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of a thought or a text; none if it has no pieces."""
+    is_open, kind = False, block["type"]
+    async for piece in pieces:
+        if not is_open:
+            yield _block_start(index, block)
+        is_open = True
+        yield _block_delta(index, {"type": f"{kind}_delta", kind: piece})
+    if is_open and kind == "thinking":
+        yield _block_delta(index, {"type": "signature_delta", "signature": SIGNATURE})
+    if is_open:
+        yield {"type": "content_block_stop", "index": index}
+
+
+def _block_delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
 
 
 def _block_start(index: int, block: Mapping[str, Any]) -> dict[str, Any]:
