@@ -26,8 +26,11 @@ from evert.trainers.engine.clients.futures import chain, finished
 from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
-Score = Callable[[int | None, Read], "Future[list[Any]]"]
-"""(number of last tokens to read or None for all, reader) -> a value or None per token."""
+Score = Callable[[Sequence[tuple[int | None, Read]]], "Future[list[list[Any]]]"]
+"""Pairs of (number of last tokens to read or None for all, reader) -> the tokens' values for each.
+
+A token that is not read has the value None.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,31 +77,54 @@ def check_last_n(last_n: int | None, length: int) -> None:
         )
 
 
-def prompt_parts(score: Score, wanted: Wanted) -> "dict[str, Future[Any]]":
-    """Start reading what a request wants; returns fields of a ``SampleResponse`` as futures."""
-    parts: dict[str, Future[Any]] = {}
+@dataclass(frozen=True)
+class _Part:
+    """One field of the response: what it reads, and what it makes of the values."""
+
+    last_n: int | None
+    read: Read
+    make: Callable[[list[Any]], Any]
+
+
+def prompt_parts(score: Score, wanted: Wanted) -> "Future[dict[str, Any]]":
+    """Read what a request wants, in one pass; returns fields of a ``SampleResponse``."""
+    parts = _parts(wanted)
+    if not parts:
+        return finished(dict[str, Any]()).future()
+
+    def made(values: list[list[Any]]) -> dict[str, Any]:
+        return {
+            name: part.make(row) for (name, part), row in zip(parts.items(), values, strict=True)
+        }
+
+    read = score([(part.last_n, part.read) for part in parts.values()])
+    return chain(read, lambda values: finished(made(values)).future())
+
+
+def _parts(wanted: Wanted) -> dict[str, _Part]:
+    parts: dict[str, _Part] = {}
     if wanted.logprobs:
-        found = score(wanted.last_n, log_probabilities)
-        parts["prompt_logprobs_np"] = _then(found, lambda v: np.array(v, dtype=np.float32))
+        parts["prompt_logprobs_np"] = _Part(
+            wanted.last_n, log_probabilities, lambda values: np.array(values, dtype=np.float32)
+        )
     if wanted.topk:
-        parts["topk_prompt_logprobs_np"] = _topk(score, wanted.last_n, wanted.topk)
+        parts["topk_prompt_logprobs_np"] = _Part(
+            wanted.last_n, _likeliest(wanted.topk), lambda rows: _topk(rows, wanted.topk)
+        )
     if wanted.targets is not None:
-        parts["target_prompt_logprobs"] = _Targets(wanted.targets).ask(score)
+        targets = _Targets(wanted.targets)
+        parts["target_prompt_logprobs"] = _Part(targets.last_n, targets, targets.joined)
     return parts
 
 
-def _topk(score: Score, last_n: int | None, k: int) -> "Future[TopkLogprobs]":
-    """The k likeliest tokens at each of the last n positions, the likeliest first."""
-
-    def joined(rows: list[Any]) -> TopkLogprobs:
-        ids = np.zeros((len(rows), k), np.int32)
-        logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
-        for i, row in enumerate(rows):
-            if row is not None:
-                ids[i, : len(row[0])], logprobs[i, : len(row[0])] = row
-        return TopkLogprobs(ids, logprobs)
-
-    return _then(score(last_n, _likeliest(k)), joined)
+def _topk(rows: list[Any], k: int) -> TopkLogprobs:
+    """The k likeliest tokens at each of the positions read, the likeliest first."""
+    ids = np.zeros((len(rows), k), np.int32)
+    logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
+    for i, row in enumerate(rows):
+        if row is not None:
+            ids[i, : len(row[0])], logprobs[i, : len(row[0])] = row
+    return TopkLogprobs(ids, logprobs)
 
 
 @cache
@@ -119,6 +145,9 @@ class _Targets:
     def __init__(self, wanted: types.TensorData) -> None:
         self._wanted = wanted
         self._ids = wanted.to_torch(pad_value=-1)
+        named = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
+        self.last_n = len(self._ids) - named[0] if named else 1
+        """Number of last tokens to read: none before the first that is named."""
         self._vocabulary = 0
         """Size of the model's vocabulary; 0 until the first read."""
 
@@ -130,16 +159,9 @@ class _Targets:
         found = torch.log_softmax(logits, dim=-1).gather(1, known)
         return list(found.masked_fill(ids < 0, 0.0).cpu().unbind())
 
-    def ask(self, score: Score) -> "Future[types.TensorData]":
-        """Start reading; tokens before the first named one are not read."""
-        named = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
-        if not named:
-            return finished(self.joined([])).future()
-        return _then(score(len(self._ids) - named[0], self), self.joined)
-
     def joined(self, rows: list[Any]) -> types.TensorData:
         """The log-probabilities in the layout of the request."""
-        if rows and int(self._ids.max()) >= self._vocabulary:
+        if self._ids.numel() and int(self._ids.max()) >= self._vocabulary:
             raise SamplingRequestError(
                 f"target_prompt_logprobs names token id {int(self._ids.max())}; the model knows 0 "
                 f"to {self._vocabulary - 1}. Use the model's tokenizer, and -1 for none."
@@ -165,7 +187,3 @@ def _laid_out(dense: Tensor, like: types.TensorData) -> types.TensorData:
         sparse_crow_indices=like.sparse_crow_indices,
         sparse_col_indices=like.sparse_col_indices,
     )
-
-
-def _then(found: "Future[list[Any]]", make: Callable[[list[Any]], Any]) -> "Future[Any]":
-    return chain(found, lambda values: finished(make(values)).future())

@@ -147,7 +147,8 @@ class SamplingClient(Ready):
 
         def ask(row: Row) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))
-            return self._scored(row)(prompt_logprobs_last_n, log_probabilities)
+            read = self._scored(row)([(prompt_logprobs_last_n, log_probabilities)])
+            return chain(read, lambda values: finished(values[0]).future())
 
         return self._read(prompt, ask)
 
@@ -227,22 +228,21 @@ class SamplingClient(Ready):
         return answer
 
     def _scored(self, row: Row) -> Score:
-        def score(last_n: int | None, read: Read) -> "Future[list[Any]]":
+        def score(reads: Sequence[tuple[int | None, Read]]) -> "Future[list[list[Any]]]":
             return chain(
-                self._sampler, lambda sampler: sampler.score(row.ids, last_n, read, row.pictures)
+                self._sampler,
+                lambda sampler: together(sampler.score_all(row.ids, reads, row.pictures)),
             )
 
         return score
 
     def _respond(
-        self, sequences: Sequence[types.SampledSequence], parts: "dict[str, Future[Any]]"
+        self, sequences: Sequence[types.SampledSequence], parts: "Future[dict[str, Any]]"
     ) -> "Future[types.SampleResponse]":
         named = recorded(sequences) if self._records else sequences
         return chain(
-            together([*parts.values()]),
-            lambda found: finished(
-                types.SampleResponse(sequences=named, **dict(zip(parts, found, strict=True)))
-            ).future(),
+            parts,
+            lambda values: finished(types.SampleResponse(sequences=named, **values)).future(),
         )
 
 

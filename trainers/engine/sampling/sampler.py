@@ -103,18 +103,34 @@ class Sampler:
         ``read`` may read other values from the logits; requests with the same object are read
         together. The future has a value for each token: None for the first and for unwanted ones.
         """
+        return self.score_all(tokens, [(last_n, read)], pictures)[0]
+
+    def score_all(
+        self,
+        tokens: Sequence[int],
+        reads: Sequence[tuple[int | None, Read]],
+        pictures: Sequence[Picture] = (),
+    ) -> "list[Future[list[Any]]]":
+        """As ``score``, for several pairs of (last n, reader), in one pass over the tokens."""
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
                 f"Log-probabilities were asked for {len(tokens)} tokens; expected between 1 and "
                 f"the model's context of {self._context_length}. Shorten the input."
             )
         self._check_ids(tokens, pictures)
-        first = 1 if last_n is None else max(1, len(tokens) - last_n)
-        asked = Asked(
-            np.asarray(tokens, dtype=np.int64), first, read, model=self._model, pictures=pictures
-        )
-        self.scheduler.score(asked)
-        return asked.future
+        row = np.asarray(tokens, dtype=np.int64)
+        requests = [
+            Asked(
+                row,
+                1 if last_n is None else max(1, len(tokens) - last_n),
+                read,
+                model=self._model,
+                pictures=pictures,
+            )
+            for last_n, read in reads
+        ]
+        self.scheduler.score(requests)
+        return [request.future for request in requests]
 
     def _check(
         self,

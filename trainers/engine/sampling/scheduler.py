@@ -89,11 +89,11 @@ class Scheduler:
             self._wake()
             self._waiting.extend(rows)
 
-    def score(self, asked: Asked) -> None:
-        """Queue tokens to be scored; the request's future has the answer."""
+    def score(self, requests: Sequence[Asked]) -> None:
+        """Queue tokens to be scored, all in one pass; each request's future has its answer."""
         with self._lock:
             self._wake()
-            self._scores.append(asked)
+            self._scores.extend(requests)
 
     def close(self) -> None:
         """Stop the worker; requests that have no answer yet fail. Further calls do nothing."""
