@@ -20,7 +20,10 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     """The object at an import path; ``what`` names its kind in error messages ("agent")."""
     module, _, name = path.partition(":")
     if not module or not name:
-        raise error(f"Got {path!r} for the {what}; expected an import path 'package.module:name'.")
+        file = ", or a file or folder that is there" if what in ("tasks", "demonstrations") else ""
+        raise error(
+            f"Got {path!r} for the {what}; expected an import path 'package.module:name'{file}."
+        )
     try:
         return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
     except (Exception, SystemExit) as cause:  # importing a user's module may raise anything

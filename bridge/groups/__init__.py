@@ -10,7 +10,7 @@ In reading order:
     group.py        groups of episodes
     curriculum.py   the choice of each step's tasks, and its log
     kept.py         objects in a configuration that are not copied
-    tasks.py        what can be tasks
+    tasks.py        tasks by import path or file, and what can be tasks
     dataset.py      batches of groups
     branches.py     episodes that continue a record from one of its turns
 """

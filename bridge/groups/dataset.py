@@ -22,7 +22,7 @@ from evert.bridge.groups.curriculum import Sampler, SamplerLog, make_sampler
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.groups.kept import Kept, unwrap
 from evert.bridge.groups.opponents import Opponents
-from evert.bridge.groups.tasks import check_tasks
+from evert.bridge.groups.tasks import check_tasks, load_tasks
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel, context_length_here
@@ -168,9 +168,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     agent: str | Any = chz.field(
         munger=_keep, doc="The agent, or its import path 'package.module:function'."
     )
-    train_tasks: str | Any = chz.field(doc="Sequence of tasks, or its import path.")
+    train_tasks: str | Any = chz.field(doc="Sequence of tasks, its import path, or a file.")
     test_tasks: str | Any | None = chz.field(
-        default=None, doc="Held-out tasks, or their import path. None: no test set."
+        default=None, doc="Held-out tasks, their import path or a file. None: no test set."
     )
     batch_size: int = chz.field(default=32, doc="Groups a batch.")
     group_size: int = chz.field(default=8, doc="Episodes a group in training.")
@@ -277,10 +277,3 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         if models := env_options.get("models"):
             env_options["models"] = {name: unwrap(model) for name, model in models.items()}
         return env_options
-
-
-def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
-    """Return ``tasks``, imported if it is an import path 'package.module:name'."""
-    found = resolve(tasks, "tasks", InvalidDatasetError) if isinstance(tasks, str) else tasks
-    check_tasks(found)
-    return found

@@ -1,8 +1,48 @@
-"""``check_tasks``: whether an object can be the tasks of a dataset."""
+"""``load_tasks``: the tasks that a setting names. ``check_tasks``: what can be tasks."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from evert.bridge.errors import InvalidDatasetError
+from evert.bridge.import_paths import resolve
+from evert.bridge.row_files import holds_records, names_file, read_rows
+
+
+def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
+    """Return ``tasks``: a sequence, its import path 'package.module:name', or a file's path.
+
+    The rows of a file are the tasks. Of a folder of records, each opening of a conversation is one,
+    as a dict of ``messages`` and ``tools``.
+
+    Raises:
+        InvalidDatasetError: They are no sequence, or a row cannot be read.
+        RecordError: A folder holds neither a dataset nor records.
+    """
+    if not isinstance(tasks, str):
+        loaded = tasks
+    elif names_file(tasks):
+        loaded = _of_file(tasks)
+    else:
+        loaded = resolve(tasks, "tasks", InvalidDatasetError)
+    check_tasks(loaded)
+    return loaded
+
+
+def _of_file(path: str) -> list[Any]:
+    if holds_records(path, InvalidDatasetError):
+        openings = {json.dumps(opening, sort_keys=True): opening for opening in _openings(path)}
+        return [*openings.values()]
+    return [row for _, row in read_rows(path, InvalidDatasetError)]
+
+
+def _openings(path: str) -> Iterator[dict[str, Any]]:
+    from evert.bridge.records.record import read_records  # loads torch
+
+    for record in read_records(path):
+        for turn in record.last_turns():
+            first = record.path(turn)[0]
+            yield {"messages": record.asked(first), "tools": record.tools(first)}
 
 
 def check_tasks(tasks: object, called: str = "tasks") -> None:

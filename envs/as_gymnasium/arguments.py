@@ -13,8 +13,8 @@ import numpy as np
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.env.options import EnvOptions
-from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.kept import unwrap
+from evert.bridge.groups.tasks import load_tasks
 from evert.envs.as_gymnasium.registration import check_some_tasks
 from evert.envs.games import EnvArgumentError
 

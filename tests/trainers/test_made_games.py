@@ -13,10 +13,10 @@ from rich.console import Console
 from tests.bridge.chat_templates import TEMPLATES, tokenizer_of
 from tests.kit import play, reward
 from tests.trainers.conftest import Patch, Shown
-from tinker_cookbook.supervised.data import conversation_to_datum
 
 import evert
 from evert.bridge.import_paths import resolve
+from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.envs import tasksets
 from evert.envs.games import GameError
@@ -24,7 +24,7 @@ from evert.envs.tasksets.reasoning_gym import Reasoning, reasoning_gym
 from evert.trainers import cli
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.config.train import read_train_settings, recorded
-from evert.trainers.training.warm_up import messages_of
+from evert.trainers.training.warm_up import data_of, rendered
 
 ID = "gymnasium:FrozenLake-v1"
 LAKE = {"tasks": ID, "tasks.is_slippery": "False", "tasks.max_episode_steps": "6"}
@@ -192,13 +192,13 @@ async def test_the_calculator_is_paid_for_what_its_tool_does(
 def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> None:
     own = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
     shown = next(CALCULATOR["demonstrations"](0))
-    messages = messages_of(shown, own)
-    datum = conversation_to_datum(messages, own, None)
+    prompts = prompt_renderer(own)
+    [datum] = data_of(shown, prompts)
     targets, weights = (
         datum.loss_fn_inputs[key].to_torch().tolist() for key in ("target_tokens", "weights")
     )
     learned = own.tokenizer.decode([t for t, w in zip(targets, weights, strict=True) if w])
-    asked = own.build_generation_prompt(messages[:-1]).to_ints()
+    asked = prompts.full(rendered(shown, prompts, "it")[0][:-1])
     expression = shown["messages"][0]["content"].removeprefix("What is ").removesuffix("?")
     answer = shown["messages"][-1]["content"]
     assert learned == f"{hermes(expression)}<|im_end|>{answer}<|im_end|>"

@@ -110,8 +110,8 @@ def train(
 
     Args:
         agent: The agent, or its import path. None for a game (``env="identity"``) or a taskset.
-        tasks: Any sequence of tasks to train on, or its import path. Without an agent, a taskset:
-            ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
+        tasks: Any sequence of tasks to train on, its import path, or a file. Without an agent, a
+            taskset: ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
         test_tasks: Held-out tasks. None: the game's, or none.
         console: Where progress is shown. None: standard output; ``Console(quiet=True)``: nowhere.
         **settings: Any that ``evert train --help`` lists, such as ``steps=30``. Pass mappings as
@@ -128,9 +128,7 @@ def train(
     what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
     named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
     given = {**settings, **{key: value for key, value in named.items() if value is not None}}
-    given = {key: _listed(value) for key, value in given.items()}
-    if given.get("log_path") is not None:
-        given["log_path"] = str(given["log_path"])
+    given = {key: _plain(value) for key, value in given.items()}
     return run(
         settings_of_run(given),
         console or Console(highlight=False),
@@ -138,8 +136,10 @@ def train(
     )
 
 
-def _listed(value: Any) -> Any:
-    """An array as a list, since settings are compared and an array has no single truth value."""
+def _plain(value: Any) -> Any:
+    """A path as a text; an array as a list, since settings are compared and it has no truth."""
+    if isinstance(value, Path):
+        return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 

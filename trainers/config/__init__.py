@@ -5,6 +5,7 @@ In reading order:
     arguments.py      reading settings: ``key=value`` texts, or values from Python
     command.py        a command whose arguments are the settings of one class
     fields.py         fields that check their values
+    demonstrations.py conversations to learn from, in several forms
     names.py          checks of names, made before torch is imported
     episode.py        settings of an episode: an Env's options
     recipes.py        the game that the settings name, and its recipe

@@ -46,8 +46,8 @@ class EvaluateSettings(EpisodeSettings):
     )
     tasks: Mapping[str, Any] = by_path(TASKS)
     agent: str = setting("", "your agent's import path, 'package.module:function'")
-    train_tasks: str = setting("", "with agent=: import path of tasks trained on")
-    test_tasks: str = setting("", "with agent=: import path of held-out tasks")
+    train_tasks: str = setting("", "with agent=: import path or file of tasks trained on")
+    test_tasks: str = setting("", "with agent=: import path or file of held-out tasks")
     models: tuple[str, ...] = setting(
         (),
         "who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
@@ -197,7 +197,7 @@ class EvaluateSettings(EpisodeSettings):
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
         """The tasks to play, by split; raises a ``RecipeError`` if there are none."""
-        from evert.bridge.groups.dataset import load_tasks
+        from evert.bridge.groups.tasks import load_tasks
 
         found = {
             split: spread(load_tasks(path), self.max_tasks)

@@ -3,13 +3,16 @@
 import difflib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.groups.tasks import check_tasks
+from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.groups.tasks import check_tasks, load_tasks
 from evert.bridge.import_paths import resolve
+from evert.bridge.records.files import record_files
+from evert.bridge.row_files import holds_records, names_file, row_files
 from evert.bridge.tokens.bases import HERMES, TEMPLATE
 from evert.trainers.config.arguments import (
     FIELDS,
@@ -18,6 +21,7 @@ from evert.trainers.config.arguments import (
     cookbook_fields,
     number_in,
 )
+from evert.trainers.config.demonstrations import read_demonstrations
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import DemonstrationsError
 
@@ -32,6 +36,9 @@ PATHS = {
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
 """Setting that is an import path, or from Python the object -> what it names, and its error."""
+
+FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
+"""Those that may name a file instead."""
 
 
 def check_names(settings: EpisodeSettings) -> None:
@@ -49,12 +56,33 @@ def check_names(settings: EpisodeSettings) -> None:
     for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch
         value, (what, error) = given[key], PATHS[key]
         found, called = value, key
-        if isinstance(value, str):
+        if key in FILES and isinstance(value, str) and names_file(value):
+            found = _check_file(key, value, error)
+        elif isinstance(value, str):
             found, called = resolve(value, what, error) if value else None, f"{key}={value}"
         if what == "tasks" and found is not None:
             _check_tasks(called, found)
     if renderer := getattr(settings, "renderer_name", None):
         check_renderer(renderer)
+
+
+def named_files(settings: object) -> dict[str, list[Path]]:
+    """Return the files that settings name, by setting; those of an unused warm-up are left out."""
+    unused = {"demonstrations"} if not getattr(settings, "warm_up_steps", 0) else set()
+    paths = {key: getattr(settings, key, None) for key in FILES - unused}
+    return {
+        key: record_files(path) if holds_records(path, PATHS[key][1]) else row_files(path)
+        for key, path in sorted(paths.items())
+        if isinstance(path, str) and names_file(path)
+    }
+
+
+def _check_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
+    """Read the file that a setting names; None for records, whose reader loads torch."""
+    if holds_records(path, error):
+        record_files(path)
+        return None
+    return read_demonstrations(path, None) if key == "demonstrations" else load_tasks(path)
 
 
 def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:

@@ -46,6 +46,7 @@ class TrainOptions(TypedDict, total=False):
     ray_address: str | None
     warm_up_steps: int
     demonstrations: Any
+    warm_up_min_reward: float | None
     warm_up_batch: int
     warm_up_learning_rate: float
     steps: int

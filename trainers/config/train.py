@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import chz
 
 from evert.bridge.redaction import redacted_tree
+from evert.bridge.row_files import names_file
 from evert.bridge.tokens.bases import BASE_MODEL, TEMPLATE, renderer_name_of, with_variables
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
@@ -51,8 +52,11 @@ class TrainSettings(EpisodeSettings):
     tasks: Mapping[str, Any] = by_path(TASKS)
     # Import paths, or from Python the objects themselves.
     agent: Any = _named("your agent's import path, 'package.module:function'")
-    train_tasks: Any = _named("import path of a sequence of tasks to train on")
-    test_tasks: Any = _named("import path of the held-out tasks; '' for none")
+    train_tasks: Any = _named(
+        "import path of a sequence of tasks to train on; or a file, .jsonl, .csv or .parquet, with "
+        "a task in each row; or a folder of records, whose conversations' openings are the tasks"
+    )
+    test_tasks: Any = _named("import path or file of the held-out tasks; '' for none")
     sampler: Any = _named(
         "import path of a sampler, which chooses each step's tasks: evert:Curriculum leaves out "
         "solved and hopeless ones; '': all in turn"
@@ -101,7 +105,13 @@ class TrainSettings(EpisodeSettings):
     )
 
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
-    demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
+    demonstrations: Any = _named(
+        "warm-up: import path of a function from a seed to conversations; or a file of them (forms "
+        "of OpenAI's fine-tuning, ShareGPT, TRL), a dataset's folder, or a folder of records"
+    )
+    warm_up_min_reward: float | None = setting(
+        1.0, "warm-up on records: lowest total reward of a rollout; None: any"
+    )
     warm_up_batch: int = size(64, "warm-up: conversations per step")
     warm_up_learning_rate: float = size(
         1e-3, "warm-up: Adam's learning rate, falls to 0", 0, or_more=False
@@ -176,7 +186,13 @@ class TrainSettings(EpisodeSettings):
         if self.warm_up_steps and is_missing(self.demonstrations):
             raise RecipeError(
                 f"warm_up_steps={self.warm_up_steps} has nothing to warm up on. Pass "
-                "demonstrations=package.module:function, or leave warm_up_steps out."
+                "demonstrations=package.module:function or a file, or leave warm_up_steps out."
+            )
+        path = self.demonstrations
+        if not self.warm_up_steps and isinstance(path, str) and names_file(path):
+            raise RecipeError(
+                f"demonstrations={path} is given, and warm_up_steps=0 learns nothing from it. Pass "
+                "warm_up_steps=8 or so, or leave demonstrations out."
             )
 
     @chz.validate

@@ -25,9 +25,9 @@ from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError, repr_of
 from evert.bridge.groups.advantages import Group
-from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.group import ChatAgentGroupBuilder, lineage_order
 from evert.bridge.groups.rewards import GroupReward
+from evert.bridge.groups.tasks import load_tasks
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import EvertError
+from evert.bridge.row_files import near_path
 from evert.trainers.reporting.figures.metrics import (
     HELD_OUT,
     TRAIN,
@@ -205,4 +206,4 @@ def no_run(path: Path) -> str:
         return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
         return f"{path} is a file, not a run's folder. {wanted}"
-    return f"There is no folder {path}. {files.near_path(path) or wanted}"
+    return f"There is no folder {path}. {near_path(path) or wanted}"

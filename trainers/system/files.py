@@ -4,7 +4,6 @@ A record is broken if it is no JSON object, or if one of its fields has the wron
 """
 
 import csv
-import difflib
 import errno
 import io
 import json
@@ -30,7 +29,10 @@ EVALUATION, SWEEP = "evaluation.json", "sweep.json"
 
 _NUMBER = (int, float)
 _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    RUN: {"name": (str,), "settings": (dict,), "engine": (dict,), "versions": (dict,)},
+    RUN: {
+        "name": (str,), "settings": (dict,), "engine": (dict,), "versions": (dict,),
+        "files": (dict,),
+    },
     BEFORE: {"scores": (dict,), "samples": (list,), "failures": (dict,)},
     RESULT: {"held_out": (dict,)},
     WANDB: {"project": (str,), "id": (str,)},
@@ -194,13 +196,6 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
         f"{path} cannot be written to: {error.strerror or error}. What was written before is "
         "untouched. Free some space, or choose a folder that can be written to."
     )
-
-
-def near_path(path: Path) -> str:
-    """A question that suggests a similar path for a missing one; "": there is none."""
-    beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
-    return f"Did you mean {beside / near[0]}?" if near else ""
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

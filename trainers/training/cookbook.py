@@ -152,7 +152,7 @@ def cookbook_config(
     context_length: int | None = None,
 ) -> "Config":
     """Return the Config of a run in a folder, in one call."""
-    from evert.bridge.groups.dataset import load_tasks
+    from evert.bridge.groups.tasks import load_tasks
 
     models = frozen_models(settings.models, settings.base_url)
     tasks = load_tasks(settings.train_tasks)

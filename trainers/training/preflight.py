@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evert.bridge.row_files import names_file
 from evert.trainers.config.backend import EngineChoice, check_engine, choose_engine
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import check_episodes, frozen_models, read_models
 from evert.trainers.config.model_names import check_model, check_weights, split_step
-from evert.trainers.config.names import PATHS, check_names
+from evert.trainers.config.names import FILES, PATHS, check_names
 from evert.trainers.config.opponents import check_opponents
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
 from evert.trainers.rundir.folder import recorded_settings
@@ -41,8 +42,8 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     check_workers(settings)
 
     from evert.bridge.groups.curriculum import make_sampler
-    from evert.bridge.groups.dataset import load_tasks
     from evert.bridge.groups.group import load_agent
+    from evert.bridge.groups.tasks import load_tasks
     from evert.trainers.training.cookbook import draft
     from evert.trainers.training.first_steps import slips
     from evert.trainers.training.tracking import check_tracking
@@ -57,7 +58,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
         loaded["test_tasks"] = load_tasks(settings.test_tasks)
     make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
     if settings.warm_up_steps:
-        load_demonstrations(settings.demonstrations)
+        load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     models = frozen_models(settings.models, settings.base_url)
     if len(tasks):
         check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
@@ -70,13 +71,16 @@ def _check_known(settings: TrainSettings) -> None:
     """Refuse names without an import path: only a caller in Python has those objects."""
     values = {name: getattr(settings, name) for name in PATHS}
     lost = [
-        f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
+        f"the {n} {v!r}"
+        for n, v in values.items()
+        if isinstance(v, str) and v and ":" not in v and not (n in FILES and names_file(v))
     ]
     if lost:
         raise RecipeError(
-            f"There is no import path in {' or '.join(lost)}; expected 'package.module:name'. If "
-            "this run was started from Python with functions or lists, call evert.train again "
-            f"with them and log_path={settings.log_path!r}."
+            f"There is no import path in {' or '.join(lost)}; expected 'package.module:name', or "
+            "for tasks and demonstrations the path of a file or folder that is there. If this run "
+            "was started from Python with functions or lists, call evert.train again with them "
+            f"and log_path={settings.log_path!r}."
         )
 
 

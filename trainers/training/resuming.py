@@ -16,7 +16,9 @@ import chz
 from rich.console import Console
 
 from evert.bridge.redaction import redacted_arguments
+from evert.bridge.row_files import digest
 from evert.trainers.config.frozen_models import pinned
+from evert.trainers.config.names import named_files
 from evert.trainers.config.train import (
     WORKERS,
     TrainSettings,
@@ -70,6 +72,7 @@ def take_up(
         **origin(),
     }
     about["settings"] = recorded(settings)
+    about.setdefault("files", {key: digest(paths) for key, paths in named_files(settings).items()})
     if folder.resumed:
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
@@ -262,10 +265,22 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
                 "changed. Choose another log_path, or leave it out for a new folder under runs/."
             )
         return
-    if changes := differing(recorded_settings(path, TrainSettings), settings):
+    changes = differing(recorded_settings(path, TrainSettings), settings)
+    if changes := [*changes, *_changed_files(folder, settings)]:
         raise RunFolderError(
             f"{path} holds a run with other settings:\n  "
             + "\n  ".join(changes)
-            + "\nTo resume it, leave these out (the run knows its settings); to train with the new "
-            "ones, choose another log_path."
+            + "\nTo resume it, leave these out (the run knows its settings), and put changed files "
+            "back; to train with the new ones, choose another log_path."
         )
+
+
+def _changed_files(folder: RunFolder, settings: TrainSettings) -> Iterator[str]:
+    """A line for each file that a run still needs, and that is not as the run began with it."""
+    before = (folder.read_json(RUN) or {}).get("files") or {}
+    warm = RunFolder(folder.path / WARM_UP).checkpoints()
+    is_warm = any(record["name"] == "final" for record in warm)
+    for key, paths in named_files(settings).items():
+        now = digest(paths)
+        if before.get(key, now) != now and not (is_warm and key == "demonstrations"):
+            yield f"{getattr(settings, key)} has changed: sha256 {before[key]} -> {now}"

@@ -5,22 +5,36 @@ RL then starts from the warmed-up weights.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chz
 import tinker
+from openai import BadRequestError
 from rich.console import Console
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
-from tinker_cookbook.renderers.base import get_text_content
+from tinker_cookbook.renderers.base import Message, TrainOnWhat, get_text_content
+from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
 from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import hear
+from evert.bridge.errors import RendererMismatchError
 from evert.bridge.import_paths import resolve
-from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.models.tinker_model import context_length_here
+from evert.bridge.row_files import names_file
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, supervised_example
+from evert.trainers.config.demonstrations import (
+    Demonstration,
+    counted,
+    demonstration,
+    read_demonstrations,
+)
 from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, renderer_of
@@ -28,20 +42,33 @@ from evert.trainers.rundir.folder import WARM_UP
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl, slug
 
 if TYPE_CHECKING:
-    from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.supervised.train import Config
 
+logger = logging.getLogger(__name__)
+
 Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
-"""The Cookbook's messages; or OpenAI's fine-tuning format, ``{"messages": ..., "tools": ...}``."""
+"""The Cookbook's messages; or a row in one of the forms of ``config/demonstrations.py``."""
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 """From a seed to conversations; the assistant's messages are learned."""
 
 
-def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
-    """Return the function, or the one that an import path ``package.module:function`` names."""
+def load_demonstrations(
+    demonstrations: Demonstrations | str, min_reward: float | None = None
+) -> Demonstrations | list[Demonstration]:
+    """Return a function, or the rows of a file; a text is an import path or the file's.
+
+    Raises:
+        DemonstrationsError: There is none, or a row, which is named, cannot be read.
+        RecordError: A folder holds neither a dataset nor records.
+    """
     found: Any = demonstrations
     if isinstance(found, str):
+        if names_file(found):
+            rows = read_demonstrations(found, min_reward)
+            for row in rows:
+                _messages(row)
+            return rows
         found = resolve(found, "demonstrations", DemonstrationsError)
     if not callable(found):
         raise DemonstrationsError(
@@ -51,53 +78,101 @@ def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
     return found  # type: ignore[no-any-return]
 
 
+# -- data ----------------------------------------------------------------------------------------
+
+
+def data_of(
+    shown: Conversation | Demonstration,
+    prompts: PromptRenderer,
+    place: str = "A conversation",
+    limit: int | None = None,
+) -> list[tinker.Datum]:
+    """Return a conversation as data, each with weights that sum to 1.
+
+    It is one datum; or one for each learned reply, if the renderer shows replies otherwise later.
+
+    Args:
+        shown: The conversation. Names of control tokens in its texts stay texts.
+        prompts: The model's renderer.
+        place: What messages call it.
+        limit: Most tokens; None: any number.
+
+    Raises:
+        DemonstrationsError: It cannot be read or rendered, or is too long.
+    """
+    try:
+        messages, learned = rendered(shown, prompts, place)
+        if prompts.renderer.has_extension_property:
+            pairs = zip(messages, learned, strict=True)
+            marked: list[Any] = [{**message, "trainable": flag} for message, flag in pairs]
+            examples = [supervised_example(prompts, marked, TrainOnWhat.CUSTOMIZED)]
+        else:
+            ends = [end for end, is_learned in enumerate(learned, 1) if is_learned]
+            last = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+            examples = [supervised_example(prompts, messages[:end], last) for end in ends]
+    except RendererMismatchError as error:
+        raise DemonstrationsError(f"{place}: {error}") from error
+    longest = max((tokens.length for tokens, _ in examples), default=0)
+    if limit is not None and longest > limit:
+        raise DemonstrationsError(
+            f"{place} has {longest:,} tokens; the model takes {limit:,}. Shorten it, or remove it."
+        )
+    return [datum_from_model_input_weights(*example, reduction="mean") for example in examples]
+
+
+def rendered(
+    shown: Conversation | Demonstration, prompts: PromptRenderer, place: str
+) -> tuple[list[Message], list[bool]]:
+    """Return the messages for the renderer, with tools in the first, and whether each is learned.
+
+    Raises:
+        DemonstrationsError: ``place``: one cannot be read.
+    """
+    if isinstance(shown, list):
+        own: list[Any] = [prompts.escape(message) for message in shown]  # type: ignore[arg-type]
+        return own, [message["role"] == "assistant" for message in own]
+    row = shown if isinstance(shown, Demonstration) else demonstration(place, shown)
+    messages = [prompts.escape(message) for message in _messages(row)]
+    if not row.tools:
+        return messages, row.learned
+    system = get_text_content(messages.pop(0)) if messages[0]["role"] == "system" else ""
+    prefix = prompts.tool_prefix(read_tools(row.tools), system)
+    learned = row.learned[len(row.learned) - len(messages) :]
+    return [*prefix, *messages], [False] * len(prefix) + learned
+
+
+def _messages(row: Demonstration) -> list[Message]:
+    try:
+        read_tools(row.tools)
+        return [heard.message for heard in hear(row.messages, 0, {})]
+    except BadRequestError as error:
+        raise DemonstrationsError(f"{row.place}: {error}") from None
+
+
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations. Each has its own seed, so a resumed run gets the same batches."""
+    """Batches of conversations. A batch's number decides it, so a resumed run gets the same."""
 
-    settings: "ConversationDatasetBuilder"
-    demonstrations: Demonstrations
-    renderer: "Renderer"
+    steps: int
+    batch: Callable[[int], list[tinker.Datum]]
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """Return the batch's conversations as data, each with weights that sum to 1."""
-        from tinker_cookbook.supervised.data import conversation_to_datum
-
-        wanted = self.settings.batch_size
-        drawn = self.demonstrations(self.settings.seed * 1_000_003 + index)
-        shown = [*itertools.islice(drawn, wanted)]
-        if len(shown) < wanted:
-            raise DemonstrationsError(
-                f"Got {len(shown)} demonstrations for a batch of {wanted}. Give more, an endless "
-                "iterator, or a smaller warm_up_batch."
-            )
-        messages = [messages_of(each, self.renderer) for each in shown]
-        return [conversation_to_datum(each, self.renderer, None) for each in messages]
+        return self.batch(index)
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Do nothing: there is one epoch, and no conversation is seen twice."""
+        """Do nothing: a batch's number also decides its epoch."""
 
     def __len__(self) -> int:
-        return self.settings.steps
-
-
-def messages_of(conversation: Conversation, renderer: "Renderer") -> list[Any]:
-    """Return a conversation for the renderer, with its tools in the first message."""
-    if not isinstance(conversation, Mapping):
-        return conversation
-    messages = [heard.message for heard in hear(conversation["messages"], 0, {})]
-    tools = conversation.get("tools")
-    if not tools:
-        return messages
-    system = get_text_content(messages.pop(0)) if messages[0]["role"] == "system" else ""
-    return [*prompt_renderer(renderer).tool_prefix(read_tools(tools), system), *messages]
+        return self.steps
 
 
 @chz.chz
 class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     """Builds the warm-up's dataset, configured by chz."""
 
-    demonstrations: Any = chz.field(doc="A function from a seed to conversations, or its path.")
+    demonstrations: Any = chz.field(doc="A function from a seed to conversations, its path, a file")
+    min_reward: float | None = chz.field(default=None, doc="Least reward of a recorded rollout.")
     steps: int = chz.field(doc="Batches.")
     batch_size: int = chz.field(doc="Conversations a batch.")
     seed: int = 0
@@ -105,11 +180,45 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     renderer_name: str = chz.field(doc="Cookbook renderer.")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Return the dataset, and no test set: RL's held-out tasks are the test."""
+        """Return the dataset, and no test set: RL's held-out tasks are the test.
+
+        Raises:
+            DemonstrationsError: A file's conversation, which is named, cannot be learned.
+        """
         from evert.bridge.tokens.bases import model_renderer
 
-        renderer = model_renderer(self.model_name, self.renderer_name)
-        return ConversationDataset(self, load_demonstrations(self.demonstrations), renderer), None
+        prompts = prompt_renderer(model_renderer(self.model_name, self.renderer_name))
+        data = partial(data_of, prompts=prompts, limit=context_length_here(self.model_name))
+        source = load_demonstrations(self.demonstrations, self.min_reward)
+        if isinstance(source, list):
+            rows = [data(row, place=row.place) for row in source if any(row.learned)]
+            return ConversationDataset(self.steps, partial(self._of_rows, rows)), None
+        return ConversationDataset(self.steps, partial(self._of_function, source, data)), None
+
+    def _of_function(
+        self, draw: Demonstrations, data: Callable[..., list[tinker.Datum]], index: int
+    ) -> list[tinker.Datum]:
+        shown = [*itertools.islice(draw(self.seed * 1_000_003 + index), self.batch_size)]
+        if len(shown) < self.batch_size:
+            raise DemonstrationsError(
+                f"Got {len(shown)} demonstrations for a batch of {self.batch_size}. Give more, an "
+                "endless iterator, or a smaller warm_up_batch."
+            )
+        place = f"{path_of(draw)}, batch {index}, conversation"
+        data_by_row = [data(each, place=f"{place} {number}") for number, each in enumerate(shown)]
+        return [*itertools.chain(*data_by_row)]
+
+    def _of_rows(self, rows: Sequence[list[tinker.Datum]], index: int) -> list[tinker.Datum]:
+        """The next rows; each epoch has an order of its own."""
+        numbers = range(index * self.batch_size, (index + 1) * self.batch_size)
+        places = [divmod(number, len(rows)) for number in numbers]
+        chosen = [_order(self.seed, epoch, len(rows))[place] for epoch, place in places]
+        return [datum for number in chosen for datum in rows[number]]
+
+
+@lru_cache(2)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    return random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
 def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
@@ -128,6 +237,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
         learning_rate=settings.warm_up_learning_rate,
         dataset_builder=ConversationDatasetBuilder(
             demonstrations=settings.demonstrations,
+            min_reward=settings.warm_up_min_reward,
             steps=settings.warm_up_steps,
             batch_size=settings.warm_up_batch,
             seed=settings.seed,
@@ -156,10 +266,22 @@ async def warm_up(
         return weights
     place.mkdir(exist_ok=True)
     config = warm_up_config(settings, folder, embedded=embedded)
-    console.print(f"warming up on {path_of(settings.demonstrations)}", markup=False, soft_wrap=True)
+    text = f"warming up on {path_of(settings.demonstrations)}{_counts(settings)}"
+    console.print(text, markup=False, soft_wrap=True)
+    logger.info("%s", text)
     with display(console, place, settings.warm_up_steps, "warming up") as show, follow(show):
         await cookbook.main(config)
     return _final(place)
+
+
+def _counts(settings: TrainSettings) -> str:
+    """What is in a file of demonstrations, and how many times it is learned."""
+    rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
+    if not isinstance(rows, list):
+        return ""
+    learned = sum(any(row.learned) for row in rows)
+    epochs = settings.warm_up_steps * settings.warm_up_batch / learned
+    return f": {counted(rows)}; {epochs:.3g} epochs"
 
 
 def _final(place: Path) -> CheckpointRecord | None:

@@ -26,8 +26,8 @@ from evert.bridge.env.limits import SequenceLimits, tightest
 from evert.bridge.env.options import EnvOptions, options_with_own, settings_of
 from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
-from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.group import load_agent
+from evert.bridge.groups.tasks import load_tasks
 from evert.bridge.tokens.bases import BASES, base_path, register_variant, renderer_name_of
 from evert.envs.as_gymnasium.loop import Loop
 from evert.trainers.engine.clients.engine import Engine

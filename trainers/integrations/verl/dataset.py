@@ -14,7 +14,7 @@ from typing import Any
 
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidDatasetError, repr_of
-from evert.bridge.groups.dataset import load_tasks
+from evert.bridge.groups.tasks import load_tasks
 
 TASK_PATH = "extra_info.task_json"
 """Where ``write_dataset`` puts a task."""

@@ -1,0 +1,161 @@
+"""Files of rows: settings name demonstrations and tasks by path, in place of an import path.
+
+    FILE.jsonl      a JSON value per line
+    FILE.csv        a dict of texts per row, by the names in the first
+    FILE.parquet    a dict per row
+    FOLDER          a dataset that ``datasets`` saved (its split "train"); else recorded rollouts
+
+A file may come from anybody: nothing in it is run, and its lines are bounded.
+"""
+
+import csv
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from evert.bridge.errors import EvertError, repr_of
+
+LONGEST = 2**24
+"""Most bytes of a line."""
+
+KINDS = (".jsonl", ".csv", ".parquet")
+EXPECTED = (
+    f"a file ({', '.join(KINDS)}), the folder of a dataset or of records, or an import path "
+    "'package.module:name'"
+)
+
+_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+
+
+def names_file(text: str) -> bool:
+    """Whether a setting's text is a path of a file, there or not, rather than an import path."""
+    is_path = text.endswith(KINDS) or (":" not in text and "/" in text)
+    return bool(text) and (is_path or os.path.exists(os.path.expanduser(text)))
+
+
+def holds_records(path: str, error: type[EvertError]) -> bool:
+    """Whether a path is a folder of recorded rollouts, rather than of rows.
+
+    Raises:
+        EvertError: There is nothing at this path, or a file of another kind; of the class given.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return not any((place / name).is_file() for name in _SAVED)
+    if not place.is_file():
+        near = f" {near_path(place)}".rstrip()
+        raise error(f"There is no file or folder {path}.{near} Expected {EXPECTED}.")
+    if place.suffix not in KINDS:
+        raise error(f"{path} is a file of another kind; expected {EXPECTED}.")
+    return False
+
+
+def near_path(path: Path) -> str:
+    """A question that suggests a similar path for a missing one; "": there is none."""
+    beside = path.parent if path.parent.is_dir() else Path()
+    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
+    return f"Did you mean {beside / near[0]}?" if near else ""
+
+
+def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
+    """Read the rows of a file, or of a dataset's folder.
+
+    Yields:
+        Each row's place, such as "FILE, line 3", and its value. Blank lines are left out.
+
+    Raises:
+        EvertError: A row cannot be read; of the class given.
+    """
+    for file in row_files(path):
+        try:
+            if file.suffix in (".jsonl", ".csv"):
+                with file.open("rb") as opened:
+                    read = _jsonl if file.suffix == ".jsonl" else _csv
+                    yield from ((f"{file}, line {at}", row) for at, row in read(opened))
+            else:
+                yield from ((f"{file}, row {at}", row) for at, row in enumerate(_table(file), 1))
+        except _BadRowError as bad:
+            raise error(f"{file}, line {bad}") from None
+        except Exception as bad:  # a damaged table may raise anything
+            raise error(f"{file} cannot be read: {bad}") from bad
+
+
+def row_files(path: str) -> list[Path]:
+    """Return the files that hold the rows at a path, in order."""
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    return sorted((place / "train" if (place / _SAVED[0]).is_file() else place).glob("*.arrow"))
+
+
+def digest(files: list[Path]) -> str:
+    """Return the SHA-256 of the files' contents, one after the other."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            while block := opened.read(2**20):
+                total.update(block)
+    return total.hexdigest()
+
+
+class _BadRowError(Exception):
+    pass
+
+
+def _lines(file: BinaryIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise _BadRowError(f"{number} has more than {LONGEST:,} bytes; expected a row.")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise _BadRowError(f"{number} is not UTF-8 ({error}). Save the file in it.") from None
+
+
+def _jsonl(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(_lines(file), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _BadRowError(
+                    f"{number} is not JSON ({error}): {repr_of(line.strip())}. Expected a JSON "
+                    "value on each line."
+                ) from None
+            yield number, row
+
+
+def _csv(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    rows = csv.DictReader(_lines(file), strict=True)
+    try:
+        names = rows.fieldnames or []
+        if len({*names}) < len(names):
+            raise _BadRowError(f"1 has a column twice: {', '.join(names)}. Rename one.")
+        for row in rows:
+            if None in row or None in row.values():
+                fields = f"{len(names)}: {', '.join(names)}"
+                raise _BadRowError(
+                    f"{rows.line_num} has too many or too few fields; expected {fields}."
+                )
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise _BadRowError(f"{rows.reader.line_num} is not CSV: {error}.") from None
+
+
+def _table(file: Path) -> Iterator[Any]:
+    if file.suffix == ".parquet":
+        from pyarrow import parquet
+
+        batches = parquet.ParquetFile(file).iter_batches()
+    else:
+        from pyarrow import ipc
+
+        batches = ipc.open_stream(file.read_bytes())
+    for batch in batches:
+        yield from batch.to_pylist()

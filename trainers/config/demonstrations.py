@@ -1,0 +1,275 @@
+"""Demonstrations: conversations to learn from, as rows of a file or yielded by a function.
+
+A row has one of these forms, and becomes a ``Demonstration`` in OpenAI's. None of this loads torch.
+
+    {"messages": [...], "tools": [...]}     OpenAI's fine-tuning; weight: 0 is not learned
+    {"conversations": [...]}                ShareGPT: messages of "from" and "value"
+    {"prompt": ..., "completion": ...}      TRL: texts or messages; the completion is learned
+    a folder of recorded rollouts           what the policy said in those with enough reward
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from evert.bridge.errors import repr_of
+from evert.bridge.row_files import holds_records, read_rows
+from evert.trainers.config.fields import DemonstrationsError
+
+if TYPE_CHECKING:
+    from evert.bridge.records.record import RolloutRecord
+
+SHAREGPT = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+"""Speaker of a ShareGPT message -> role."""
+
+FIELDS = frozenset(
+    {"role", "content", "reasoning_content", "reasoning", "refusal", "name", "weight"}
+    | {"tool_calls", "tool_call_id", "function_call"}
+)
+"""Fields that a message may have."""
+
+
+class Demonstration(NamedTuple):
+    """A conversation in OpenAI's form.
+
+    Attributes:
+        place: Where it is, for messages: "FILE, line 3".
+        messages: Without weights; each call of a tool has an id.
+        learned: For each message, whether it is learned.
+        tools: Those offered; [] for none.
+        unread: Names of the row's fields that mean nothing here.
+    """
+
+    place: str
+    messages: list[dict[str, Any]]
+    learned: list[bool]
+    tools: list[Any]
+    unread: list[str]
+
+
+def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstration]:
+    """Read a file or folder of demonstrations.
+
+    Args:
+        path: See ``evert.bridge.row_files``.
+        min_reward: Least total reward of a recorded rollout; None: any.
+
+    Raises:
+        DemonstrationsError: The row that is named is wrong, or nothing can be learned.
+        RecordError: A folder holds neither a dataset nor records.
+    """
+    if holds_records(path, DemonstrationsError):
+        demonstrations = [*_recorded(path, min_reward)]
+    else:
+        demonstrations = [demonstration(place, row) for place, row in _rows(path)]
+    if not any(any(each.learned) for each in demonstrations):
+        raise DemonstrationsError(
+            f"{path} has {len(demonstrations)} rows, and none has a reply to learn. Expected "
+            "messages of the assistant without weight: 0."
+        )
+    return demonstrations
+
+
+def counted(demonstrations: Sequence[Demonstration]) -> str:
+    """Return in words how many there are, and what in them may be a slip."""
+    texts = Counter(json.dumps(each[1:4], default=repr) for each in demonstrations)
+    ends = [each for each in demonstrations if any(each.learned) and not each.learned[-1]]
+    unread = Counter(name for each in demonstrations for name in each.unread)
+    counts = {
+        "with nothing to learn, left out": sum(not any(each.learned) for each in demonstrations),
+        "repeated": len(demonstrations) - len(texts),
+        "with messages after the last learned reply": len(ends),
+        "with a call of a tool that is not among their tools": sum(
+            map(_calls_others, demonstrations)
+        ),
+        **{f"with the field {name!r}, not read": count for name, count in unread.items()},
+    }
+    parts = [f"{count:,} {what}" for what, count in counts.items() if count]
+    return "; ".join([f"{len(demonstrations):,} conversations", *parts])
+
+
+def _calls_others(shown: Demonstration) -> bool:
+    offered = {tool["function"]["name"] for tool in shown.tools}
+    calls = (call for message in shown.messages for call in message.get("tool_calls") or ())
+    return any(call["function"].get("name") not in offered for call in calls)
+
+
+def demonstration(place: str, row: Any) -> Demonstration:
+    """Read a row.
+
+    Raises:
+        DemonstrationsError: A field is wrong; the message names it with ``place``.
+    """
+    if not isinstance(row, Mapping):
+        _refuse(place, "the row", row, "an object with messages")
+    fields = {key: value for key, value in row.items() if value is not None}
+    prompted, read = 0, {"messages"}
+    if "messages" in fields:
+        messages = fields["messages"]
+    elif "conversations" in fields:
+        read = {"conversations", "system"}
+        messages = [*_texts(place, "system", fields), *_sharegpt(place, fields["conversations"])]
+    elif "prompt" in fields and "completion" in fields:
+        read = {"prompt", "completion"}
+        prompt = _texts(place, "prompt", fields)
+        prompted, messages = len(prompt), [*prompt, *_texts(place, "completion", fields)]
+    else:
+        expected = "messages, conversations, or prompt and completion"
+        raise DemonstrationsError(f"{place} has the fields {', '.join(row)}; expected {expected}.")
+    if not isinstance(messages, list | tuple) or not messages:
+        _refuse(place, "messages", messages, "a list of messages")
+    own, learned, waiting = list[dict[str, Any]](), list[bool](), list[str]()
+    for at, message in enumerate(messages):
+        plain, weight = _message(place, f"messages[{at}]", message, waiting)
+        own.append(plain)
+        learned.append(at >= prompted and weight != 0 and plain.get("role") == "assistant")
+    unread = fields.keys() - read - {"tools", "functions", "parallel_tool_calls"}
+    return Demonstration(place, own, learned, _tools(place, fields), sorted(unread))
+
+
+def _refuse(place: str, field: str, value: object, expected: str) -> NoReturn:
+    raise DemonstrationsError(f"{place}: {field} is {repr_of(value)}; expected {expected}.")
+
+
+def _message(
+    place: str, at: str, message: Any, waiting: list[str]
+) -> tuple[dict[str, Any], float | None]:
+    """A message without weight, and its weight; ``waiting`` has the ids of unanswered calls."""
+    if not isinstance(message, Mapping):
+        _refuse(place, at, message, "an object with role and content")
+    plain = {key: value for key, value in message.items() if value is not None}
+    for key in plain.keys() - FIELDS:
+        _refuse(place, f"{at}.{key}", plain[key], f"one of {', '.join(sorted(FIELDS))}")
+    weight, role = plain.pop("weight", None), plain.get("role")
+    if weight not in (None, 0, 1) or (weight and role != "assistant"):
+        _refuse(place, f"{at}.weight", weight, "0 or 1, and 1 only for the assistant")
+    if called := plain.pop("function_call", None):  # the API's older form
+        plain["tool_calls"] = [{"function": _json(place, f"{at}.function_call", called)}]
+    if role == "assistant":
+        if calls := plain.get("tool_calls"):
+            plain["tool_calls"] = _calls(place, f"{at}.tool_calls", calls, waiting)
+        elif not {"content", "refusal"} & plain.keys():
+            _refuse(place, f"{at}.content", None, "a text, or tool_calls")
+    elif role in ("tool", "function"):
+        called = plain.setdefault("tool_call_id", waiting[0] if waiting else None)
+        if called not in waiting:
+            ids = ", ".join(waiting) or "no result here: no call waits for one"
+            _refuse(place, f"{at}.tool_call_id", called, ids)
+        waiting.remove(called)
+        plain["role"] = "tool"
+    return plain, weight
+
+
+def _calls(place: str, at: str, calls: Any, waiting: list[str]) -> list[Any]:
+    """Calls with ids, and their arguments as text."""
+    if not isinstance(calls, list | tuple):
+        _refuse(place, at, calls, "a list of calls")
+    own = list[Any]()
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            expected = "an object with function: {'name': ..., 'arguments': ...}"
+            _refuse(place, f"{at}[{number}]", call, expected)
+        arguments = function.get("arguments")
+        if isinstance(arguments, Mapping):
+            arguments = json.dumps(arguments)
+        called = str(call.get("id") or f"call_{len(waiting)}")
+        waiting.append(called)
+        own.append(
+            {"id": called, "type": "function", "function": {**function, "arguments": arguments}}
+        )
+    return own
+
+
+def _tools(place: str, fields: Mapping[str, Any]) -> list[Any]:
+    name = "functions" if fields.get("functions") else "tools"  # the API's older form
+    tools = _json(place, name, fields.get(name) or [])
+    if not isinstance(tools, list):
+        _refuse(place, name, tools, "a list")
+    is_old = name == "functions"
+    return [{"type": "function", "function": tool} if is_old else tool for tool in tools]
+
+
+def _json(place: str, field: str, value: Any) -> Any:
+    """A value, which may be written as JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        _refuse(place, field, value, "JSON")
+
+
+def _texts(place: str, name: str, fields: Mapping[str, Any]) -> list[Any]:
+    """The messages of a field that has a text or messages."""
+    value = fields.get(name, [])
+    if isinstance(value, str):
+        role = {"system": "system", "prompt": "user", "completion": "assistant"}[name]
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list):
+        _refuse(place, name, value, "a text or a list of messages")
+    return value
+
+
+def _sharegpt(place: str, messages: Any) -> Iterator[Any]:
+    for at, message in enumerate(messages if isinstance(messages, list) else [messages]):
+        where = f"conversations[{at}]"
+        speaker = str(message.get("from")) if isinstance(message, Mapping) else ""
+        if speaker not in SHAREGPT:
+            expected = f"an object with value, and from: {', '.join(SHAREGPT)}"
+            _refuse(place, where, message, expected)
+        rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+        field = "function_call" if speaker == "function_call" else "content"
+        yield {"role": SHAREGPT[speaker], field: message.get("value"), **rest}
+
+
+def _rows(path: str) -> Iterator[tuple[str, Any]]:
+    is_table = not path.endswith((".jsonl", ".csv"))
+    for place, row in read_rows(path, DemonstrationsError):
+        yield place, _without_nulls(row) if is_table else row
+
+
+def _without_nulls(value: Any) -> Any:
+    """A row without what a table has for the fields of other rows: nulls, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def _recorded(path: str, min_reward: float | None) -> Iterator[Demonstration]:
+    """The conversations of rollouts with enough reward; what cannot be read teaches nothing."""
+    from evert.bridge.records.record import read_records
+
+    least, best = -math.inf if min_reward is None else min_reward, -math.inf
+    for number, record in enumerate(read_records(path), 1):
+        best = max(best, record.reward)
+        for turn in record.last_turns() if record.reward >= least else ():
+            place = f"{path}, rollout {number}"
+            try:
+                yield demonstration(place, _conversation(record, turn))
+            except DemonstrationsError:
+                yield Demonstration(place, [], [], [], [])
+    if best < least:
+        raise DemonstrationsError(
+            f"{path}: no rollout has warm_up_min_reward={least:g}; the best has {best:g}. Lower it."
+        )
+
+
+def _conversation(record: "RolloutRecord", turn: int) -> dict[str, Any]:
+    """The agent's conversation up to a turn's reply; only what the policy said is learned."""
+    said = [each for each in record.path(turn) if record.row["steps"][each].get("reply")]
+    replies = {len(record.asked(each)) for each in said}
+    messages = list[dict[str, Any]]()
+    for at, message in enumerate(record.messages(turn)):
+        weight = {"weight": 0} if message["role"] == "assistant" and at not in replies else {}
+        messages.append({key: message[key] for key in message.keys() & FIELDS} | weight)
+    return {"messages": messages, "tools": record.tools(turn)}
