@@ -29,6 +29,8 @@ LINES = {
     "train env=identity cookbook.temprature=1": 1,
     "train env=identity model_name=evert-tinny": 1,
     "evaluate env=identity models=runs/nothing": 1,
+    "play env=identity model=runs/nothing": 1,
+    "init . --agent nothing": 1,
     "sweep env=identity limits.maxturns=3 seed=0,1": 1,
     "serve model=runs/nothing": 1,
     "report runs/nothing": 1,

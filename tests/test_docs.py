@@ -22,7 +22,18 @@ import evert
 from evert.bridge.clients.dialects import fields
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers.commands import export, model, plan, report, rescore, serve, train, view
+from evert.trainers.commands import (
+    export,
+    init,
+    model,
+    plan,
+    play,
+    report,
+    rescore,
+    serve,
+    train,
+    view,
+)
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
@@ -118,6 +129,8 @@ def as_pairs(arguments: Sequence[str]) -> dict[str, str]:
 
 READERS = {
     "train": train.parse,
+    "init": init.parse,
+    "play": play.parse,
     "evaluate": lambda arguments: read_evaluate_settings(as_pairs(arguments)),
     "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,

@@ -109,6 +109,8 @@ def test_the_wheel_holds_every_file_of_the_folders_and_the_bases_without_their_s
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
 
     assert {f"evert/{module_name(path)}" for path in files if path.suffix != ".pyc"} <= built
+    starters = [path for path in (FACE / "starters").rglob("*.*") if path.suffix != ".pyc"]
+    assert {f"evert/{path.relative_to(FACE)}" for path in starters} <= built
     assert {"evert/__init__.py", "evert/__init__.pyi", "evert/py.typed"} <= built
     assert {path.split("/")[2] for path in built if path.startswith("evert/bases/")} == {*BASES}
 

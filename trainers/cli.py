@@ -13,8 +13,10 @@ from evert.envs.games import games
 from evert.trainers.system.command import HELP
 
 COMMANDS = {
+    "init": "make a folder with an agent, its tasks and a test, to begin with",
     "train": "train an agent by reinforcement learning, on this machine or on a Tinker service",
     "evaluate": "compare models on a game or an agent: success rates, a table, figures",
+    "play": "play one episode in the terminal: a model's, or your own replies",
     "serve": "serve weights to other programs: token ids in and out, as vLLM does",
     "sweep": "search for the best settings of a run: by grid, at random, or by TPE",
     "view": "show runs and their episodes in a browser, live",
@@ -34,12 +36,14 @@ Usage: evert COMMAND [key=value ...]
 Commands:
 {chr(10).join(f"  {name:<10} {does}" for name, does in COMMANDS.items())}
 
+  evert init my-agent                      an agent that is trained at once
   evert train env=identity                 games: {", ".join(games())}
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
   evert train agent=... train_tasks=... policy_names=gpt-4o models.user=evert-tiny
   evert train env=identity --help          every setting, with the recipe's values
   evert train log_path=runs/NAME           resume an interrupted run
   evert evaluate env=twenty_questions models=runs/NAME,oracle
+  evert play env=guess_number model=me     you type the replies
   evert serve model=runs/NAME              sample from it over HTTP
   evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
   evert view                               look at runs/ in a browser

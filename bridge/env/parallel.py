@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollout_runner import RolloutHooks, run_rollout
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from evert.bridge.env.ahead import Ahead
@@ -76,7 +76,10 @@ class ParallelRollouts(RolloutStrategy):
 
 
 async def do_parallel_rollout(
-    policy: TokenCompleter, env: Env, max_calls: int = MAX_CALLS
+    policy: TokenCompleter,
+    env: Env,
+    max_calls: int = MAX_CALLS,
+    hooks: RolloutHooks | None = None,
 ) -> Trajectory:
     """Play one Env like ``do_single_rollout``, but sample concurrent calls concurrently.
 
@@ -84,6 +87,7 @@ async def do_parallel_rollout(
         policy: The policy.
         env: An unused Env; one that is not evert's is played as usual.
         max_calls: Most calls that are sampled at the same time.
+        hooks: The Cookbook's hooks into the rollout; None: none.
 
     Returns:
         The trajectory, with its transitions in the order of their replies.
@@ -94,7 +98,7 @@ async def do_parallel_rollout(
     ahead = policy if isinstance(policy, Ahead) else Ahead(policy, max_calls)
     _play_by(env, ahead)
     try:
-        trajectory = await do_single_rollout(ahead, env)
+        trajectory = await run_rollout(ahead, env, hooks=hooks)
     finally:
         ahead.cancel()
     _put_late_notes(trajectory, env)

@@ -52,26 +52,27 @@ def explain(
                 length, turn = common, each
         is_whole = turn is not None and length == len(known[turn])
         for text in (
-            _heading(number, transition, len(prompt)),
+            Text(f"turn {number}", style="bold").append_text(calling(transition, len(prompt))),
             _source(turn, length, is_whole, f" (drift: {cause})" if cause else "", where),
-            _block("new", _decoded(prompt[length:], decoder), "cyan"),
-            _block("sampled", _decoded(transition.ac.tokens, decoder), "green"),
-            _earned(transition),
+            block("new", _decoded(prompt[length:], decoder), "cyan"),
+            block("sampled", _decoded(transition.ac.tokens, decoder), "green"),
+            earned(transition),
         ):
-            out.print(_harmless(text))
+            out.print(harmless(text))
         cause, where = (str(transition.logs.get(key, "")) for key in (DRIFT, DRIFT_AT))
         known.append([*prompt, *transition.ac.tokens])
-    out.print(_harmless(_summary(trajectory)))
+    out.print(harmless(_summary(trajectory)))
 
 
-def _harmless(text: Text) -> Text:
+def harmless(text: Text) -> Text:
     """Make control characters visible, so that no text controls the terminal."""
     text.plain = text.plain.translate(_SEEN)
     return text
 
 
-def _heading(number: int, transition: Transition, length: int) -> Text:
-    text = Text(f"turn {number}", style="bold")
+def calling(transition: Transition, length: int) -> Text:
+    """Who called, and how many tokens the prompt (``length``) and the reply have."""
+    text = Text()
     for key, what in ((CALLER, "called by"), (LINEAGE, "lineage")):
         if (value := transition.logs.get(key)) is not None:
             text.append(f"  {what} {value}")
@@ -89,13 +90,14 @@ def _source(turn: int | None, length: int, is_whole: bool, why: str, where: str)
     return text.append(f"\n    {where}") if where else text
 
 
-def _block(name: str, text: str, style: str) -> Text:
-    block = Text()
+def block(name: str, text: str, style: str) -> Text:
+    """A text with its name in a left margin."""
+    lines = Text()
     for index, line in enumerate(text.splitlines() or [""]):
-        block.append(f"  {name if index == 0 else '':<8}| ", style="dim")
-        block.append(f"{line}\n", style=style)
-    block.rstrip()
-    return block
+        lines.append(f"  {name if index == 0 else '':<8}| ", style="dim")
+        lines.append(f"{line}\n", style=style)
+    lines.rstrip()
+    return lines
 
 
 def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
@@ -106,7 +108,8 @@ def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
     return "".join(parts)
 
 
-def _earned(transition: Transition) -> Text:
+def earned(transition: Transition) -> Text:
+    """The reward of a turn, its metrics and its logs."""
     text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
     noted = [
         f"  {name}={value:g}"

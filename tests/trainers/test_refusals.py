@@ -294,11 +294,10 @@ def test_a_renderer_that_the_agents_module_registers_is_known(
     home: Path, arguments: list[str]
 ) -> None:
     (home / "mine.py").write_text(REGISTERS)
-    code = (
-        "import sys; from evert.trainers.commands.evaluate import _check_names, read_pairs, KEYS;"
-    )
+    code = "import sys;"
+    code += "from evert.trainers.commands.evaluate import check_playing, read_pairs, KEYS;"
     code += "from evert.trainers.config.evaluate import read_evaluate_settings as read;"
-    code += "_check_names(read(read_pairs(sys.argv[1:], KEYS)))"
+    code += "s = read(read_pairs(sys.argv[1:], KEYS)); check_playing(s, s.models)"
     judge = ["models.judge.renderer_name=my_renderer"] * ("models.judge" in str(arguments))
     command = [sys.executable, "-c", code, "models=evert-tiny", *arguments, *judge]
     subprocess.run(command, env=environment(), cwd=home, timeout=600, check=True)

@@ -193,7 +193,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("o.jsonl", {"messages": [HI, BYE], "tools": [{}]}, "line 1: tools[0] is {}; expected"),
     ("p.jsonl", {"conversations": [{"from": "x"}]}, "line 1: conversations[0] is {'from': 'x'};"),
     ("q.jsonl", {"prompt": 1, "completion": ""}, "line 1: prompt is 1; expected a text or a list"),
-    ("r.csv", b"prompt,completion\na\n", "line 2 has too many or too few fields; expected 2: prompt, completion."),
+    ("r.csv", b"prompt,completion\na\n", "line 2 has too many or too few fields; expected 2: "),
     ("s.csv", b'prompt,completion\na,"b\n', "line 2 is not CSV: unexpected end of data"),
     ("t.csv", b"prompt,prompt\n", "line 1 has a column twice: prompt, prompt."),
     ("u.parquet", b"PAR1 no PAR1", "cannot be read"),

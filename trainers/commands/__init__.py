@@ -2,9 +2,11 @@
 
 In reading order:
 
+    init.py      ``evert init``: make a folder with an agent, tasks and a test
     train.py     ``evert train``: train an agent
     evaluate.py  ``evert evaluate``: compare models
     evaluate_all.py  ``evert evaluate tasks=all-offline``: compare them on every taskset
+    play.py      ``evert play``: show one episode in the terminal, turn by turn
     serve.py     ``evert serve``: sample from weights over HTTP
     sweep.py     ``evert sweep``: search for the best settings
     report.py    ``evert report``: write a page about runs

@@ -29,8 +29,13 @@ from evert.bridge.errors import EvertError
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.commands import evaluate_all
-from evert.trainers.config.arguments import read_pairs, settings_help
-from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_settings
+from evert.trainers.config.arguments import read_pairs
+from evert.trainers.config.evaluate import (
+    EvaluateSettings,
+    PlayingSettings,
+    playing_help,
+    read_evaluate_settings,
+)
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import read_models
 from evert.trainers.config.model_names import check_model, check_player
@@ -74,18 +79,13 @@ MAY_CHANGE = frozenset(
 """Settings that may change when an evaluation is resumed: the played episodes stay valid."""
 
 
-class EvaluationError(EvertError, RuntimeError):
-    """An evaluation stopped early. The episodes that were played are kept."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
     return run_command(_run, argv, _usage)
 
 
 def _usage(arguments: Sequence[str]) -> str:
-    given = read_pairs(arguments, KEYS, "env")
-    return USAGE + settings_help(EvaluateSettings, given).replace("frozen.KEY", "models.KEY")
+    return USAGE + playing_help(EvaluateSettings, read_pairs(arguments, KEYS, "env"))
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str]) -> int:
     if evaluate_all.ALL in (given.get("tasks"), recorded.get("tasks")):
         return _run_all({**evaluate_all.typed_before(given.get("out")), **given})
     settings = read_evaluate_settings(given, recorded)
-    _check_names(settings)
+    check_playing(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
         return _run_with(settings)
 
@@ -102,7 +102,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _run_all(given: Mapping[str, str]) -> int:
     typed = {key: value for key, value in given.items() if key != "tasks"}
     settings = read_evaluate_settings({**typed, "env": "identity"})  # any game will do
-    _check_names(settings)
+    check_playing(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
         _contestants(settings)
     return evaluate_all.run(typed, settings)
@@ -137,9 +137,10 @@ def _run_with(settings: EvaluateSettings) -> int:
     return int(any(episode.model not in scored for episode in played))  # 1: a model has no score
 
 
-def _check_names(settings: EvaluateSettings) -> None:
+def check_playing(settings: PlayingSettings, models: Sequence[str]) -> None:
+    """Check who plays what, before torch is imported."""
     players = settings.players
-    for name in settings.models:
+    for name in models:
         check_player(name, settings.name, players)
         if name not in players:
             check_model(name, settings.renderer_name, players)
@@ -183,7 +184,7 @@ def _evaluate(
         for contestant in contestants:
             wanted = planned(contestant.name, contestant.digest, tasks, seeds)
             todo = [each for each in wanted if each[0].key not in log.by_key]
-            _play(contestant, todo, log, console)
+            _play(contestant, settings, todo, log, console)
             # The log may have these weights under another name.
             played += [replace(log.by_key[e.key], model=e.model) for e, _ in wanted]
         _report(played, settings, folder, console)
@@ -191,13 +192,14 @@ def _evaluate(
 
 
 def _play(
-    contestant: "Contestant", todo: Sequence["Planned"], log: "EpisodeLog", console: Console
+    contestant: "Contestant",
+    settings: EvaluateSettings,
+    todo: Sequence["Planned"],
+    log: "EpisodeLog",
+    console: Console,
 ) -> None:
-    import openai
-
     from evert.bridge.records.files import ROLLOUTS
     from evert.bridge.records.recorder import Recorder
-    from evert.trainers.episodes.players import OPENAI_KEY
     from evert.trainers.episodes.playing import play
 
     def say(line: str) -> None:
@@ -205,20 +207,13 @@ def _play(
 
     if not todo:
         return
-    began, settings = time.monotonic(), contestant.settings
+    began = time.monotonic()
     record = Recorder(log.folder / f"{ROLLOUTS}.jsonl") if settings.record else None
     with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
         places = Semaphore(at_a_time(settings.parallel))
-        try:
-            opponents = settings.opponents()
-            player = replace(player, record=record, opponents=opponents, dialogues=SHOWN)
-            run_async(play(todo, player, log.add, done, success=settings.success, places=places))
-        except openai.OpenAIError as error:
-            raise EvaluationError(
-                f"{contestant.name}: a request to the endpoint failed: "
-                f"{type(error).__name__}: {error}. Check base_url, "
-                f"{settings.api_key_env or OPENAI_KEY} and the model's name."
-            ) from error
+        opponents = settings.opponents()
+        player = replace(player, record=record, opponents=opponents, dialogues=SHOWN)
+        run_async(play(todo, player, log.add, done, success=settings.success, places=places))
     say(f"{len(todo)} episodes in {time.monotonic() - began:.0f} s")
 
 

@@ -262,9 +262,9 @@ def settings_help(
 ) -> str:
     """Describe each setting of a chz class: ``key=value``, meaning, and the value's source."""
     fields = chz.chz_fields(kind)
-    shared = [name for base in kind.__bases__ if chz.is_chz(base) for name in chz.chz_fields(base)]
+    classes = [chz.chz_fields(base) for base in kind.__mro__ if chz.is_chz(base)]
     lines: list[str] = []
-    for name in [*(name for name in fields if name not in shared), *shared]:
+    for name in sorted(fields, key=lambda name: sum(name in each for each in classes)):
         value, origin = fields[name]._default, ""
         for layer, values in {**(presets or {}), "given": given}.items():
             if name in values:

@@ -1,14 +1,15 @@
-"""Settings of an evaluation; each is a key on the command line."""
+"""Settings of an evaluation, and of one episode; each is a key on the command line."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import chz
 
 from evert.envs.games import Game, games
-from evert.trainers.config.arguments import gather, read_settings
+from evert.trainers.config.arguments import gather, read_settings, settings_help
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import (
     Dtype,
@@ -28,6 +29,8 @@ from evert.trainers.config.train import TASKS, TrainSettings
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against
 
+T = TypeVar("T", bound="PlayingSettings")
+
 MAPPINGS = {
     key: TRAINING[key] for key in ("tasks", "chat_template", "limits", "parse_error_policy")
 }
@@ -35,9 +38,15 @@ MAPPINGS["frozen"] = TRAINING["models"]  # typed as models.KEY
 """Settings that are mappings, each with an example."""
 
 
+NAMES = (
+    "a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
+    "https://HOST/v1#MODEL, vllm:http://HOST:PORT/v1#MODEL, or a player of the game"
+)
+
+
 @chz.chz
-class EvaluateSettings(EpisodeSettings):
-    """Settings of one evaluation and of its episodes."""
+class PlayingSettings(EpisodeSettings):
+    """Settings of episodes in which a model that is named plays an agent that is named."""
 
     env: str = chz.field(
         default="",
@@ -48,11 +57,6 @@ class EvaluateSettings(EpisodeSettings):
     agent: str = setting("", "your agent's import path, 'package.module:function'")
     train_tasks: str = setting("", "with agent=: import path or file of tasks trained on")
     test_tasks: str = setting("", "with agent=: import path or file of held-out tasks")
-    models: tuple[str, ...] = setting(
-        (),
-        "who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
-        "https://HOST/v1#MODEL, vllm:http://HOST:PORT/v1#MODEL, or a player of the game",
-    )
     frozen: Mapping[str, Any] = by_path(
         "the frozen model that answers the agent's calls to KEY: a base, a folder, "
         "runs/NAME, ..., openai:MODEL; options as in training: models.KEY.temperature=0, ..."
@@ -64,14 +68,12 @@ class EvaluateSettings(EpisodeSettings):
     )
     split: Literal["all", "train", "test"] = setting("all", "which tasks")
     max_tasks: int | None = size(200, "most tasks of a split, spread evenly; None: all")
-    seeds: int = size(4, "episodes per task, each with a seed")
     seed: int = setting(0, "the first seed")
     temperature: float = size(1.0, "0: greedy", 0)
     max_tokens: int | None = size(
         None, "most tokens of a reply; None: as in training (openai: no limit)"
     )
     search: bool = setting(False, "whether the player has a search tool")
-    success: float = setting(1.0, "lowest reward that is a success")
 
     model_name: str = setting("", "with tinker:// or vllm: the weights' base model")
     renderer_name: str | None = setting(None, "None: the one that fits the model")
@@ -87,30 +89,15 @@ class EvaluateSettings(EpisodeSettings):
     threads: int | None = size(None, "embedded: CPU threads; None: 1 for a shipped base")
     dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
-    parallel: int | None = parallel()
-    environments: str = setting(
-        ".frameworks",
-        "with tasks=all-offline: folder of virtual environments, for tasksets whose packages are "
-        "missing here",
-    )
-    out: str | None = setting(None, "folder, new or to resume; None: evaluations/<env>-<date-time>")
 
     @chz.validate
-    def _what(self) -> None:
-        if not self.models:
-            raise RecipeError("No model to evaluate. Pass models=, for example models=evert-tiny.")
+    def _who(self) -> None:
         if self.env and self.agent:
             raise RecipeError(f"Got both env={self.env} and agent={self.agent}; expected one.")
         if self.opponent and len(self.seats) < 2:
             raise RecipeError(
                 f"opponent={self.opponent} with the seats {','.join(self.seats) or '(none)'}: an "
                 "opponent plays the other seats of an agent with two or more. Pass seats=x,o."
-            )
-        has_tasks = self.agent and (self.train_tasks or self.test_tasks)
-        if not (self.env or self.tasks or has_tasks):
-            raise RecipeError(
-                f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
-                "of your own: agent=package.module:function test_tasks=package.module:TASKS."
             )
 
     @property
@@ -165,7 +152,7 @@ class EvaluateSettings(EpisodeSettings):
         _, preset = choose_recipe(given)
         values = {**preset, **given, **self.asked}
         if self.agent:
-            values["train_tasks"] = self.train_tasks or self.test_tasks
+            values["train_tasks"] = self.train_tasks or self.test_tasks or [None]  # not played
         return self.played_as(TrainSettings(**values))
 
     def played_as(self, run: TrainSettings) -> TrainSettings:
@@ -214,17 +201,109 @@ class EvaluateSettings(EpisodeSettings):
         )
 
 
+@chz.chz
+class EvaluateSettings(PlayingSettings):
+    """Settings of one evaluation and of its episodes."""
+
+    models: tuple[str, ...] = setting((), f"who plays: {NAMES}")
+    seeds: int = size(4, "episodes per task, each with a seed")
+    success: float = setting(1.0, "lowest reward that is a success")
+    parallel: int | None = parallel()
+    environments: str = setting(
+        ".frameworks",
+        "with tasks=all-offline: folder of virtual environments, for tasksets whose packages are "
+        "missing here",
+    )
+    out: str | None = setting(None, "folder, new or to resume; None: evaluations/<env>-<date-time>")
+
+    @chz.validate
+    def _what(self) -> None:
+        if not self.models:
+            raise RecipeError("No model to evaluate. Pass models=, for example models=evert-tiny.")
+        has_tasks = self.agent and (self.train_tasks or self.test_tasks)
+        if not (self.env or self.tasks or has_tasks):
+            raise RecipeError(
+                f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
+                "of your own: agent=package.module:function test_tasks=package.module:TASKS."
+            )
+
+
+ME = "me"
+"""The name of the person at the terminal, as a model."""
+
+
+@chz.chz
+class PlaySettings(PlayingSettings):
+    """Settings of one episode that is shown in the terminal."""
+
+    model: str = chz.field(doc=f"who plays: {ME} (you type the replies), {NAMES}")
+    task: str = setting(
+        "",
+        "number of the task, from 0, among those of env=, tasks= or test_tasks=; without them the "
+        "task itself, as JSON or as text; '': the first task, or none",
+    )
+    out: str | None = setting(None, "with record=True: the folder; None: plays/<env>-<date-time>")
+
+    @chz.validate
+    def _what(self) -> None:
+        if not (self.env or self.tasks or self.agent):
+            raise RecipeError(
+                f"No agent to play. Pass env= with one of {', '.join(games())}, or an agent of "
+                "your own: agent=package.module:function task=TASK."
+            )
+
+    def paths_by_split(self) -> dict[str, str]:
+        """As for an evaluation; empty if ``task`` is the task itself."""
+        has_own = self.agent and not (self.train_tasks or self.test_tasks)
+        return {} if has_own else PlayingSettings.paths_by_split(self)
+
+    def tasks_by_split(self) -> dict[str, Sequence[Any]]:
+        """The tasks among which ``task`` is a number, of one split: held-out ones, if there are."""
+        if self.paths_by_split():
+            tasks = PlayingSettings.tasks_by_split(self)
+            return dict([item for item in tasks.items() if len(item[1])][-1:])
+        from evert.bridge.episode.agent import NO_TASK
+
+        try:
+            return {"test": [json.loads(self.task) if self.task else NO_TASK]}
+        except ValueError:
+            return {"test": [self.task]}
+
+    def number_of(self, tasks: Sequence[Any]) -> int:
+        """The number of the task to play; raises a ``RecipeError`` if there is no such task."""
+        if not self.task or not self.paths_by_split():
+            return 0
+        if not self.task.isdecimal() or int(self.task) >= len(tasks):
+            raise RecipeError(
+                f"task={self.task}: expected a number from 0 to {len(tasks) - 1}. To play a task "
+                "of your own, name the agent alone: agent=package.module:function task=TASK."
+            )
+        return int(self.task)
+
+
 def read_evaluate_settings(
     given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
     """Read an evaluation's settings, over recorded ones or the recipe's episode settings."""
+    return read_playing_settings(EvaluateSettings, given, recorded)
+
+
+def read_playing_settings(
+    kind: type[T], given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
+) -> T:
+    """Read settings of one kind, over recorded ones or the recipe's episode settings."""
     taskset = taskset_of(given)
     _, preset = choose_recipe({"env": given.get("env"), "tasks": taskset})
     theirs = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
     under = recorded or {**theirs, "frozen": preset.get("models", {})}
     named = {re.sub(r"^models\.", "frozen.", key): value for key, value in given.items()}
     gathered = gather({**named, "tasks": taskset}, MAPPINGS, under)
-    return read_settings(EvaluateSettings, gathered, under, _called)
+    return read_settings(kind, gathered, under, _called)
+
+
+def playing_help(kind: type[PlayingSettings], given: Mapping[str, str]) -> str:
+    """Describe the settings of one kind; frozen models are ``models.KEY``."""
+    return settings_help(kind, given).replace("frozen.KEY", "models.KEY")
 
 
 def _called(key: str) -> str:

@@ -7,5 +7,7 @@ In reading order:
     intervals.py  the 95 % interval of a mean or of a share
     scores.py     success with its interval, by model, split and category; the tables
     playing.py    playing, and the record of every episode (``episodes.jsonl``)
-    players.py    an evaluation's players: weights, endpoints, players without a model
+    person.py     a person at the terminal, who types the replies
+    players.py    who plays: weights, endpoints, a person, players without a model
+    showing.py    an episode in the terminal, turn by turn
 """

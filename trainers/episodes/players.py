@@ -20,11 +20,13 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import chz
+import openai
 import tinker
 from tinker_cookbook.completers import TokenCompleter
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
+from evert.bridge.errors import EvertError
 from evert.bridge.groups.group import load_agent
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.redaction import redacted
@@ -32,7 +34,7 @@ from evert.bridge.tokens.bases import BASES, model_renderer
 from evert.trainers.config.backend import check_engine, choose_engine, context_of, running_engine
 from evert.trainers.config.backend import say as engine_in_words
 from evert.trainers.config.episode import EpisodeSettings, env_options
-from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.evaluate import PlayingSettings
 from evert.trainers.config.frozen_models import (
     check_episodes,
     fingerprint,
@@ -48,6 +50,7 @@ from evert.trainers.config.model_names import (
     find_model,
 )
 from evert.trainers.config.train import TrainSettings, renderer_of
+from evert.trainers.episodes.person import Person
 from evert.trainers.episodes.playing import Player
 from evert.trainers.episodes.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.serving.client import ServedSamplingClient
@@ -66,13 +69,17 @@ Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
 """From an Env and an episode's seed to the policy that answers the agent's calls."""
 
 
+class EndpointError(EvertError, RuntimeError):
+    """The endpoint of the model that plays gives no answer. Finished episodes are kept."""
+
+
 @dataclass(frozen=True)
 class Contestant:
-    """A model or a player to evaluate.
+    """A model or a player that is to play.
 
     Attributes:
         name: Its name in the tables.
-        settings: The evaluation's settings.
+        settings: The settings of its episodes.
         agent: Import path of the agent; without a model, of a function from a seed to the agent.
         run: The run that trained it, or would: engine, model, renderer, most tokens of a reply.
         named: The model that answers the agent's calls; None: a player without a model.
@@ -80,10 +87,10 @@ class Contestant:
     """
 
     name: str
-    settings: EvaluateSettings
+    settings: PlayingSettings
     agent: str
     run: TrainSettings
-    named: NamedWeights | NamedEndpoint | ServedSamplingClient | None = None
+    named: NamedWeights | NamedEndpoint | ServedSamplingClient | Person | None = None
     context_length: int | None = None
 
     @property
@@ -101,7 +108,7 @@ class Contestant:
 
     def _says_by(self) -> list[Any]:
         named = self.named
-        if named is None:
+        if named is None or isinstance(named, Person):
             return []
         if isinstance(named, NamedEndpoint):
             return [named.model, self._address, self.settings.max_tokens]
@@ -159,12 +166,23 @@ class Contestant:
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
-        """Make it ready to play inside the block; ``say`` gets a line about its engine."""
+        """Make it ready to play inside the block; ``say`` gets a line about its engine.
+
+        Raises:
+            EndpointError: Its endpoint gives no answer.
+        """
         with self._answering(say) as (policy, fitting):
             service = self.run.base_url if self.weights else None
             options = env_options(self.settings, frozen_models(self.settings.frozen, service))
             options.update(fitting)
-            yield Player(self._agents(), policy, options, self.settings.seats)
+            try:
+                yield Player(self._agents(), policy, options, self.settings.seats)
+            except openai.OpenAIError as error:
+                raise EndpointError(
+                    f"{self.name}: a request to the endpoint failed: "
+                    f"{type(error).__name__}: {error}. Check base_url, "
+                    f"{self.settings.api_key_env or OPENAI_KEY} and the model's name."
+                ) from error
 
     @contextmanager
     def _answering(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
@@ -180,6 +198,9 @@ class Contestant:
                 say(f"{remote.model} at {remote.base_url}")
                 with self._engine():
                     yield lambda env, seed: EndpointPolicy(env, remote, settings.max_tokens), {}
+            case Person() as person:
+                with self._engine():
+                    yield lambda env, seed: EndpointPolicy(env, person), {}
             case ServedSamplingClient() as client:
                 renderer = model_renderer(run.model_name, renderer_of(run))
                 context = run.context_length or self.context_length
@@ -214,7 +235,7 @@ class Contestant:
 # -- from names ----------------------------------------------------------------------------------
 
 
-def find(name: str, settings: EvaluateSettings) -> Contestant:
+def find(name: str, settings: PlayingSettings) -> Contestant:
     """The contestant that a name stands for."""
     if name in settings.players:
         return Contestant(name, settings, settings.players[name], settings.run_of(""))
@@ -240,7 +261,7 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     return Contestant(shown, settings, agent, run, model)
 
 
-def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> Contestant:
+def _find_served(name: str, named: NamedServer, settings: PlayingSettings) -> Contestant:
     key = os.environ.get(settings.api_key_env or SERVER_KEY)
     there = run_async(ServedSamplingClient(named.base_url, "", key).models())
     models = {str(model.get("id")): model for model in there}

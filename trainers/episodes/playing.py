@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
 
 from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollout_runner import RolloutHooks
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.env.endings import NO_CALL
@@ -154,6 +155,7 @@ class Player:
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
         dialogues: Number of tasks of a split whose dialogues are recorded.
         record: Records every rollout; None: no record.
+        hooks: The hooks into an Env's rollout; None: none.
     """
 
     agent: Callable[[int], Any]
@@ -164,6 +166,7 @@ class Player:
     strict: bool = False
     dialogues: int = 0
     record: Recorder | None = None
+    hooks: Callable[[ChatAgentEnv], RolloutHooks | None] = lambda env: None
 
 
 async def play(
@@ -216,7 +219,9 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     if player.record is not None:
         envs = [*map(player.record.watch, envs)]
     rollouts = [
-        do_parallel_rollout(player.policy(env, _seat_seed(draws, number)), env)
+        do_parallel_rollout(
+            player.policy(env, _seat_seed(draws, number)), env, hooks=player.hooks(env)
+        )
         for number, env in enumerate(envs)
     ]
     try:

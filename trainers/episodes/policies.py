@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
+from evert.bridge.chat.request import FrozenAnswer
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
-from evert.bridge.models.remote import RemoteModel
 from evert.bridge.tokens.logprobs import remembering
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.token_log import Chunk, flatten
@@ -70,16 +70,16 @@ def _content(chunk: Chunk) -> int:
 
 @dataclass
 class EndpointPolicy(TokenCompleter):
-    """Plays an Env with a remote model, whose replies become tokens of the Env's renderer.
+    """Plays an Env with a remote model or a person, whose replies become tokens of its renderer.
 
-    The remote model gets the agent's own messages, and no rendered prompt. The tokens only carry
+    They get the agent's own messages, and no rendered prompt. The tokens only carry
     the reply to the Env: their log-probabilities are all 0.
     """
 
     env: ChatAgentEnv
     """The Env whose calls are answered."""
-    remote: RemoteModel
-    """The model; its temperature counts."""
+    remote: FrozenAnswer
+    """The model, whose temperature counts; or the person."""
     max_tokens: int | None = None
     """Most tokens of a reply, unless the agent asks for fewer; None: no limit."""
 

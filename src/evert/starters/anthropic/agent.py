@@ -1,0 +1,14 @@
+"""An agent with Anthropic's SDK: ``client.anthropic`` is an ``anthropic.AsyncAnthropic``."""
+
+from tasks import prompt, reward
+
+
+async def agent(client, task):
+    """Ask the model once, and return the reward."""
+    message = await client.anthropic.messages.create(
+        model=client.model,
+        max_tokens=64,
+        messages=[{"role": "user", "content": prompt(task)}],
+    )
+    answer = "".join(block.text for block in message.content if block.type == "text")
+    return reward(answer, task)

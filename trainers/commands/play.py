@@ -1,0 +1,121 @@
+"""Play one episode in the terminal, turn by turn: ``evert play env=guess_number model=me``."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import chz
+from rich.console import Console
+from rich.text import Text
+
+from evert.bridge.redaction import redacted
+from evert.bridge.tokens.pretrained import trusting_code
+from evert.trainers.commands.evaluate import check_playing
+from evert.trainers.config.arguments import read_pairs
+from evert.trainers.config.evaluate import ME, PlaySettings, playing_help, read_playing_settings
+from evert.trainers.rundir.folder import output_folder
+from evert.trainers.system.command import run_async, run_command
+
+if TYPE_CHECKING:
+    from evert.trainers.episodes.players import Contestant
+
+USAGE = """\
+Usage: evert play model=NAME env=GAME [key=value ...]
+
+  evert play env=guess_number model=me     you type the replies
+  evert play agent=my_module:agent task=7 model=runs/NAME
+  evert play agent=my_module:agent test_tasks=my_module:TASKS task=3 model=openai:gpt-5-mini
+  evert play env=identity model=evert-tiny record=True out=plays/first
+
+Shows one episode in the terminal: what each request adds, the tools, the reply, the reward; then
+the whole episode as tokens. The task and seed= give the episode that evert evaluate plays.
+
+With model=me, a line is a reply, and one that ends with \\ continues on the next. Where a tool is
+offered, NAME KEY=VALUE ... calls it. Ctrl-D ends the episode.
+
+Settings, with their values:
+"""
+
+KEYS = (chz.chz_fields(PlaySettings).keys() - {"frozen"}) | {"models"}  # frozen ones: models.NAME=
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; see ``run_command``."""
+    return run_command(lambda arguments: _run(parse(arguments)), argv, _usage)
+
+
+def parse(arguments: Sequence[str]) -> PlaySettings:
+    """Read the settings."""
+    return read_playing_settings(PlaySettings, read_pairs(arguments, KEYS, "env"))
+
+
+def _usage(arguments: Sequence[str]) -> str:
+    return USAGE + playing_help(PlaySettings, read_pairs(arguments, KEYS, "env"))
+
+
+def _run(settings: PlaySettings) -> int:
+    check_playing(settings, [settings.model] if settings.model != ME else [])
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.soft_wrap = not console.is_terminal
+    with trusting_code(settings.trust_remote_code):
+        contestant = _contestant(settings)
+        contestant.check()
+        return _play(contestant, settings, console)
+
+
+def _contestant(settings: PlaySettings) -> "Contestant":
+    from evert.trainers.episodes.person import Person
+    from evert.trainers.episodes.players import Contestant, find
+
+    if settings.model != ME:
+        return find(settings.model, settings)
+    run = settings.run_of("")
+    return Contestant(ME, settings, settings.agent_of(run), run, Person())
+
+
+def _play(contestant: "Contestant", settings: PlaySettings, console: Console) -> int:
+    from evert.bridge.env.env import ChatAgentEnv
+    from evert.bridge.episode.agent import NO_TASK
+    from evert.bridge.records.explain import harmless
+    from evert.bridge.records.files import ROLLOUTS
+    from evert.bridge.records.recorder import Recorder
+    from evert.trainers.episodes.person import EndOfInputError
+    from evert.trainers.episodes.playing import failures, planned, play
+    from evert.trainers.episodes.showing import Shown
+
+    def say(text: str) -> None:
+        console.print(harmless(Text(redacted(text))))
+
+    tasks = settings.tasks_by_split()
+    number = settings.number_of(next(iter(tasks.values())))
+    episode = planned(contestant.name, "", tasks, [settings.seed])[number]
+    shown, turn = dict[ChatAgentEnv, Shown](), asyncio.Lock()
+    if episode[1] is not NO_TASK:
+        say(f"task {number}: {episode[0].target}")
+    record = None
+    if settings.record:
+        file = f"{ROLLOUTS}.jsonl"
+        record = Recorder(output_folder(settings.out, "plays", settings.name, file) / file)
+        say(f"record: {record.path}")
+    with contestant.ready(say) as ready:
+        player = replace(
+            ready,
+            policy=lambda env, seed: shown.setdefault(
+                env, Shown(ready.policy(env, seed), env, console, turn)
+            ),
+            hooks=shown.get,
+            record=record,
+            opponents=settings.opponents(),
+        )
+        try:
+            results = run_async(play([episode], player))
+        except EndOfInputError as ended:
+            say(f"\n{ended}")
+            results = []
+    for one in shown.values():
+        one.explain()
+    failed = failures(results)
+    if failed.count:
+        say(failed.said())
+    return int(any(result.reward is None for result in results))
