@@ -20,7 +20,6 @@ All of them use:
     isolation.py     processes for code that computes on a model's words
     isolation_server.py  the process that forks these
     import_paths.py  objects named by import path
-    row_files.py     tasks and demonstrations named by a file's path
     tracebacks.py    tracebacks of the agent's own code
     ownership.py     the rollout that a task or thread belongs to
 """

@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import griffe
@@ -127,7 +127,11 @@ def as_pairs(arguments: Sequence[str]) -> dict[str, str]:
     return dict((key, value) for key, _, value in (each.partition("=") for each in arguments))
 
 
-READERS = {
+def read_model(arguments: Sequence[str]) -> object:
+    return model.command_of(arguments).parse(arguments)
+
+
+READERS: dict[str, Callable[[Sequence[str]], object]] = {
     "train": train.parse,
     "init": init.parse,
     "play": play.parse,
@@ -139,7 +143,7 @@ READERS = {
     "export": export.parse,
     "serve": serve.parse,
     "engine": plan.COMMAND.parse,
-    "model": model.COMMAND.parse,
+    "model": read_model,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
 """What a line may leave out because the folder it goes on with knows; and any value for it."""

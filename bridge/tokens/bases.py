@@ -116,23 +116,29 @@ def _value(value: Any) -> Any:
         return value
 
 
-def register_variant(name: str) -> None:
-    """Register the renderer of a name made by ``with_variables``; any other name is left alone."""
-    from tinker_cookbook.renderers import register_renderer
-
+def variables_of(name: str) -> dict[str, Any]:
+    """The values in a renderer's name made by ``with_variables``; empty for any other name."""
     plain, opened, _ = name.partition("(")
     if not opened or plain not in (TEMPLATE, HERMES):
-        return
+        return {}
     try:
         call = ast.parse(name, mode="eval").body
         keywords = call.keywords if isinstance(call, ast.Call) else []
-        values = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+        return {str(each.arg): ast.literal_eval(each.value) for each in keywords}
     except (ValueError, SyntaxError) as error:
         raise InvalidModelError(
             f"{name!r} names no renderer; expected {TEMPLATE}(NAME=VALUE, ...)."
         ) from error
-    make = partial(_template_of, hermes=plain == HERMES, variables=values)
-    register_renderer(name, make)
+
+
+def register_variant(name: str) -> None:
+    """Register the renderer of a name made by ``with_variables``; any other name is left alone."""
+    from tinker_cookbook.renderers import register_renderer
+
+    values = variables_of(name)
+    if values:
+        is_hermes = name.startswith(HERMES)
+        register_renderer(name, partial(_template_of, hermes=is_hermes, variables=values))
 
 
 def renderer_name_of(base_model: str) -> str:

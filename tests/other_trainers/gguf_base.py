@@ -36,6 +36,7 @@ def write_gguf(base: Path, out: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     writer = gguf.GGUFWriter(str(out), "qwen3")
     writer.add_name(base.name)
+    writer.add_license("mit")
     for field, name in FIELDS.items():
         getattr(writer, f"add_{field}")(config[name])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])

@@ -15,9 +15,9 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert import AgentClient, ChatAgentGroupBuilder, Recorder
-from evert.bridge import row_files
 from evert.bridge.errors import EvertError, InvalidDatasetError
 from evert.bridge.groups.tasks import load_tasks
+from evert.bridge.records import row_files
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.config.demonstrations import counted, read_demonstrations

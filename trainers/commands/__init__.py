@@ -15,5 +15,6 @@ In reading order:
     export.py    ``evert export``: write recorded conversations for other programs
     model.py     ``evert model import``: make a model ready to train
     model_check.py  ``evert model check``: what a model's chat format can do
+    model_export.py  ``evert model export``: use trained weights elsewhere
     plan.py      ``evert engine plan``: estimate the memory that a model needs
 """

@@ -1,15 +1,15 @@
-"""Make a model ready to train: ``evert model import SOURCE out=FOLDER``, ``evert model check``."""
+"""Models in and out: ``evert model import``, ``evert model check``, ``evert model export``."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chz
 
 from evert.bridge.tokens.bases import HERMES
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.commands import model_check
+from evert.trainers.commands import model_check, model_export
 from evert.trainers.config.command import Command
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ Usage: evert model import SOURCE out=FOLDER
 It checks the weights, the tokenizer, the chat template and an answer, and shows the memory that
 training needs. If a check fails, nothing is written. A model may come in pieces: a folder of them,
 one of them (model-00001-of-00003.gguf), or packages (package:NAME-part1,NAME-part2).
-`evert model check FOLDER` shows what the chat template can do.
+`evert model check FOLDER` shows what the chat template can do,
+`evert model export model=runs/NAME out=FOLDER` writes trained weights for other programs.
 
 Settings:
 """
@@ -56,10 +57,16 @@ COMMAND = Command(ImportSettings, USAGE, _run, "source", "model import")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``model import``, or ``model check``."""
+    """Run ``model import``, ``model check`` or ``model export``."""
     arguments = list(sys.argv[2:] if argv is None else argv)
-    command = model_check.COMMAND if arguments[:1] == ["check"] else COMMAND
-    return command.main(arguments)
+    return command_of(arguments).main(arguments)
+
+
+def command_of(arguments: Sequence[str]) -> Command[Any]:
+    """The command whose second word comes first; import for any other."""
+    others: dict[str, Command[Any]]
+    others = {"check": model_check.COMMAND, "export": model_export.COMMAND}
+    return others.get(arguments[0] if arguments else "", COMMAND)
 
 
 def summary(imported: "Imported | None", out: Path) -> str:

@@ -23,14 +23,7 @@ from evert.trainers.config.fields import (
     size,
     trust,
 )
-from evert.trainers.config.model_names import (
-    OR_RUN,
-    ModelNameError,
-    NamedWeights,
-    check_weights,
-    find_model,
-    is_here,
-)
+from evert.trainers.config.model_names import NamedWeights, local_weights
 
 if TYPE_CHECKING:
     from evert.trainers.serving.chat import ChatModel, Sample
@@ -94,7 +87,9 @@ def _run(settings: ServeSettings) -> None:
 @contextmanager
 def serving(settings: ServeSettings) -> Iterator[str]:
     """Serve inside the block; yield the text that tells users how to connect."""
-    named = {name: _weights(text, key) for name, (text, key) in _names(settings).items()}
+    named = {
+        name: local_weights(text, key, "served") for name, (text, key) in _names(settings).items()
+    }
     first = next(iter(named.values()))
 
     import tinker
@@ -171,16 +166,6 @@ def _chat_model(settings: ServeSettings, weights: NamedWeights, sample: "Sample"
         sampling=sampling,
         keep=settings.keep,
     )
-
-
-def _weights(name: str, key: str) -> NamedWeights:
-    found = check_weights(find_model(name, is_local=True), f"{key}={name}", "served", OR_RUN)
-    if not is_here(found.base_model or ""):
-        raise ModelNameError(
-            f"{key}={name} is no shipped base, no folder, and not in the local Hugging Face cache. "
-            f"Check the name, or download it first: hf download {name}."
-        )
-    return found
 
 
 def _message(url: str, models: list[str], variable: str | None, key: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import chz
 
 from evert.bridge.errors import EvertError
-from evert.bridge.row_files import near_path
+from evert.bridge.records.row_files import near_path
 from evert.trainers.config.arguments import read_paths_and_settings, settings_help
 from evert.trainers.config.fields import port
 from evert.trainers.system.command import run_async, run_command

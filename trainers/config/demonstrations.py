@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from evert.bridge.errors import repr_of
-from evert.bridge.row_files import holds_records, read_rows
+from evert.bridge.records.row_files import holds_records, read_rows
 from evert.trainers.config.fields import DemonstrationsError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
     """Read a file or folder of demonstrations.
 
     Args:
-        path: See ``evert.bridge.row_files``.
+        path: See ``evert.bridge.records.row_files``.
         min_reward: Least total reward of a recorded rollout; None: any.
 
     Raises:

@@ -186,6 +186,21 @@ def check_weights(found: NamedModel, setting: str, done: str, also: str = "") ->
     )
 
 
+def local_weights(name: str, setting: str, done: str) -> NamedWeights:
+    """The weights that a setting names, which are ``done`` and so must be here.
+
+    Raises:
+        ModelNameError: There are none of this name on this machine.
+    """
+    weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", done, OR_RUN)
+    if not is_here(weights.base_model or ""):
+        raise ModelNameError(
+            f"{setting}={name} is no shipped base, no folder, and not in the local Hugging Face "
+            f"cache. Check the name, or download it first: hf download {name}."
+        )
+    return weights
+
+
 def is_here(base_model: str) -> bool:
     """Whether a base is shipped, a folder, or in the local Hugging Face cache."""
     from huggingface_hub.errors import HFValidationError

@@ -12,7 +12,7 @@ from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetErr
 from evert.bridge.groups.tasks import check_tasks, load_tasks
 from evert.bridge.import_paths import resolve
 from evert.bridge.records.files import record_files
-from evert.bridge.row_files import holds_records, names_file, row_files
+from evert.bridge.records.row_files import holds_records, names_file, row_files
 from evert.bridge.tokens.bases import HERMES, TEMPLATE
 from evert.trainers.config.arguments import (
     FIELDS,

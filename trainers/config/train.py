@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 import chz
 
+from evert.bridge.records.row_files import names_file
 from evert.bridge.redaction import redacted_tree
-from evert.bridge.row_files import names_file
 from evert.bridge.tokens.bases import BASE_MODEL, TEMPLATE, renderer_name_of, with_variables
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings

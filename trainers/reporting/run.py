@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import EvertError
-from evert.bridge.row_files import near_path
+from evert.bridge.records.row_files import near_path
 from evert.trainers.reporting.figures.metrics import (
     HELD_OUT,
     TRAIN,

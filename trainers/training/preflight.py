@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evert.bridge.row_files import names_file
+from evert.bridge.records.row_files import names_file
 from evert.trainers.config.backend import EngineChoice, check_engine, choose_engine
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import check_episodes, frozen_models, read_models

@@ -15,8 +15,8 @@ from typing import Any
 import chz
 from rich.console import Console
 
+from evert.bridge.records.row_files import digest
 from evert.bridge.redaction import redacted_arguments
-from evert.bridge.row_files import digest
 from evert.trainers.config.frozen_models import pinned
 from evert.trainers.config.names import named_files
 from evert.trainers.config.train import (

@@ -27,7 +27,7 @@ from evert.bridge.conversations.reading import hear
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.tinker_model import context_length_here
-from evert.bridge.row_files import names_file
+from evert.bridge.records.row_files import names_file
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, supervised_example
 from evert.trainers.config.demonstrations import (
     Demonstration,

@@ -13,6 +13,9 @@ From a name to its logits:
     pictures.py     images among tokens
     weights.py      checks that every weight is there and finite
     importing.py    writes models from elsewhere into a folder
+    exporting.py    writes trained weights for other programs
+    gguf_writer.py  writes a GGUF file
+    gguf_tokenizer.py  reads and writes a GGUF's tokenizer
     gguf_files.py   reads GGUF files, and joins those in pieces
     stand_ins.py    uses a model in the place of another
 """

@@ -1,7 +1,6 @@
 """Imports a GGUF file, a folder or a package as a folder in Hugging Face format.
 
-transformers reads a GGUF's weights. The tokenizer is built here from the file's metadata, because
-the one that transformers builds splits text like another model's.
+transformers reads a GGUF's weights; ``gguf_tokenizer.py`` reads its tokenizer.
 """
 
 import os
@@ -10,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,31 +31,17 @@ from evert.trainers.engine.models.base_models import (
     resolve_model,
 )
 from evert.trainers.engine.models.gguf_files import is_piece, joined, pieces_beside, read_gguf
+from evert.trainers.engine.models.gguf_tokenizer import read_tokenizer
 from evert.trainers.engine.models.weights import check_sizes, check_weights
 
 PACKAGE = "package:"
 """Prefix of a source that is packages of the package index with a GGUF file in them."""
 
 QUESTION = "What is the capital of France?"
+REPLY = 24  # most tokens of the answer that is shown
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
 _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
-_CONTROL, _USER_DEFINED = 3, 4  # token types in a GGUF that text is searched for
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-WORDS = {
-    "gpt-2": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "qwen2": (_QWEN2,),
-    "llama-bpe": (_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),),
-}
-"""A GGUF's name for a way to split text into words -> the patterns, applied in this order.
-
-The patterns are those of llama.cpp's ``llama-vocab.cpp``.
-"""
 
 
 @dataclass(frozen=True)
@@ -88,23 +74,49 @@ def import_model(source: str, out: Path) -> Imported | None:
     near = next(parent for parent in out.absolute().parents if parent.exists())
     if near.resolve().is_relative_to(Path(source).expanduser().resolve()):
         raise InvalidModelError(f"{out} is inside {source}. Name a folder outside it: out=.")
-    with TemporaryDirectory(prefix=f".{out.name}-", dir=near) as folder:
-        made = Path(folder) / "model"
+    with draft_of(out) as draft:
         try:
-            _write(source, made, Path(folder))
-            result = check(made)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            made.rename(out)
+            _write(source, draft, draft.parent)
+            result = check(draft)
         except MissingPackageError:
             raise
         except Exception as error:  # the libraries that read a damaged model raise anything
             kind = "" if isinstance(error, EvertError) else f"{type(error).__name__}: "
-            text = " ".join(str(error).split()).replace(str(made), source)
+            text = " ".join(str(error).split()).replace(str(draft), source)
             text = "".join(letter for letter in text if letter.isprintable())
             if kind:
                 text = f"{source} could not be imported: {kind}{text:.{LONGEST}}. Check its files."
             raise InvalidModelError(text) from error
     return result
+
+
+@contextmanager
+def draft_of(out: Path) -> Iterator[Path]:
+    """Yield a folder that is not there yet; it becomes ``out`` at the end of the block.
+
+    What else is in its parent, and after an exception the folder itself, is deleted.
+    """
+    near = next(parent for parent in out.absolute().parents if parent.exists())
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=near) as work:
+        yield Path(work) / "model"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        (Path(work) / "model").rename(out)
+
+
+def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
+    """The model's most likely reply to a prompt, at most 24 tokens."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        reply = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=REPLY,
+            do_sample=False,
+            **{"temperature": 1.0, "top_k": 50, "top_p": 1.0},  # or the model's own draw a warning
+            eos_token_id=stops,
+            pad_token_id=stops[0],
+        )
+    return [int(token) for token in reply[0, len(prompt) :]]
 
 
 def check(folder: Path) -> Imported | None:
@@ -124,16 +136,8 @@ def check(folder: Path) -> Imported | None:
     renderer_name = renderer_name_of(str(folder))
     renderer = model_renderer(str(folder), renderer_name)
     prompt = renderer.build_generation_prompt([{"role": "user", "content": QUESTION}])
-    ids = torch.tensor([prompt.to_ints()])
-    with torch.no_grad():
-        reply = model.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=24,
-            do_sample=False,
-            eos_token_id=renderer.get_stop_sequences(),
-            pad_token_id=tokenizer.eos_token_id,
-        )
+    stops: Any = renderer.get_stop_sequences()
+    reply = greedy_reply(model, prompt.to_ints(), stops)
     shows_tools = False
     with suppress(NotImplementedError):
         renderer.create_conversation_prefix_with_tools([])
@@ -142,7 +146,7 @@ def check(folder: Path) -> Imported | None:
         renderer_name,
         renderer.has_extension_property,
         shows_tools,
-        str(tokenizer.decode(reply[0, ids.shape[1] :], skip_special_tokens=True)),
+        str(tokenizer.decode(reply, skip_special_tokens=True)),
     )
 
 
@@ -181,7 +185,7 @@ def _write(source: str, made: Path, work: Path) -> None:
         )
     if len(pieces) > 1:
         _check_room(work, sum(piece.stat().st_size for piece in pieces))
-    return _convert(joined(pieces, work / "joined.gguf"), made)
+    return convert(joined(pieces, work / "joined.gguf"), made)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -282,12 +286,19 @@ def _unpack(wheels: list[Path], folder: Path) -> list[Path]:
     return pieces
 
 
-def _convert(file: Path, out: Path) -> None:
+def convert(file: Path, out: Path) -> None:
+    """Write the model in a GGUF file into the folder ``out``, its weights as float32.
+
+    Raises:
+        InvalidModelError: The file cannot be read.
+        MissingPackageError: The package gguf is not installed.
+    """
     if find_spec("gguf") is None:
         raise MissingPackageError(
             f"Reading {file.name} requires the package gguf, which is not installed. Install it: "
             "pip install 'evert[gguf]'."
         )
+    from huggingface_hub import ModelCardData
     from transformers import AutoConfig, AutoModelForCausalLM
 
     auto_class: Any = AutoModelForCausalLM
@@ -295,16 +306,21 @@ def _convert(file: Path, out: Path) -> None:
         reader = read_gguf(file)
         weights = sum(tensor.n_elements for tensor in reader.tensors)
         _check_room(out.parent, 4 * weights)
-        tokenizer = _tokenizer(reader, file)
+        tokenizer = read_tokenizer(reader, file)
         where: dict[str, Any] = {
             "pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name
         }  # fmt: skip
         config = AutoConfig.from_pretrained(**where)
+        width = reader.fields.get(f"{config.model_type}.attention.key_length")
+        if width is not None:  # of a head; transformers does not read it
+            config.head_dim = width.contents()
         with torch.device("meta"):
             outline = auto_class.from_config(config)
         check_sizes(file.name, "weights", count_parameters(outline), weights)
         with no_progress_bars():
-            model, report = auto_class.from_pretrained(**where, dtype=torch.float32, **REPORTED)
+            model, report = auto_class.from_pretrained(
+                **where, config=config, dtype=torch.float32, **REPORTED
+            )
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise
@@ -317,57 +333,6 @@ def _convert(file: Path, out: Path) -> None:
     for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
         shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
-
-
-def _tokenizer(reader: Any, file: Path) -> Any:
-    """The tokenizer that a GGUF's metadata describe."""
-    from tokenizers import AddedToken  # type: ignore[import-untyped]
-    from transformers import AutoTokenizer
-
-    def metadata(key: str, default: Any = None) -> Any:
-        field = reader.fields.get(f"tokenizer.{key}")
-        return default if field is None else field.contents()
-
-    names = metadata("ggml.tokens")
-    if metadata("ggml.model") == "gpt2":
-        words = metadata("ggml.pre", "gpt-2")
-        tokenizer = _byte_level(names, metadata("ggml.merges"), words, file)
-    else:  # transformers builds the words of the other kinds correctly, from their scores
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    tokenizer.chat_template = metadata("chat_template")
-    types = [*zip(names, metadata("ggml.token_type", []), strict=True)]
-    for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
-        tokenizer.add_tokens(
-            [
-                AddedToken(name, special=special, normalized=False)
-                for name, type_ in types
-                if type_ == kind
-            ],
-            special_tokens=special,
-        )
-    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {short: metadata(f"ggml.{key}_token_id") for short, key in keys.items()}
-    tokenizer.add_special_tokens(
-        {f"{short}_token": names[at] for short, at in ids.items() if at is not None}
-    )
-    return tokenizer
-
-
-def _byte_level(names: list[str], merges: list[str], words: str, file: Path) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    if words not in WORDS:
-        raise InvalidModelError(
-            f"{file.name} splits text into words by {words!r}, which evert does not know; it knows "
-            f"{', '.join(WORDS)}. Use the model's folder in Hugging Face format."
-        )
-    pairs = [tuple(pair.split(" ", 1)) for pair in merges]
-    backend = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, pairs))
-    splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in WORDS[words]]
-    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, clean_up_tokenization_spaces=False
-    )
+    if (terms := reader.fields.get("general.license")) is not None:
+        card = ModelCardData(license=str(terms.contents())).to_yaml()
+        (out / "README.md").write_text(f"---\n{card}\n---\n")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFReader
+from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file, save_file
 from tests.other_trainers.gguf_base import write_gguf
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -31,9 +32,9 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped base with random weights; transformers takes 128 for a GGUF's width of a head."""
+    """The shipped base with random weights."""
     folder = shutil.copytree(base_path(), tmp_path_factory.mktemp("base") / "base")
-    config = Qwen3Config.from_pretrained(folder, head_dim=128)
+    config = Qwen3Config.from_pretrained(folder)
     Qwen3ForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
@@ -58,6 +59,7 @@ def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, impor
         )
     assert torch.allclose(made, known, atol=1e-4)
     assert len({file.stat().st_mode for file in imported.iterdir()}) == 1  # all follow the umask
+    assert metadata_load(imported / "README.md") == {"license": "mit"}
 
 
 def test_an_imported_model_is_checked(

@@ -1,0 +1,95 @@
+"""Writes trained weights for other programs: a whole model, a LoRA adapter, or a GGUF file."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evert.bridge.tokens.bases import variables_of
+from evert.trainers.engine.models.base_models import (
+    from_pretrained,
+    load_model,
+    no_progress_bars,
+    resolve_model,
+)
+from evert.trainers.engine.models.gguf_writer import write_gguf
+from evert.trainers.engine.models.importing import convert
+
+ADAPTER = "adapter_config.json"
+
+
+def merged_model(base: str, folder: Path | None) -> Any:
+    """A base with the weights in a folder, in float32; None: its own. An adapter is merged."""
+    is_adapter = folder is not None and (folder / ADAPTER).exists()
+    source = base if is_adapter or folder is None else str(folder)
+    model = load_model(source, torch.device("cpu"), torch.float32)
+    if not is_adapter:
+        return model
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+
+
+def load_export(folder: Path, work: Path) -> Any:
+    """The model in an exported folder; ``work`` takes the weights of a GGUF."""
+    if (folder / ADAPTER).exists():
+        config = json.loads((folder / ADAPTER).read_text())
+        return merged_model(config["base_model_name_or_path"], folder)
+    for file in folder.glob("*.gguf"):
+        convert(file, folder := work / "again")
+    return merged_model(str(folder), None)
+
+
+def token_logprobs(model: Any, ids: list[int]) -> Tensor:
+    """Log-probabilities of the tokens after the first one, float32 [T - 1]."""
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        logprobs = model(tokens).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(-1, tokens[0, 1:, None])[:, 0]  # type: ignore[no-any-return]
+
+
+def export_tokenizer(base: str, renderer: str) -> Any:
+    """The base's tokenizer; its chat template has the renderer's values of its variables."""
+    from transformers import AutoTokenizer
+
+    tokenizer = from_pretrained(AutoTokenizer, base, resolve_model(base))
+    if tokenizer.chat_template:
+        values = variables_of(renderer).items()
+        sets = "".join(f"{{% set {name} = {value!r} %}}" for name, value in values)
+        tokenizer.chat_template = sets + tokenizer.chat_template
+    return tokenizer
+
+
+def write_adapter(base: str, folder: Path, tokenizer: Any, out: Path) -> None:
+    """Write the adapter in a folder in PEFT's format; ``base`` is a Hub name or a path."""
+    tokenizer.save_pretrained(out)
+    shutil.copy(folder / "adapter_model.safetensors", out)
+    config = json.loads((folder / ADAPTER).read_text())
+    (out / ADAPTER).write_text(json.dumps(config | {"base_model_name_or_path": base}, indent=2))
+
+
+def write_model(
+    model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[int], temperature: float
+) -> None:
+    """Write a whole model: in Hugging Face format, or with a GGUF's ``dtype`` as ``model.gguf``."""
+    if not hasattr(torch, dtype):
+        write_gguf(model, tokenizer, out / "model.gguf", dtype, stops)
+        modelfile = f"FROM ./model.gguf\nPARAMETER temperature {temperature:g}\n"
+        (out / "Modelfile").write_text(modelfile)  # for Ollama
+        return
+    from transformers import GenerationConfig
+
+    config: Any = GenerationConfig
+    own = model.generation_config
+    model.generation_config = config(
+        bos_token_id=own.bos_token_id, pad_token_id=own.pad_token_id, eos_token_id=stops,
+        do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
+    )  # fmt: skip
+    tokenizer.save_pretrained(out)
+    with no_progress_bars():
+        model.to(getattr(torch, dtype)).save_pretrained(out)
+    for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
+        shutil.copymode(out / "config.json", saved)
