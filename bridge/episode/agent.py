@@ -93,7 +93,9 @@ class AgentForm:
 
 
 def agent_name(agent: object) -> str:
-    """Return an agent's qualified name for messages: of its function or class."""
+    """Return an agent's qualified name for messages: of its function or class, or its own."""
+    if isinstance(agent, str):
+        return agent
     if isinstance(agent, functools.partial):
         return f"partial({agent_name(agent.func)})"
     name = getattr(agent, "__qualname__", None)

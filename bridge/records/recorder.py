@@ -20,7 +20,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.seeds import random_seed
 from evert.bridge.records.chats import note_forms
-from evert.bridge.records.rows import Row, completed
+from evert.bridge.records.rows import Recorded, Row, completed
 from evert.bridge.redaction import redacted
 
 E = TypeVar("E", bound=Env)
@@ -63,7 +63,7 @@ class Recorder:
     def add(
         self,
         trajectories: Sequence[Trajectory],
-        envs: Sequence[Env],
+        envs: Sequence[Env | Recorded],
         *,
         rewards: Sequence[float] = (),
         metrics: Sequence[Metrics] = (),
@@ -89,7 +89,7 @@ class Recorder:
         """
         added = rewards or [0.0] * len(envs), metrics or [{}] * len(envs)
         given = zip(trajectories, envs, *added, strict=True)
-        ours = [(t, env, r, m) for t, env, r, m in given if isinstance(env, ChatAgentEnv)]
+        ours = [(t, env, r, m) for t, env, r, m in given if isinstance(env, Recorded)]
         group = TrajectoryGroup([o[0] for o in ours], [o[2] for o in ours], [o[3] for o in ours])
         rows = serialize_rollout_summaries(
             split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]

@@ -13,13 +13,13 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import message_to_jsonable
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
-from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Asked, Transcript
 from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of
@@ -36,7 +36,28 @@ OPENING = 3
 Row = dict[str, Any]
 
 
-def completed(row: Row, trajectory: Trajectory, env: ChatAgentEnv) -> Row:
+@runtime_checkable
+class Recorded(Protocol):
+    """What a record has of a rollout beside its trajectory; an Env of evert's has it."""
+
+    @property
+    def agent(self) -> object:
+        """The agent, or its name."""
+
+    @property
+    def renderer(self) -> Renderer:
+        """The renderer of its prompts."""
+
+    @property
+    def transcript(self) -> Transcript | None:
+        """The agent's calls, if they were kept."""
+
+    @property
+    def task(self) -> object:
+        """The task, or ``NO_TASK``."""
+
+
+def completed(row: Row, trajectory: Trajectory, env: Recorded) -> Row:
     """Complete a row of the Cookbook's ``serialize_rollout_summaries`` with what it leaves out."""
     renderer = env.renderer
     steps = zip(row["steps"], _steps(trajectory, env), strict=True)
@@ -48,7 +69,7 @@ def completed(row: Row, trajectory: Trajectory, env: ChatAgentEnv) -> Row:
         "renderer": getattr(renderer, "_renderer_name", None) or type(renderer).__name__,
         "tokenizer": getattr(renderer.tokenizer, "name_or_path", None),
         "seat": getattr(env, "seat", None),
-        "seed": getattr(env, "table", env).seed,  # seats have their table's seed
+        "seed": getattr(getattr(env, "table", env), "seed", None),  # seats have their table's
         **_task(env.task),
         "stop_reason": trajectory.stop_reason,
     }
@@ -73,7 +94,7 @@ def _task(task: object) -> Row:
     return row
 
 
-def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:
+def _steps(trajectory: Trajectory, env: Recorded) -> Iterator[Row]:
     renderer = prompt_renderer(env.renderer)
     transcript = env.transcript or Transcript()
     turns = trajectory.transitions
@@ -103,7 +124,7 @@ def _opened(turn: Transition, renderer: PromptRenderer) -> str:
     return mark + rest if not rest.strip() else ""
 
 
-def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
+def _said(transcript: Transcript, turn: int, env: Recorded) -> Row:
     if turn >= len(transcript.calls):
         return {}
     asked, reply = transcript.calls[turn], transcript.reply(turn)
@@ -120,7 +141,7 @@ def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
     }
 
 
-def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
+def _tools(asked: Asked, env: Recorded) -> Row:
     """A conversation's tools, and the messages with them that replace a first system message."""
     if not asked.request.tools or asked.after is not None:
         return {}

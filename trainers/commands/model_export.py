@@ -263,7 +263,7 @@ def _summary(
     template = "the exported template gives the run's prompts"
     if not weights.has_template:
         template = f"other programs do not render as the run did, by {weights.renderer}"
-    ask = f"pipeline('text-generation', {settings.out!r})([{{'role': 'user', 'content': 'Hi'}}])"
+    ask = f'pipeline("text-generation", "{settings.out}")([{{"role": "user", "content": "Hi"}}])'
     python = f"python -c {quote(f'from transformers import pipeline; print({ask})')}"
     rank = weights.named.run.get("lora_rank") or 32
     commands = {

@@ -1,6 +1,7 @@
 """``evert rescore run=RUN reward=module:function``: compute new rewards for recorded rollouts.
 
-It plays no episodes and leaves the record unchanged: ``rescored.jsonl`` has old and new rewards.
+It plays no episodes. ``rescored.jsonl`` has old and new rewards; the record is left unchanged,
+unless ``replace=true`` puts the new rewards into it.
 """
 
 import asyncio
@@ -20,14 +21,16 @@ from rich.table import Table
 
 from evert.bridge.errors import InvalidAgentError, RecordError, RewardError, text_of
 from evert.bridge.import_paths import place_of, resolve
+from evert.bridge.records.files import record_files
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting, size
-from evert.trainers.rundir.recorded import progress
+from evert.trainers.rundir.recorded import change_rows, progress
 from evert.trainers.system.command import run_async
 from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
+    from evert.bridge.records.rows import Row
 
 RESCORED = "rescored.jsonl"
 USAGE = """\
@@ -35,6 +38,8 @@ Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
 
 Computes new rewards for the recorded rollouts of a run or an evaluation (record=), and compares
 them with the old ones. The function takes a RolloutRecord and returns a number; it may be async.
+With replace=true the record has the new rewards afterwards: evert view, export and warm-ups read
+them.
 
 """
 
@@ -45,6 +50,7 @@ class RescoreSettings:
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
+    replace: bool = setting(False, "whether the new rewards replace the recorded ones")
     out: str = setting("", f"file to write; '': {RESCORED} in that folder")
     parallel: int = size(64, "rollouts scored at a time, if the function is async")
     show: int = size(5, "rollouts to list, those whose reward changed most", 0)
@@ -68,6 +74,9 @@ def rescore_and_show(settings: RescoreSettings) -> None:
     found = rescore(settings, console)
     _show(found, settings.show, console)
     console.print(f"rescored: {_write(found, settings)}", soft_wrap=True)
+    if settings.replace:
+        _replace(found, settings.run)
+        console.print(f"replaced: the rewards in {settings.run}", soft_wrap=True)
 
 
 def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
@@ -142,6 +151,21 @@ def _write(found: Sequence[Rescored], settings: RescoreSettings) -> Path:
     path = path or (run if run.is_dir() else run.parent) / RESCORED
     write_whole(path, "".join(f"{json.dumps(asdict(each))}\n" for each in found).encode())
     return path
+
+
+def _replace(found: Sequence[Rescored], run: str) -> None:
+    """Make the new rewards the record's: what they add is the group's part of the reward."""
+    rewards = {(each.iteration, each.group_idx, each.traj_idx): each.new for each in found}
+
+    def change(row: "Row") -> bool:
+        key = row["iteration"], row["group_idx"], row["traj_idx"]
+        added = rewards.get(key, row["total_reward"]) - row["total_reward"]
+        row["final_reward"] = row.get("final_reward", 0.0) + added
+        row["total_reward"] += added
+        return bool(added)
+
+    for file in record_files(run):
+        change_rows(file, change)
 
 
 COMMAND = Command(RescoreSettings, USAGE, rescore_and_show, "run")

@@ -20,6 +20,7 @@ from evert.trainers.config.fields import (
     device,
     port,
     setting,
+    share,
     size,
     trust,
 )
@@ -27,6 +28,8 @@ from evert.trainers.config.model_names import NamedWeights, local_weights
 
 if TYPE_CHECKING:
     from evert.trainers.serving.chat import ChatModel, Sample
+    from evert.trainers.serving.recording import ServedRecords
+    from evert.trainers.serving.service import PolicyService
 
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]
@@ -34,6 +37,7 @@ Usage: evert serve model=NAME [key=value ...]
   evert serve model=runs/NAME              the last weights of a run
   evert serve model=runs/NAME@20 port=8000
   evert serve model=evert-tiny models.judge=Qwen/Qwen3-8B host=0.0.0.0
+  evert serve model=runs/NAME record=served    conversations, for evert view, rescore and export
 
 Settings, with their values:
 """
@@ -58,7 +62,7 @@ class ServeSettings:
     )
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda or auto")
-    threads: int | None = size(None, "CPU threads; None: 1 for a shipped base")
+    threads: int | None = size(None, "CPU threads; None: 1 for a tiny model")
     dtype: Dtype = setting(
         "auto", "type of the weights; auto: bfloat16 on CUDA for models trained with an adapter"
     )
@@ -72,6 +76,9 @@ class ServeSettings:
         None, "temperature of every chat reply; None: as the request asks, else 1", 0
     )
     keep: int = size(2**21, "tokens of past conversations to keep, exact, for each model")
+    record: str = setting("", "folder to record conversations in; '': nothing is recorded")
+    record_share: float = share(1.0, "share of the conversations to record")
+    record_bytes: int = size(2**30, "most bytes of the records; the oldest are deleted")
     seed: int = setting(0, "seed for requests that have none")
 
 
@@ -120,15 +127,15 @@ def serving(settings: ServeSettings) -> Iterator[str]:
                 "another port= or host=, or leave port out for a free one."
             ) from error
         with service:
-            for name, client in clients.items():
-                service.offer(client, name)
-            service.chat(
-                {
-                    name: _chat_model(settings, weights, service.sample(clients[name]))
-                    for name, weights in named.items()
-                }
-            )
-            yield _message(service.url, [*named], key and settings.api_key_env, service.key)
+            models = {
+                name: _chat_model(settings, weights, service.sample(clients[name]))
+                for name, weights in named.items()
+            }
+            with _records(settings, models, service) as records:
+                for name, client in clients.items():
+                    service.offer(client, name)
+                service.chat(models, records)
+                yield _message(service.url, [*named], key and settings.api_key_env, service.key)
 
 
 def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
@@ -166,6 +173,29 @@ def _chat_model(settings: ServeSettings, weights: NamedWeights, sample: "Sample"
         sampling=sampling,
         keep=settings.keep,
     )
+
+
+@contextmanager
+def _records(
+    settings: ServeSettings, models: "Mapping[str, ChatModel]", service: "PolicyService"
+) -> "Iterator[ServedRecords | None]":
+    """The records of what the service serves, which ends with the block; then all are written."""
+    if not settings.record:
+        yield None
+        return
+    from evert.trainers.serving.recording import ServedRecords
+
+    records = ServedRecords(
+        Path(settings.record).expanduser(),
+        {name: model.renderer for name, model in models.items()},
+        share=settings.record_share,
+        most=settings.record_bytes,
+    )
+    try:
+        yield records
+    finally:
+        service.close()
+        records.close()
 
 
 def _message(url: str, models: list[str], variable: str | None, key: str) -> str:

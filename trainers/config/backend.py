@@ -24,6 +24,9 @@ from evert.trainers.config.train import TrainSettings
 KEY = "TINKER_API_KEY"
 URL = "TINKER_BASE_URL"
 
+TINY = 2**25
+"""Most bytes of the weights of a model that one thread computes fastest."""
+
 
 @dataclass(frozen=True)
 class EngineChoice:
@@ -85,10 +88,17 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
 def threads_of(given: int | None, model_name: str) -> int | None:
     """PyTorch's threads for one pass, as given or by the model; None: PyTorch chooses.
 
-    A shipped base's operations are too small to divide: one thread is fastest, and adds up in one
-    order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
+    The operations of a tiny model are too small to divide: one thread is
+    fastest, and adds up in one order, which makes runs repeatable. Whole passes run side by side
+    (``parallel.py``).
     """
-    return 1 if given is None and model_name in BASES else given
+    return 1 if given is None and (model_name in BASES or _is_tiny(model_name)) else given
+
+
+def _is_tiny(model_name: str) -> bool:
+    """Whether a name is a folder with a model of the shipped bases' size."""
+    sizes = [file.stat().st_size for file in Path(model_name).expanduser().glob("*.safetensors")]
+    return 0 < sum(sizes) <= TINY
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class PlayingSettings(EpisodeSettings):
         None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
     device: str = device("embedded: cpu, cuda or auto")
-    threads: int | None = size(None, "embedded: CPU threads; None: 1 for a shipped base")
+    threads: int | None = size(None, "embedded: CPU threads; None: 1 for a tiny model")
     dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
 

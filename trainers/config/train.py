@@ -76,7 +76,7 @@ class TrainSettings(EpisodeSettings):
     )
     base_url: str | None = setting(None, "address of your own service")
     device: str = device("embedded: cpu, cuda, cuda:1, ... or auto")
-    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a shipped base")
+    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a tiny model")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights; None: below 50 M parameters"
     )

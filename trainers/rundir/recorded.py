@@ -1,6 +1,7 @@
-"""Read the recorded rollouts of a run, with a progress bar."""
+"""Read the recorded rollouts of a run, with a progress bar; change those of a file."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
 from evert.bridge.records.files import record_files
+from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
+    from evert.bridge.records.rows import Row
 
 
 @contextmanager
@@ -25,3 +28,32 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
     task = bar.add_task(doing, total=size)
     with bar:
         yield read_records(path, lambda read: bar.advance(task, read))
+
+
+def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:
+    """Change rows of a file of rollouts, which is written anew if one of them changes.
+
+    A server may append to the file meanwhile: then the new file is made again.
+
+    Args:
+        file: The file.
+        change: Changes a row; returns whether it did.
+        part: Text that the rows to change contain; other rows are not parsed.
+
+    Returns:
+        Whether a row was changed.
+
+    Raises:
+        OSError: The file cannot be read, or cannot be written.
+    """
+    while True:
+        content = file.read_bytes()
+        is_changed, lines = False, content.splitlines(keepends=True)
+        for number, line in enumerate(lines):
+            if part.encode() in line and line.endswith(b"\n") and change(row := json.loads(line)):
+                lines[number], is_changed = f"{json.dumps(row)}\n".encode(), True
+        if not is_changed:
+            return False
+        if file.stat().st_size == len(content):
+            write_whole(file, b"".join(lines))
+            return True

@@ -41,6 +41,7 @@ from evert.bridge.tokens.logprobs import with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.serving.recording import ServedRecords
 from evert.trainers.serving.streaming import LiveReply
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,9 @@ class ChatModel:
         max_tokens: Most tokens of a reply whose request sets no cap.
         sampling: Sampling parameters that hold for every reply, whatever requests ask for.
         keep: Most tokens of the conversations that are kept.
+
+    Attributes:
+        records: Where conversations are recorded, and this model's name there; None: nowhere.
     """
 
     def __init__(
@@ -98,11 +102,16 @@ class ChatModel:
         self._max_tokens = max_tokens
         self._fixed = dict(sampling or {})
         self._keep = keep
+        self.records: tuple[ServedRecords, str] | None = None
         self._books: OrderedDict[bytes, _Book] = OrderedDict()
         self.kept = 0  # tokens of the conversations that are kept
 
     async def reply(
-        self, request: ChatRequest, sampling: Mapping[str, Any], live: LiveReply | None = None
+        self,
+        request: ChatRequest,
+        sampling: Mapping[str, Any],
+        live: LiveReply | None = None,
+        reply_id: str = "",
     ) -> Reply:
         """Return the reply to a request.
 
@@ -110,6 +119,7 @@ class ChatModel:
             request: The request.
             sampling: How its client wants to sample.
             live: Gets the tokens while they are sampled.
+            reply_id: The id of the reply, for its record.
 
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
@@ -119,15 +129,11 @@ class ChatModel:
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:
-            opening = self.renderer.decode(conversation.suffix)
-            is_thought = opening.rstrip().endswith("<think>")
-            live.begin(
-                lambda tokens: reader(tokens, is_cut=True),
-                conversation.length,
-                is_thought=is_thought,
-            )
+            is_thought = self.renderer.decode(conversation.suffix).rstrip().endswith("<think>")
+            live.begin(partial(reader, is_cut=True), conversation.length, is_thought=is_thought)
         for attempt in itertools.count():
-            sampled = await self._sample(conversation.prompt(), params, live and live.add)
+            prompt = conversation.prompt()
+            sampled = await self._sample(prompt, params, live and live.add)
             tokens = [*sampled.tokens]
             reply = reader(tokens, is_cut=sampled.stop_reason == "length")
             problem, wanted = None, request.format
@@ -137,12 +143,14 @@ class ChatModel:
             if problem is None or wanted is None or attempt == RETRIES:
                 break
             async with book.lock:
+                self._note(conversation, request, prompt, sampled, None)
                 conversation.record(tokens, reply, self.renderer, is_seen=False)
                 correction = wanted.correction(problem)
                 inject = partial(book.conversations.inject, conversation, [correction])
                 await LongTexts(self.renderer).rendered(inject)
             params = self._params(conversation.length, request, sampling)
         async with book.lock:
+            self._note(conversation, request, prompt, sampled, reply_id)
             conversation.record(tokens, reply, self.renderer)
         self._count(book, conversation)
         if request.logprobs:
@@ -207,6 +215,14 @@ class ChatModel:
         while self.kept > self._keep:
             _, oldest = self._books.popitem(last=False)
             self.kept -= oldest.tokens
+            if self.records is not None:
+                for dropped in [*oldest.lengths]:
+                    self.records[0].write(dropped)
+
+    def _note(self, conversation: Conversation, *turn: Any) -> None:
+        if self.records is not None:
+            records, name = self.records
+            records.note(name, conversation, *turn)
 
 
 def _opening(request: ChatRequest) -> bytes:
@@ -218,11 +234,15 @@ def _opening(request: ChatRequest) -> bytes:
 
 
 class ChatApi(Api):
-    """The APIs of some served models."""
+    """The APIs of some served models, which are recorded if there are records."""
 
-    def __init__(self, models: Mapping[str, ChatModel]) -> None:
+    def __init__(
+        self, models: Mapping[str, ChatModel], records: ServedRecords | None = None
+    ) -> None:
         super().__init__(next(iter(models)))
         self._models = models
+        for name, model in models.items():
+            model.records = None if records is None else (records, name)
         self._responses.most = KEPT_RESPONSES
 
     @property
@@ -249,7 +269,8 @@ class ChatApi(Api):
         """
         sampling = call.dialect.sampling(call.body)
         try:
-            return await self._find(call.request.model).reply(call.request, sampling, live)
+            model = self._find(call.request.model)
+            return await model.reply(call.request, sampling, live, call.number)
         except openai.APIStatusError:
             raise
         except SamplingRequestError as error:

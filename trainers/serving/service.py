@@ -3,6 +3,7 @@
     GET  /v1/models        what is offered now
     POST /v1/completions   vLLM's format, with token ids (``wire.py``)
     POST ...               the chat APIs of the models of ``chat`` (``chat.py``)
+    POST /v1/feedback      rewards of recorded replies (``recording.py``)
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
 Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
@@ -49,6 +50,7 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.engine.models.encoding import one_at_a_time
 from evert.trainers.serving.chat import ChatApi, ChatModel, Sample
 from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.recording import ServedRecords, feedback
 from evert.trainers.serving.streaming import streamed
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, write_answer
 
@@ -106,6 +108,7 @@ class PolicyService:
         self._connections = Connections(self._handle, self._loop)
         self._arrivals = _Arrivals(self._loop)
         self._chat: ChatApi | None = None
+        self._records: ServedRecords | None = None
         self._thread = threading.Thread(target=self._run, name="evert policy service", daemon=True)
         self._thread.start()
 
@@ -125,9 +128,14 @@ class PolicyService:
         base = client.get_base_model()
         return ServedSamplingClient(self.url, name, self.key, base_model=base, dialect=Dialect.OURS)
 
-    def chat(self, models: Mapping[str, ChatModel]) -> None:
-        """Answer the chat APIs, too, by these models; make them with ``sample``."""
-        self._chat = ChatApi(models)
+    def chat(self, models: Mapping[str, ChatModel], records: ServedRecords | None = None) -> None:
+        """Answer the chat APIs, too, by these models; make them with ``sample``.
+
+        Args:
+            models: The models, by the names that clients use.
+            records: The models' records, which take feedback; None: feedback is refused.
+        """
+        self._chat, self._records = ChatApi(models, records), records
 
     def sample(self, client: Any) -> Sample:
         """Return what samples a ``ChatModel``'s replies from an embedded engine's client."""
@@ -233,6 +241,8 @@ class PolicyService:
             return await send(request, whole(body, last=True))
         if request.method == "GET" and request.path.rstrip("/") == "/v1/models":
             return await send(request, whole(self._models()))
+        if request.method == "POST" and request.path.rstrip("/") == "/v1/feedback":
+            return await send(request, whole(await feedback(self._records, body)))
         call = await api.read_soon(api.sent(request.method, request.path, body))
         if isinstance(call, Answer):
             return await send(request, whole(call))

@@ -230,7 +230,7 @@ class Index:
                     database.execute(
                         "UPDATE files SET done = ?, last = ?, mark = ?, broken = broken + ? "
                         "WHERE id = ?",
-                        [place, last, zlib.crc32(lot[-1][:4096]), broken, number],
+                        [place, last, _checksum(lines, lot[-1]), broken, number],
                     )
                 yield place - done
                 done = place
@@ -268,7 +268,12 @@ def _mark(file: Path, start: int, end: int) -> int | None:
         return None
     with file.open("rb") as lines:
         lines.seek(start)
-        return zlib.crc32(lines.read(min(4096, end - start)))
+        return _checksum(lines, lines.read(min(4096, end - start)))
+
+
+def _checksum(file: BinaryIO, line: bytes) -> int:
+    """Of a line's beginning and the file's inode, since a file that is replaced has another."""
+    return zlib.crc32(line[:4096], os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:

@@ -1,0 +1,63 @@
+"""Examples that train, run as a reader would."""
+
+import asyncio
+import json
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import evert
+from evert.trainers import cli
+from evert.trainers.commands import serve
+from evert.trainers.rundir.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_policy_gradient_on_gymnasiums_interface_learns() -> None:
+    train = runpy.run_path("examples/gymnasium_reinforce.py")["train"]
+    with evert.embedded_engine(threads=1):
+        curve = asyncio.run(train(steps=5))
+    assert max(curve[2:]) > curve[0]
+
+
+def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distil = runpy.run_path("examples/distillation.py")["distil"]
+    monkeypatch.chdir(tmp_path)
+    distil()
+    rows = [*map(json.loads, (tmp_path / "student_run/metrics.jsonl").read_text().splitlines())]
+    divergences = [row["teacher_kl"] for row in rows]
+    assert divergences[-1] < 0.7 * divergences[0]
+
+
+def test_the_loop_of_the_page_closes_and_the_reward_rises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/close-the-loop.md").read_text().replace("\\\n", " ")
+    lines = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("evert ")]
+    first, served, view, rescore, export, second = lines
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples/closed_loop"), *sys.path])
+    for key in ("TINKER_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+
+    assert cli.main(first) == 0
+    with serve.serving(serve.parse(served[1:])) as told:
+        [line] = [line for line in told.splitlines() if line.startswith("  export OPENAI")]
+        for assignment in line.split()[1:]:
+            monkeypatch.setenv(*assignment.split("="))
+        runpy.run_path(str(ROOT / "examples/closed_loop/program.py"))
+    assert view == ["view", "served"]
+    records = [*evert.read_records("served")]
+    assert len(records) == 200
+    assert {record.reward for record in records} == {0.0, 0.5}
+    assert [cli.main(line) for line in (rescore, export, second)] == [0, 0, 0]
+
+    before, after = (RunFolder(Path("runs", name)) for name in ("first", "second"))
+    assert {record.reward for record in evert.read_records("served")} == {0.0, 1.0}
+    assert after.before["temperature_1"]["reward"] > before.after["temperature_1"]["reward"] + 0.2

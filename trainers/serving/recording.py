@@ -1,0 +1,240 @@
+"""Records of what is served: a conversation is a rollout, whose rewards programs give later.
+
+A conversation is written when nobody has continued it for ``IDLE`` seconds, when the server drops
+its tokens, or when the server stops. If it goes on later, the rest is a rollout of its own.
+"""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tinker
+from tinker import types
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import Logs, Trajectory, Transition
+
+from evert.bridge.chat.fields import json_object
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.api import Answer, failure, json_bytes
+from evert.bridge.conversations.conversation import Conversation
+from evert.bridge.env.transcript import Transcript
+from evert.bridge.episode.agent import NO_TASK
+from evert.bridge.errors import repr_of
+from evert.bridge.records.files import ROLLOUTS
+from evert.bridge.records.recorder import Recorder
+from evert.bridge.records.rows import Row
+from evert.bridge.tokens.renderer import PromptRenderer, with_tokenizer
+from evert.trainers.rundir.recorded import change_rows
+
+logger = logging.getLogger(__name__)
+
+IDLE = 600.0
+"""Seconds after the last reply to a conversation before it is written."""
+
+FILE = 2**23
+"""Bytes after which a file is full."""
+
+ID = "id"
+"""The log of a transition that has the id of its reply."""
+
+FEEDBACK = "feedback"
+"""The metric of a transition whose reward a program has given."""
+
+_ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; before it, the API's own prefix
+
+
+@dataclass
+class _Rollout:
+    """A conversation that is not written yet, with what a record has of an Env."""
+
+    agent: str
+    renderer: Renderer
+    transcript: Transcript = field(default_factory=Transcript)
+    turns: list[Transition] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    task: object = NO_TASK
+
+
+async def feedback(records: "ServedRecords | None", content: bytes) -> Answer:
+    """Give a reply a reward, as ``{"id": ..., "reward": ...}`` says; return the answer to that."""
+    body: Any = json_object(content) or {}
+    reply, reward = body.get("id"), body.get("reward")
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    if not isinstance(reply, str) or not is_number or not math.isfinite(reward):
+        return _refusal(
+            f'The feedback is {repr_of(body)}; expected {{"id": the id of a reply, "reward": a '
+            "number}."
+        )
+    if records is None:
+        return _refusal("Nothing is recorded here. Start the server with record=FOLDER.")
+    is_recorded = await records.reward(reply, float(reward))
+    if not is_recorded and records.share == 1:
+        return _refusal(
+            f"There is no reply {reply!r:.80} on record here. Send the id of an answer of this "
+            "server whose record is not deleted yet.",
+            404,
+        )
+    return Answer(200, json_bytes({"id": reply, "reward": reward, "recorded": is_recorded}))
+
+
+def _refusal(message: str, status: int = 400) -> Answer:
+    return failure(status, message, "invalid_request_error", "invalid_feedback")
+
+
+class ServedRecords:
+    """The records of served models; used in the event loop that serves them.
+
+    Args:
+        folder: Where to write; the rollouts are in its folder ``rollouts``, in numbered files.
+        renderers: The served models' renderers, by their names.
+        share: Share of the conversations that are written, above 0.
+        most: Most bytes of all files; the oldest are deleted.
+        idle: See ``IDLE``.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        renderers: Mapping[str, PromptRenderer],
+        *,
+        share: float = 1.0,
+        most: int = 2**30,
+        idle: float = IDLE,
+    ) -> None:
+        self.share = share
+        self._folder = folder / ROLLOUTS
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._recorder = Recorder(self._folder, share)
+        self._most, self._idle = most, idle
+        self._renderers = {  # of their own, because the rows are made in a thread
+            name: with_tokenizer(prompts.renderer, deepcopy(prompts.renderer.tokenizer))
+            for name, prompts in renderers.items()
+        }
+        self._rollouts: dict[Conversation, _Rollout] = {}
+        self._replies: dict[str, Transition] = {}  # by id, of the rollouts that are not written
+        self._taken: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
+        self._seen = 0  # conversations
+        self._file = 1 + max((int(file.stem) for file in self._files()), default=0)
+        self._writer = ThreadPoolExecutor(1, "evert records")
+
+    def note(
+        self,
+        model: str,
+        conversation: Conversation,
+        request: ChatRequest,
+        prompt: tinker.ModelInput,
+        sampled: types.SampledSequence,
+        reply_id: str | None,
+    ) -> None:
+        """Keep a turn; call it before the conversation records the reply.
+
+        Args:
+            model: The model's name.
+            conversation: The conversation.
+            request: The request.
+            prompt: What was sampled from.
+            sampled: What was sampled.
+            reply_id: The id of the reply; None: the client does not get it.
+        """
+        if conversation not in self._taken:
+            self._taken[conversation] = self._recorder.takes(self._seen)
+            self._seen += 1
+        if not self._taken[conversation]:
+            return
+        if conversation not in self._rollouts:
+            self._rollouts[conversation] = _Rollout(model, self._renderers[model])
+        rollout = self._rollouts[conversation]
+        rollout.transcript.note(request, conversation, met=False)
+        action = TokensWithLogprobs([*sampled.tokens], sampled.logprobs, sampled.stop_reason)
+        logs: Logs = {} if reply_id is None else {ID: reply_id}
+        turn = Transition(prompt, action, reward=0.0, episode_done=False, logs=logs)
+        rollout.turns.append(turn)
+        if reply_id is not None:
+            self._replies[reply_id] = turn
+        if rollout.timer is not None:
+            rollout.timer.cancel()
+        loop = asyncio.get_running_loop()
+        rollout.timer = loop.call_later(self._idle, self.write, conversation)
+
+    def write(self, conversation: Conversation) -> None:
+        """Write a conversation, soon; do nothing if none of its turns is kept."""
+        rollout = self._rollouts.pop(conversation, None)
+        if rollout is None:
+            return
+        if rollout.timer is not None:
+            rollout.timer.cancel()
+        for turn in rollout.turns:
+            self._replies.pop(str(turn.logs.get(ID)), None)
+        self._writer.submit(self._write, rollout)
+
+    async def reward(self, reply: str, reward: float) -> bool:
+        """Give a reply a reward, instead of an earlier one.
+
+        Args:
+            reply: The id that the client got.
+            reward: The reward.
+
+        Returns:
+            Whether the reply is on record.
+        """
+        found = _ID.search(reply)
+        if found is None:
+            return False
+        if (turn := self._replies.get(found[0])) is not None:
+            turn.reward = reward
+            turn.metrics[FEEDBACK] = 1.0
+            return True
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, self._change, found[0], reward)
+
+    def close(self) -> None:
+        """Write all conversations. The event loop must have ended."""
+        for conversation in [*self._rollouts]:
+            self.write(conversation)
+        self._writer.shutdown()
+
+    # -- in the writer's thread ------------------------------------------------------------------
+
+    def _write(self, rollout: _Rollout) -> None:
+        rollout.turns[-1].episode_done = True
+        trajectory = Trajectory(rollout.turns, tinker.ModelInput.empty())
+        about = {"model": rollout.agent}
+        try:
+            self._recorder.add([trajectory], [rollout], iteration=self._file, about=about)
+            self._rotate()
+        except Exception as error:  # the conversations that follow may still be written
+            logger.warning("A conversation could not be recorded.", exc_info=error)
+
+    def _rotate(self) -> None:
+        sizes = {file: file.stat().st_size for file in self._files()}
+        self._file += max(sizes.values()) >= FILE
+        while len(sizes) > 1 and sum(sizes.values()) > self._most:
+            oldest = min(sizes)
+            oldest.unlink()
+            del sizes[oldest]
+
+    def _change(self, reply: str, reward: float) -> bool:
+        def change(row: Row) -> bool:
+            for step in row["steps"]:
+                if step["logs"].get(ID) == reply:
+                    row["total_reward"] += reward - step["reward"]
+                    step["reward"], step["metrics"][FEEDBACK] = reward, 1.0
+                    return True
+            return False
+
+        return any(change_rows(file, change, reply) for file in reversed(self._files()))
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("[0-9]*.jsonl"))
