@@ -6,6 +6,7 @@ A small model cannot multiply; it learns to call the tool. SmolLM2 has never cal
 short warm-up shows it how, on other questions: sums of one digit.
 """
 
+import asyncio
 import json
 import operator
 import random
@@ -88,12 +89,41 @@ TEST = [*questions(0, 24)]
 TRAIN = [task for task in questions(1, 2000) if task not in TEST]
 
 
-async def agent(client, task):
+def score(answer, results, right):
     """Return 1 for the right answer, 0.5 if only a tool result is right, 0.1 for a tool call."""
-    answer, results = await solve(task["question"])
-    found = re.findall(r"-?\d+", answer.replace(",", ""))
-    client.metric("called", float(bool(results)))
-    client.metric("right", float(found[-1:] == [task["answer"]]))
-    if found[-1:] == [task["answer"]]:
+    if re.findall(r"-?\d+", answer.replace(",", ""))[-1:] == [right]:
         return 1.0
-    return 0.5 if task["answer"] in results else 0.1 * bool(results)
+    return 0.5 if right in results else 0.1 * bool(results)
+
+
+async def agent(client, task):
+    """Answer a question; the reward is its score."""
+    answer, results = await solve(task["question"])
+    reward = score(answer, results, task["answer"])
+    client.metric("called", float(bool(results)))
+    client.metric("right", float(reward == 1.0))
+    return reward
+
+
+def judge(record):
+    """Score a recorded conversation, whose question has the right answer in it."""
+    question, *messages = record.messages()
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    right = calculate(question["content"].removeprefix("What is ").removesuffix("?"))
+    return score(record.text, results, right)
+
+
+async def main(count=240):
+    """Answer questions by the model at OPENAI_BASE_URL, 16 at a time; return the mean score."""
+    tasks, scores = TRAIN[-count:], []
+    for first in range(0, count, 16):
+        batch = tasks[first : first + 16]
+        for task, answered in zip(
+            batch, await asyncio.gather(*(solve(task["question"]) for task in batch)), strict=True
+        ):
+            scores.append(score(*answered, task["answer"]))
+    return sum(scores) / count
+
+
+if __name__ == "__main__":
+    print(asyncio.run(main()))
