@@ -47,7 +47,8 @@ from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
-"""Number of recent conversations that a request is compared with before the index is searched."""
+"""Number of recent conversations that a request is compared with before the index is searched, and
+number of equal replies that it is compared with there."""
 
 
 class ConversationBook:
@@ -228,7 +229,8 @@ class ConversationBook:
         """
         last: Point | None = None
         for place in reversed(places):
-            here = [point for point in self._index.points.get(place, ()) if point.is_within(heard)]
+            latest = self._index.points.get(place, ())[-RECENT:]  # there may be thousands
+            here = [point for point in latest if point.is_within(heard)]
             here.sort(key=lambda point: (point.is_open, point.conversation.caller == caller))
             for point in reversed(here):
                 last = last or point

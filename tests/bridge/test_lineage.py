@@ -24,9 +24,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.chat_completions import completion
-from evert.bridge.conversations.conversation import Conversation
+from evert.bridge.conversations.conversation import Conversation, Point
 from evert.bridge.conversations.drift import Drift
-from evert.bridge.conversations.matching import ConversationBook
+from evert.bridge.conversations.matching import RECENT, ConversationBook
+from evert.bridge.conversations.reading import Heard
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.prompt_limit import PromptLimit
@@ -715,3 +716,21 @@ def test_finding_takes_as_many_comparisons_among_many_as_among_few(
             talk.ask(request)
             counts.append(len(compared))
     assert counts[:3] == counts[3:]
+
+
+def test_a_request_is_compared_with_the_latest_of_many_equal_replies_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk, compared, is_within = Talk(), list[Point](), Point.is_within
+    for _ in range(3 * RECENT):
+        talk.say(talk.ask([HURRY]), "Yes.")
+
+    def noted(point: Point, heard: Sequence[Heard]) -> bool:
+        compared.append(point)
+        return is_within(point, heard)
+
+    monkeypatch.setattr(Point, "is_within", noted)
+    monkeypatch.setattr(talk.book, "_recent", {})
+    prompt = talk.prompt(talk.ask([HURRY, assistant("Yes."), HURRY], caller="another"))
+    assert len(compared) == RECENT
+    assert talk.renderer.decode(prompt).count("Yes.") == 1

@@ -27,6 +27,7 @@ from evert.bridge.chat.bad_requests import (
     model_not_found,
     server_error,
 )
+from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.messages import as_fields
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
@@ -36,9 +37,10 @@ from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.models.remote import new_call_ids
 from evert.bridge.models.sampling_ranges import out_of_range
 from evert.bridge.models.tinker_model import reply_cap
+from evert.bridge.off_loop import finished
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.logprobs import with_logprobs
-from evert.bridge.tokens.loop_budget import LongTexts
+from evert.bridge.tokens.loop_budget import LongTexts, check_text
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving.recording import ServedRecords
@@ -50,7 +52,10 @@ KEPT_TOKENS = 2**21
 """Most tokens of the conversations that a model keeps, by default."""
 
 CONVERSATION = 256
-"""Tokens that need about as much memory as a conversation needs beside its tokens."""
+"""Tokens that need about as much memory as a conversation, or a book, needs beside its tokens."""
+
+BYTES = 32
+"""Bytes of a request that may need as much memory as a token; images and ids are not all tokens."""
 
 RETRIES = 2
 """How often a reply that does not have the requested format is sampled again."""
@@ -111,6 +116,7 @@ class ChatModel:
         request: ChatRequest,
         sampling: Mapping[str, Any],
         live: LiveReply | None = None,
+        size: int = 0,
         reply_id: str = "",
     ) -> Reply:
         """Return the reply to a request.
@@ -119,13 +125,14 @@ class ChatModel:
             request: The request.
             sampling: How its client wants to sample.
             live: Gets the tokens while they are sampled.
+            size: Bytes of the request's body.
             reply_id: The id of the reply, for its record.
 
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
         """
-        book = self._book(request)
-        conversation = await self._observed(book, request)
+        book = await self._book(request)
+        conversation = await finished(self._observed(book, request, size))  # the client may leave
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:
@@ -134,12 +141,10 @@ class ChatModel:
         for attempt in itertools.count():
             prompt = conversation.prompt()
             sampled = await self._sample(prompt, params, live and live.add)
-            tokens = [*sampled.tokens]
-            reply = reader(tokens, is_cut=sampled.stop_reason == "length")
-            problem, wanted = None, request.format
-            if wanted is not None and reply.finish_reason != "length":
-                reply = wanted.cleaned(reply)
-                problem = wanted.problem(reply)
+            tokens, wanted = [*sampled.tokens], request.format
+            reply, problem = _checked(
+                reader(tokens, is_cut=sampled.stop_reason == "length"), wanted
+            )
             if problem is None or wanted is None or attempt == RETRIES:
                 break
             async with book.lock:
@@ -147,7 +152,7 @@ class ChatModel:
                 conversation.record(tokens, reply, self.renderer, is_seen=False)
                 correction = wanted.correction(problem)
                 inject = partial(book.conversations.inject, conversation, [correction])
-                await LongTexts(self.renderer).rendered(inject)
+                await finished(LongTexts(self.renderer).rendered(inject))
             params = self._params(conversation.length, request, sampling)
         async with book.lock:
             self._note(conversation, request, prompt, sampled, reply_id)
@@ -157,12 +162,12 @@ class ChatModel:
             reply = with_logprobs(reply, tokens, sampled.logprobs, self.renderer)
         return replace(reply, tokens=tuple(tokens))
 
-    async def _observed(self, book: _Book, request: ChatRequest) -> Conversation:
+    async def _observed(self, book: _Book, request: ChatRequest, size: int) -> Conversation:
         observe = partial(book.conversations.observe, request, "")
         async with book.lock:  # a long text is rendered in a thread
             longest = None if self._context is None else self._context - 1
             conversation = await LongTexts(self.renderer, longest).rendered(observe, request)
-        self._count(book, conversation)
+        self._count(book, conversation, size)
         return conversation
 
     def _read(
@@ -197,21 +202,26 @@ class ChatModel:
 
     # -- what is kept ----------------------------------------------------------------------------
 
-    def _book(self, request: ChatRequest) -> _Book:
-        key = _opening(request)
-        if key not in self._books:
-            self._books[key] = _Book(key, ConversationBook(self.renderer))
-        self._books.move_to_end(key)
-        return self._books[key]
+    async def _book(self, request: ChatRequest) -> _Book:
+        key = await LongTexts(self.renderer).rendered(partial(_opening, request))
+        book = self._books.get(key)
+        if book is None:
+            book = self._books[key] = _Book(key, ConversationBook(self.renderer))
+            self._add(book, CONVERSATION)  # its first request may be refused
+        else:
+            self._books.move_to_end(key)
+        return book
 
-    def _count(self, book: _Book, conversation: Conversation) -> None:
+    def _count(self, book: _Book, conversation: Conversation, size: int = 0) -> None:
         before = book.lengths.get(conversation, -CONVERSATION)
-        added = max(0, conversation.length - before)
-        book.lengths[conversation] = conversation.length
-        book.tokens += added
+        length = book.lengths[conversation] = max(before, conversation.length, size // BYTES)
+        self._add(book, length - before)
+
+    def _add(self, book: _Book, tokens: int) -> None:
+        book.tokens += tokens
         if self._books.get(book.key) is not book:
             return  # it was dropped meanwhile
-        self.kept += added
+        self.kept += tokens
         while self.kept > self._keep:
             _, oldest = self._books.popitem(last=False)
             self.kept -= oldest.tokens
@@ -225,11 +235,21 @@ class ChatModel:
             records.note(name, conversation, *turn)
 
 
-def _opening(request: ChatRequest) -> bytes:
+def _checked(reply: Reply, wanted: ReplyFormat | None) -> tuple[Reply, str | None]:
+    """The reply in the requested format, and what is wrong with it."""
+    if wanted is None or reply.finish_reason == "length":
+        return reply, None
+    reply = wanted.cleaned(reply)
+    return reply, wanted.problem(reply)
+
+
+def _opening(request: ChatRequest, _: PromptRenderer, most: int | None) -> bytes:
     """A digest of the first message that is not the system's; agents that hand over share it."""
     messages = (as_fields(message, index) for index, message in enumerate(request.messages))
     others = (message for message in messages if message.get("role") not in ("system", "developer"))
-    text = json.dumps(next(others, {}), sort_keys=True, default=str)
+    opening = next(others, {})
+    check_text(opening, most)
+    text = json.dumps(opening, sort_keys=True, default=str)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
@@ -270,7 +290,7 @@ class ChatApi(Api):
         sampling = call.dialect.sampling(call.body)
         try:
             model = self._find(call.request.model)
-            return await model.reply(call.request, sampling, live, call.number)
+            return await model.reply(call.request, sampling, live, call.size, call.number)
         except openai.APIStatusError:
             raise
         except SamplingRequestError as error:

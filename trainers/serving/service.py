@@ -31,7 +31,7 @@ import tinker
 from aiohttp import web
 from tinker import types
 
-from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.api import Answer, model_card, model_list
 from evert.bridge.clients.http.connections import (
     LOOPBACK,
     Connection,
@@ -251,12 +251,12 @@ class PolicyService:
         return await send(request, whole(await call.wait(api.reply_to(call))))
 
     def _models(self) -> Answer:
-        models = []
+        cards = []
         for name, client in [*self._offered.items()]:
             base = client.get_base_model()
             facts = {"root": base, "max_model_len": context_length_here(base)}
-            models.append({"id": name, "object": "model", "owned_by": Dialect.OURS.value, **facts})
-        return Answer(200, orjson.dumps({"object": "list", "data": models}))
+            cards.append({**model_card(name), **facts})
+        return model_list(cards)
 
     async def _complete(self, asked: Asked) -> Answer:
         client = self._offered.get(asked.model)

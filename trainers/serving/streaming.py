@@ -183,13 +183,14 @@ async def _encoded(
             yield piece
         stream.whole = call.written(reply.result())
 
-    stream = Stream(head, live.thoughts(), text(), head)
+    stream, number = Stream(head, live.thoughts(), text(), head), 0
     try:
         async for event in call.dialect.events(stream, call.body):
+            number += 1
             yield call.dialect.framed([event])
         yield call.dialect.ending
     except openai.APIStatusError as error:
-        yield call.refused_late(error)
+        yield call.refused_late(error, number)
 
 
 async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterator[bytes]:

@@ -73,6 +73,7 @@ class Call:
     dialect: Dialect
     body: Mapping[str, Any]
     number: str
+    size: int  # bytes of the body
 
     @property
     def stream(self) -> bool:
@@ -96,9 +97,9 @@ class Call:
         """Return the answer with an error."""
         return refusal(self.dialect, error)
 
-    def refused_late(self, error: Exception) -> bytes:
-        """Return the event of an error, for a stream that has begun."""
-        return self.dialect.error_event(_error_body(error), _status(error))
+    def refused_late(self, error: Exception, number: int = 0) -> bytes:
+        """Return the event of an error, for a stream that has begun with ``number`` events."""
+        return self.dialect.error_event(_error_body(error), _status(error), number)
 
     async def wait(self, reply: Awaitable[Reply]) -> Answer:
         """Wait for a reply, and return the answer with it or with its refusal."""
@@ -214,7 +215,7 @@ class Api(ABC):
                 return _counted(self.renderer_of(request), request, sent)
         except openai.APIStatusError as error:
             return refusal(sent.dialect, error)
-        return Call(request, sent.dialect, sent.body, self.new_id())
+        return Call(request, sent.dialect, sent.body, self.new_id(), len(sent.content))
 
 
 def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
@@ -226,14 +227,12 @@ def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answ
 def _models(api: Api, path: str) -> Answer:
     name = path.partition("/models")[2].lstrip("/")
     if not name:
-        every = [_card(one) for one in api.names]
-        whole = {"object": "list", "data": every, "models": every, "has_more": False}
-        return Answer(200, json_bytes(whole))
+        return model_list([model_card(one) for one in api.names])
     try:
         api.check_model(name)
     except openai.APIStatusError as error:
         return failure(404, error.message, "not_found_error", "model_not_found")
-    return Answer(200, json_bytes(_card(name)))
+    return Answer(200, json_bytes(model_card(name)))
 
 
 async def soon(sent: Sent, work: Callable[[], Made]) -> Made:
@@ -242,9 +241,18 @@ async def soon(sent: Sent, work: Callable[[], Made]) -> Made:
     return work() if len(sent.content) <= most else await off_loop(work)
 
 
-def _card(name: str) -> dict[str, Any]:
-    rest = {"object": "model", "created": 0, "owned_by": "evert"}
-    return {"id": name, "name": f"models/{name}", **rest}
+def model_card(name: str) -> dict[str, Any]:
+    """Return a model's description, with the fields that the SDKs of all APIs read."""
+    openai_fields = {"object": "model", "created": 0, "owned_by": "evert"}
+    created = "1970-01-01T00:00:00Z"
+    anthropic_fields = {"type": "model", "display_name": name, "created_at": created}
+    return {"id": name, "name": f"models/{name}", **openai_fields, **anthropic_fields}
+
+
+def model_list(cards: Sequence[Mapping[str, Any]]) -> Answer:
+    """Return the list of models in the form of all APIs."""
+    whole = {"object": "list", "data": cards, "models": cards, "has_more": False}
+    return Answer(200, json_bytes(whole))
 
 
 def json_bytes(value: object) -> bytes:

@@ -52,6 +52,6 @@ class Dialect(ABC):
         """Return a refusal's JSON, from the OpenAI SDK's ``error.body`` and the HTTP status."""
         return {"error": dict(error)}
 
-    def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
-        """Return the event of a refusal, for a stream that has begun."""
+    def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:
+        """Return the event of a refusal, for a stream that has begun with ``number`` events."""
         return self.framed([self.error(error, status)]) + self.ending

@@ -8,7 +8,7 @@ the second form under the first two names as well.
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +28,9 @@ _SCHEMAS = ("items", "additionalProperties")
 _MAPS = {"properties": "properties", "defs": "$defs", "$defs": "$defs"}
 _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", "Properties")}
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
+
+REMEMBERED = 2**14
+"""Most calls whose ids are kept: a server forgets the oldest."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
@@ -149,14 +152,18 @@ class CallIds:
     """
 
     def __init__(self) -> None:
-        self._ids: dict[bytes, list[str]] = {}
+        self._ids: OrderedDict[bytes, list[str]] = OrderedDict()
 
     def remember(self, messages: Sequence[Any], parts: Iterable[Mapping[str, Any]]) -> None:
         """Keep the ids of the calls in the parts of an answer to ``messages``."""
         ids = defaultdict(list)
         for call in (part["functionCall"] for part in parts if "functionCall" in part):
             ids[_place(messages, call["name"], call["args"])].append(call["id"])
-        self._ids.update(ids)
+        for place in ids:
+            self._ids[place] = ids[place]
+            self._ids.move_to_end(place)
+        while len(self._ids) > REMEMBERED:
+            self._ids.popitem(last=False)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
         """Give calls without an id their former id, and results the id of their call."""

@@ -120,14 +120,14 @@ class Responses(Dialect):
         """Return the JSON object of a prompt's token count."""
         return {"object": "response.input_tokens", "input_tokens": count}
 
-    def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
-        """Return the event of a refusal, for a stream that has begun."""
+    def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:
+        """Return the event of a refusal, for a stream that has begun with ``number`` events."""
         event = {
             "type": "error",
             "code": error.get("code") or error.get("type"),
             "message": error["message"],
             "param": error.get("param"),
-            "sequence_number": 0,
+            "sequence_number": number,
         }
         return self.framed([event])
 

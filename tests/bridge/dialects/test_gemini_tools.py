@@ -10,6 +10,7 @@ from tests.bridge.dialects.apis import HI, Fields, called
 
 from evert.bridge.chat.schemas import first_error
 from evert.bridge.clients.dialects.gemini_tools import (
+    REMEMBERED,
     CallIds,
     json_schema,
     read_fields,
@@ -148,3 +149,13 @@ def test_calls_get_their_ids_again_and_those_of_the_agents_own_making_none(row: 
         found += [call["id"] for call in message.get("tool_calls", ())]
         found += [message["tool_call_id"]] if message["role"] == "tool" else []
     assert found == expected
+
+
+def test_the_ids_of_the_latest_calls_are_remembered() -> None:
+    ids = CallIds()
+    for number in range(REMEMBERED + 9):
+        ids.remember([HI], [part(f"id {number}", x=number)])
+    forgotten, latest = calling((None, 8)), calling((None, 9))
+    ids.restore([HI, forgotten])
+    ids.restore([HI, latest])
+    assert [message["tool_calls"][0]["id"] for message in (forgotten, latest)] == [None, "id 9"]

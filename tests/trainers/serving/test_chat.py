@@ -1,8 +1,11 @@
 """Unchanged programs at a served model: their SDKs, exact tokens, streams, and what is kept."""
 
 import asyncio
+import contextlib
+import hashlib
 import itertools
 import random
+import threading
 from typing import Any
 
 import anthropic
@@ -17,7 +20,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
-from evert.trainers.serving.chat import CONVERSATION, ChatModel
+from evert.trainers.serving.chat import BYTES, CONVERSATION, ChatModel
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.streaming import LiveReply
 
@@ -96,6 +99,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": []}, 400, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "8191"),
     ({"n": 2}, 400, "'n'"),
+    ({"logit_bias": {"5": 9}}, 400, "logit_bias"),
     ({"model": "gpt-4o"}, 404, "tiny"),
 ]
 
@@ -113,8 +117,22 @@ async def test_what_cannot_be_served_is_refused_in_words_of_requests(
                 await sdk.chat.completions.create(**body)
             assert raised.value.status_code == status, fields
             assert words in raised.value.message
-            assert "episode" not in raised.value.message
-            assert "rollout" not in raised.value.message
+            for word in ("episode", "rollout", "transition", "Env"):
+                assert word not in raised.value.message
+
+
+def test_every_sdk_lists_the_models_with_the_fields_that_it_has(served: Any) -> None:
+    with (
+        openai.OpenAI(base_url=served.url, api_key=served.key) as open_ai,
+        anthropic.Anthropic(base_url=root(served), api_key=served.key) as claude,
+        genai.Client(api_key=served.key, http_options={"base_url": root(served)}) as gemini,
+    ):
+        for model in (*open_ai.models.list(), open_ai.models.retrieve("tiny")):
+            assert (model.id, model.object, model.created) == ("tiny", "model", 0)
+        for info in (*claude.models.list(), claude.models.retrieve("tiny")):
+            assert (info.id, info.type, info.display_name) == ("tiny", "model", "tiny")
+            assert info.created_at.year == 1970
+        assert [model.name for model in gemini.models.list()] == ["models/tiny"]
 
 
 async def test_one_model_answers_to_any_name_and_samples_as_it_is_fixed(
@@ -162,6 +180,67 @@ async def test_conversations_are_kept_up_to_a_number_of_tokens(
     assert model.kept == sum(book.tokens for book in model._books.values())
 
 
+async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
+    client: Any, service: PolicyService
+) -> None:
+    model = chat_model(service, client, keep=4 * CONVERSATION)
+    for opening in range(12):
+        messages = [{"role": "user", "content": f"Say {opening}."}, {"role": "robot"}]
+        with pytest.raises(openai.BadRequestError):
+            await model_reply(service, model, ChatRequest("tiny", messages))
+    assert len(model._books) <= 4
+    assert model.kept == sum(book.tokens for book in model._books.values())
+
+
+async def test_what_a_prompt_does_not_show_counts_as_kept_too(
+    client: Any, service: PolicyService
+) -> None:
+    service.chat({"tiny": chat_model(service, client, keep=2**14)})
+    assert service._chat is not None
+    padding = "x" * (BYTES * 2**12)
+    async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
+        for opening in range(6):
+            message: Any = {"role": "user", "content": f"Say {opening}.", "padding": padding}
+            await sdk.chat.completions.create(model="tiny", messages=[message])
+    assert 0 < len(service._chat._models["tiny"]._books) <= 3
+
+
+async def test_a_long_prompt_whose_client_left_is_rendered_to_its_end_and_counted(
+    client: Any, service: PolicyService
+) -> None:
+    model = chat_model(service, client, context=None)
+    messages = [{"role": "user", "content": "word " * 40_000}]
+
+    async def left() -> None:
+        asking = asyncio.ensure_future(model.reply(ChatRequest("tiny", messages), {}))
+        while not any(book.lock.locked() for book in model._books.values()):
+            await asyncio.wait([asking], timeout=0.001)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert not any(book.lock.locked() for book in model._books.values())
+
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(left(), service._loop))
+    assert model.kept > 40_000
+
+
+async def test_a_long_opening_is_read_in_a_thread(
+    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, digest = list[threading.Thread](), hashlib.blake2b
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return digest(*args, **options)
+
+    monkeypatch.setattr("evert.trainers.serving.chat.blake2b", noted)
+    model = chat_model(service, client)
+    for text in ("Hi", "word " * 2**20):
+        request = ChatRequest("tiny", [{"role": "user", "content": text}])
+        with contextlib.suppress(openai.BadRequestError):
+            await model_reply(service, model, request)
+    assert [thread is service._thread for thread in threads] == [True, False]
+
+
 async def model_reply(service: PolicyService, model: ChatModel, request: ChatRequest) -> Any:
     """The model's reply, in the service's loop."""
     future = asyncio.run_coroutine_threadsafe(model.reply(request, {}), service._loop)
@@ -194,6 +273,27 @@ async def test_a_client_that_leaves_ends_its_sampling(
         await asyncio.gather(asking, return_exceptions=True)
     async with asyncio.timeout(60):
         await left.wait()
+
+
+def test_a_failure_in_mid_stream_is_the_last_event_and_is_numbered_as_such(
+    client: Any, service: PolicyService
+) -> None:
+    has_begun = threading.Event()
+
+    async def failing(prompt: Any, params: Any, watch: Any = None) -> Any:
+        watch(client.get_tokenizer().encode("Hello there."))
+        await asyncio.to_thread(has_begun.wait, 60)
+        raise RuntimeError("out of memory")
+
+    service.chat({"tiny": ChatModel(failing, prompt_renderer(None), context=None, max_tokens=9)})
+    with openai.OpenAI(base_url=service.url, api_key=service.key, max_retries=0) as sdk:
+        stream = sdk.responses.create(model="tiny", input="Hello?", stream=True)
+        first = next(stream)
+        has_begun.set()
+        events: list[Any] = [first, *stream]
+    assert events[-1].type == "error"
+    assert "out of memory" in events[-1].message
+    assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
 def test_the_tokens_of_a_reply_are_seen_as_they_are_sampled(client: Any) -> None:

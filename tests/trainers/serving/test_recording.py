@@ -158,7 +158,7 @@ def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_
     *_, last = read_records(tmp_path)
     assert [message["content"] for message in last.asked(0)][::2] == [SAY[0]["content"], "Why?"]
 
-    with Serving(client, tmp_path / "small", keep=300) as serving:
+    with Serving(client, tmp_path / "small", keep=700) as serving:
         for number in range(4):
             serving.ask([{"role": "user", "content": f"Say you are {number}."}])
         assert len(serving.recorded()) == 3
