@@ -15,6 +15,7 @@
 #   make harbor  play tasks of Harbor by Harbor's own runner and by evert (Python 3.12)
 #   make tasksets   play tasks of benchmarks (docs/tasksets.md) by their own runners and by evert
 #   make cookbooks   test the Cookbook's contract with the newest one (constraints.txt has 0.5.8)
+#   make versions    test the engine with the oldest Tinker SDK that is supported, and with the newest
 #   make lint    ruff, mypy, and which room may import which
 #   make nightly lint, docs, wheel, smoke and all tests: also those that take too long for each change,
 #                with more random draws; pyright, and all Cookbook tests with the newest one
@@ -41,7 +42,7 @@ EDITABLE := $(INSTALL) --config-setting editable_mode=compat --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -153,6 +154,14 @@ COOKBOOK_TESTS ?= -m cookbook_contract
 cookbooks: .venv/developing $(OVERLAY)
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/bridge tests/envs tests/trainers
 
+# The contract with the Tinker SDK: each version is laid over .venv.
+SDKS := 0.36.0 0.38.0 newest
+SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/test_train_cookbook.py
+versions: $(SDKS:%=versions-%)
+versions-%: .venv/developing
+	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)
+	PYTHONPATH=$(CURDIR)/.sdks/$* $(BIN)/python -m pytest -n 2 --dist worksteal $(SDK_TESTS)
+
 $(OVERLAY): | .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
 
@@ -167,6 +176,7 @@ nightly: export EVERT_NIGHTLY := 1
 nightly: lint docs wheel smoke frameworks examples trainers harbor tasksets test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
+	$(MAKE) versions
 
 wheel: .venv/developing
 	rm -rf build dist

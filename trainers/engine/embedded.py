@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import tinker
@@ -11,6 +12,7 @@ from evert.bridge.tokens.bases import register_with_cookbook
 from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.clients.rest_client import RestClient
 from evert.trainers.engine.clients.service_client import ServiceClient
+from evert.trainers.engine.clients.surface import TESTED, UNKNOWN
 from evert.trainers.engine.common.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.common.network import allowed_hosts, no_network
 from evert.trainers.engine.models.loading import EngineSettings
@@ -79,10 +81,23 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
             engine.store.root,
             ", ".join(sorted(allowed_hosts() or ())) or "none",
         )
+        _tell_of_news()
         try:
             yield engine
         finally:
             engine.close()
+
+
+def _tell_of_news() -> None:
+    """Warn, in one line, if the SDK is newer than those that evert was tested with."""
+    here, tested = (tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED))
+    if here > tested:
+        news = ", ".join(UNKNOWN) or "nothing that the engine serves"
+        logger.warning(
+            "tinker %s is newer than %s, the newest that this evert was tested with. What differs: "
+            "%s. If something fails: pip install 'tinker<=%s.99'.",
+            version("tinker"), TESTED, news, TESTED,
+        )  # fmt: skip
 
 
 def _swaps(engine: Engine) -> list[Swap]:

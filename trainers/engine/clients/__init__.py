@@ -8,6 +8,7 @@ The clients, then the parts that they share:
     rest_client.py      lists and deletes runs and checkpoints
     readings.py         log-probabilities that a request wants of its prompt
     futures.py          the futures that clients return
+    surface.py          methods that are refused, and what a newer SDK adds
     saves.py            the saves that were accepted
     engine.py           holds everything that is loaded
 """

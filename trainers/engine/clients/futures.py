@@ -2,25 +2,24 @@
 
 ``settled`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``. ``Accepted`` is
 the future of a call that runs to its end, whoever waits for it. ``Ready`` makes a finished client
-usable as the future that the SDK's methods return for a client. ``async_forms`` and ``refusing``
-add methods of the SDK's class: the ``_async`` forms, and those that only the hosted service can
-answer.
+usable as the future that the SDK's methods return for a client, ``client_future`` is that future in
+this version of the SDK, and ``Answer`` is both kinds of future.
 """
 
+import asyncio
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
-
-from evert.trainers.engine.common.errors import UnsupportedError
+import tinker
+from tinker import APIFuture
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 T = TypeVar("T")
 S = TypeVar("S")
-C = TypeVar("C", bound=type)
 
 
 class Accepted(Future[T]):
@@ -124,6 +123,49 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
             outer.set_result(result)
 
 
+class Answer(Future[T], APIFuture[T]):
+    """Both kinds of future: samples were the standard library's before they were the SDK's."""
+
+    def __init__(self, future: "Future[T]") -> None:
+        super().__init__()
+        self._future = future
+        future.add_done_callback(self._mirror)
+
+    def _mirror(self, future: "Future[T]") -> None:
+        if future.cancelled():
+            if super().cancel():
+                self.set_running_or_notify_cancel()
+        else:
+            _settle(self, future.result)
+
+    def result(self, timeout: float | None = None) -> T:
+        """As ``Future.result``."""
+        return self._future.result(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:  # noqa: ASYNC109
+        """As ``result``, for async code."""
+        async with asyncio.timeout(timeout):
+            return await asyncio.wrap_future(self._future)
+
+    def future(self) -> "Future[T]":
+        """The standard library's future."""
+        return self._future
+
+    def cancel(self) -> bool:
+        """As ``Future.cancel``."""
+        return self._future.cancel()
+
+
+def client_future(kind: str, client: APIFuture[Any]) -> Any:
+    """Return the future of a "Training" or a "Sampling" client that the SDK's methods return.
+
+    SDKs without one return clients at once, or will return other futures: a ``Ready`` client is
+    both, as soon as it is there.
+    """
+    wrapper = getattr(tinker, f"Backcompat{kind}ClientFuture", None)
+    return client.result() if wrapper is None else wrapper(client)
+
+
 class Ready(APIFuture[Any]):
     """A client that is also a finished future of itself: the Cookbook uses some clients as both."""
 
@@ -141,55 +183,3 @@ class Ready(APIFuture[Any]):
 
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""
-
-
-def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
-    """Add the ``_async`` form of each method that has one in the SDK's class.
-
-    Answers of type ``keep`` are returned as they are; other futures are awaited.
-    """
-
-    def add(ours: C) -> C:
-        for name in dir(sdk):
-            plain = getattr(ours, name.removesuffix("_async"), None)
-            if name.endswith("_async") and plain is not None and not hasattr(ours, name):
-                setattr(ours, name, _async_form(name, plain, keep))
-        return ours
-
-    return add
-
-
-def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) -> Any:
-    @functools.wraps(plain)
-    async def form(*args: Any, **kwargs: Any) -> Any:
-        answer = plain(*args, **kwargs)
-        wait = isinstance(answer, APIFuture) and not isinstance(answer, keep)
-        return await answer if wait else answer
-
-    form.__name__ = name
-    return form
-
-
-def refusing(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
-
-    Adds the ``_async`` forms, too (``async_forms``).
-    """
-
-    def add(ours: C) -> C:
-        for name, reason in reasons.items():
-            setattr(ours, name, _refusal(getattr(sdk, name), f"{sdk.__name__}.{name}", reason))
-        return async_forms(sdk)(ours)
-
-    return add
-
-
-def _refusal(theirs: Any, name: str, reason: str) -> Any:
-    message = f"{name} was called on evert's embedded engine, which cannot serve it: {reason}"
-
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(message)
-
-    if isinstance(theirs, property):
-        return property(refuse, doc=theirs.__doc__)
-    return functools.wraps(theirs)(refuse)

@@ -13,7 +13,8 @@ from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.tokens.bases import BASES
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import refusing, settled
+from evert.trainers.engine.clients.futures import settled
+from evert.trainers.engine.clients.surface import serving
 from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
@@ -67,7 +68,7 @@ def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
     return types.GetServerCapabilitiesResponse(supported_models=models)
 
 
-@refusing(tinker.RestClient, REFUSED)
+@serving(tinker.RestClient, REFUSED)
 class RestClient:
     """Runs and checkpoints of the engine's folder."""
 

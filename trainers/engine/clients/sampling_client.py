@@ -17,13 +17,12 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import tinker
-from tinker import types
-from tinker.lib.backcompat_concurrent_future import _AwaitableFutureCompatWrapper
-from tinker.lib.public_interfaces.api_future import APIFuture
+from tinker import APIFuture, types
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import Ready, chain, finished, refusing, together
+from evert.trainers.engine.clients.futures import Answer, Ready, chain, finished, together
 from evert.trainers.engine.clients.readings import Score, Wanted, check_last_n, prompt_parts
+from evert.trainers.engine.clients.surface import serving
 from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
@@ -83,7 +82,7 @@ class _Pickled:
     records: bool
 
 
-@refusing(tinker.SamplingClient, REFUSED)
+@serving(tinker.SamplingClient, REFUSED)
 class SamplingClient(Ready):
     """Frozen weights to sample from; copies in other processes have their own random streams."""
 
@@ -190,17 +189,13 @@ class SamplingClient(Ready):
         )
         return _unpickle, (state,)
 
-    def _read(
-        self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]"
-    ) -> "_AwaitableFutureCompatWrapper[T]":
+    def _read(self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]") -> "Answer[T]":
         """Call ``ask`` with the prompt as a row; images are read in another thread."""
         self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
-            return _AwaitableFutureCompatWrapper(ask(reader.read(prompt)))
-        return _AwaitableFutureCompatWrapper(
-            chain(self._engine.eyes.submit(self._read_images, reader, prompt), ask)
-        )
+            return Answer(ask(reader.read(prompt)))
+        return Answer(chain(self._engine.eyes.submit(self._read_images, reader, prompt), ask))
 
     def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> Row:
         self._engine.check_open()  # It may have closed since the call was made

@@ -16,9 +16,10 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import finished, refusing
+from evert.trainers.engine.clients.futures import client_future, finished
 from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
+from evert.trainers.engine.clients.surface import serving
 from evert.trainers.engine.clients.training_client import TrainingClient
 from evert.trainers.engine.common.errors import (
     SamplingRequestError,
@@ -37,7 +38,7 @@ REFUSED = {
 """Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
-@refusing(tinker.ServiceClient, REFUSED)
+@serving(tinker.ServiceClient, REFUSED)
 class ServiceClient:
     """Makes training, sampling and REST clients of one engine."""
 
@@ -62,7 +63,7 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
-    ) -> tinker.BackcompatTrainingClientFuture:
+    ) -> "tinker.BackcompatTrainingClientFuture":
         """Start training a base model: all its weights or an adapter, by the engine's settings."""
         _check_optimizer(optimizer)
         _check_rank(rank)
@@ -78,7 +79,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
         optimizer: types.OptimizerConfig | None = None,
-    ) -> tinker.BackcompatTrainingClientFuture:
+    ) -> "tinker.BackcompatTrainingClientFuture":
         """Start training from a checkpoint's weights, with a fresh optimizer."""
         _check_optimizer(optimizer)
         return self._resumed(path, base_model, user_metadata, with_optimizer=False)
@@ -89,7 +90,7 @@ class ServiceClient:
         base_model: str | None = None,
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
-    ) -> tinker.BackcompatTrainingClientFuture:
+    ) -> "tinker.BackcompatTrainingClientFuture":
         """Resume training from a checkpoint, with its optimizer state."""
         return self._resumed(path, base_model, user_metadata, with_optimizer=True)
 
@@ -149,7 +150,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None,
         *,
         with_optimizer: bool,
-    ) -> tinker.BackcompatTrainingClientFuture:
+    ) -> "tinker.BackcompatTrainingClientFuture":
         def resume() -> Any:
             named = base_model and self.engine.stand_ins.of(base_model)
             _check_base(named, self.engine.store.info(path).base_model)
@@ -157,15 +158,14 @@ class ServiceClient:
 
         return self._started(resume)
 
-    def _started(self, make_run: Any, *args: Any) -> tinker.BackcompatTrainingClientFuture:
+    def _started(self, make_run: Any, *args: Any) -> "tinker.BackcompatTrainingClientFuture":
         self.engine.check_open()
 
         def start() -> Any:
             return TrainingClient(self.engine, make_run(*args))
 
-        return tinker.BackcompatTrainingClientFuture(
-            AwaitableConcurrentFuture(self.engine.loader.submit(start))
-        )
+        loading = AwaitableConcurrentFuture(self.engine.loader.submit(start))
+        return client_future("Training", loading)  # type: ignore[no-any-return]
 
 
 def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:

@@ -13,8 +13,9 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
-from evert.trainers.engine.clients.futures import Accepted, Ready, async_forms, finished
+from evert.trainers.engine.clients.futures import Accepted, Ready, client_future, finished
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
+from evert.trainers.engine.clients.surface import async_forms, completed
 from evert.trainers.engine.common.errors import CheckpointError, LossInputError, TrainingError
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind, checkpoint_path
 from evert.trainers.engine.store.encryption import encrypt
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@completed(tinker.TrainingClient)
 @async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
 class TrainingClient(Ready):
     """A model in training. Calls return at once and run in the order they were made."""
@@ -150,11 +152,11 @@ class TrainingClient(Ready):
         name: str | None = None,
         retry_config: Any = None,
         record_stability_info: bool = False,
-        kind: types.SamplingClientKind = "snapshot",
-    ) -> tinker.BackcompatSamplingClientFuture:
+        kind: "types.SamplingClientKind" = "snapshot",
+    ) -> "tinker.BackcompatSamplingClientFuture":
         """A client of a copy of the present weights in memory; ignores ``name`` and ``kind``."""
         take = functools.partial(self._snapshot, records=record_stability_info)
-        return tinker.BackcompatSamplingClientFuture(self._submit(take))
+        return client_future("Sampling", self._submit(take))  # type: ignore[no-any-return]
 
     def create_sampling_client(
         self,

@@ -22,6 +22,7 @@ from evert.trainers.engine.clients import (
     rest_client,
     sampling_client,
     service_client,
+    surface,
     training_client,
 )
 from evert.trainers.engine.clients.engine import Engine
@@ -177,6 +178,36 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
             assert all(torch.equal(found[key], there[key]) for key in found)
 
 
+def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
+    engine: Engine, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Newer(tinker.RestClient):
+        def brand_new(self) -> None: ...
+
+        async def list_training_runs_async(self, *args: Any, colour: str = "red") -> Any: ...
+
+        def get_training_run(self, *args: Any, colour: str = "red") -> Any: ...
+
+    monkeypatch.setattr(surface, "UNKNOWN", told := list[str]())
+    ours = surface.completed(Newer)(type("Ours", (rest_client.RestClient,), {"engine": engine}))
+    client: Any = ours()
+    added = ["brand_new", "colour= of Newer.get_training_run"]
+    assert told == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
+    with pytest.raises(UnsupportedError, match=r"Newer.brand_new was called.*does not know it"):
+        client.brand_new()
+    run = tinker.ServiceClient().create_lora_training_client(tiny_model).result().model_id
+    assert client.get_training_run(run, colour="red").result().training_run_id == run
+    with pytest.raises(UnsupportedError, match="colour='blue'"):
+        client.get_training_run(run, colour="blue")
+    assert inspect.iscoroutinefunction(client.list_training_runs_async)
+
+
+NOT_ONE = pytest.mark.skipif(
+    not hasattr(tinker, "BackcompatTrainingClientFuture"), reason="this SDK returns clients at once"
+)
+
+
+@NOT_ONE
 async def test_the_future_of_a_training_client_is_one(engine: Engine, tiny_model: str) -> None:
     future: Any = tinker.ServiceClient().create_lora_training_client(tiny_model)
     assert isinstance(future, tinker.APIFuture)
@@ -207,6 +238,7 @@ def test_a_script_that_never_waits_for_a_client_runs(engine: Engine, tiny_model:
         assert sampler.get_tokenizer() is not None
 
 
+@NOT_ONE
 def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine) -> None:
     future = tinker.ServiceClient().create_lora_training_client("/no/such/folder")
     with pytest.warns(FutureWarning), pytest.raises(tinker.NotFoundError, match="No folder"):
