@@ -17,6 +17,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import weakref
 from collections import deque
@@ -183,6 +184,7 @@ def _listening(host: str) -> tuple[socket.socket, str]:
         its = socket.create_server((host, port), family=family, backlog=BACKLOG)
         name = f"[{host}]" if ":" in host else host
         return its, f"http://{name}:{its.getsockname()[1]}"
+    assert sys.platform == "linux"  # only sandboxes have such addresses
     its = socket.socket(socket.AF_UNIX)
     folder = os.open(os.path.dirname(host), os.O_PATH)
     try:

@@ -124,6 +124,7 @@ class Sandbox:
         Raises:
             ValueError: A path inside is not absolute, or has ".." in it.
         """
+        assert sys.platform == "linux"  # see ``sandbox_problem``
         mounts = {**OWN, **self._between(), **self._named(), **self._relayed()}
         for path in mounts:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:

@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 
 NO_PROGRAM = 127
@@ -56,6 +57,7 @@ def _answer(own: int, request: int, *files: int) -> None:
 
 def _status(process: "subprocess.Popen[bytes]", own: int) -> int:
     """Wait for the command, or kill it when its caller gives up; return its exit status."""
+    assert sys.platform == "linux"  # as all sandboxes are
     ended, poll = os.pidfd_open(process.pid), select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(own, select.POLLIN)
