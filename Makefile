@@ -70,6 +70,7 @@ test: .venv/developing
 # Two environments, since the frameworks conflict, programs from npm, and one from PyPI in an
 # environment without evert. All are kept until their pins change.
 frameworks: frameworks-openai3 frameworks-openai2 tau2
+	$(BIN)/python benchmarks/served_clients.py
 
 frameworks-openai3: environment-openai3
 	$(BIN)/python frameworks/make_programs.py
