@@ -23,6 +23,7 @@ from evert.bridge.clients.dialects import fields
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
 from evert.trainers.commands import (
+    doctor,
     export,
     init,
     model,
@@ -142,6 +143,7 @@ READERS: dict[str, Callable[[Sequence[str]], object]] = {
     "rescore": rescore.parse,
     "export": export.parse,
     "serve": serve.parse,
+    "doctor": doctor.parse,
     "engine": plan.COMMAND.parse,
     "model": read_model,
 }

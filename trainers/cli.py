@@ -24,6 +24,7 @@ COMMANDS = {
     "rescore": "compute new rewards for recorded rollouts, and compare them with the old ones",
     "export": "write recorded conversations for supervised training",
     "model": "import, check: a GGUF or a folder, to train; export: trained weights, for others",
+    "doctor": "say what is installed, what is missing, and what evert would use here",
     "engine": "engine plan: estimate the memory that training a model needs, without loading it",
 }
 

@@ -17,4 +17,5 @@ In reading order:
     model_check.py  ``evert model check``: what a model's chat format can do
     model_export.py  ``evert model export``: use trained weights elsewhere
     plan.py      ``evert engine plan``: estimate the memory that a model needs
+    doctor.py    ``evert doctor``: say what is installed, and what evert would use
 """

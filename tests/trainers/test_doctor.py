@@ -1,0 +1,39 @@
+"""``evert doctor``: what is installed, what is missing, what is newer than tested."""
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+import pytest
+
+from evert.trainers.commands import doctor
+
+
+def test_the_tested_versions_are_those_of_the_constraints() -> None:
+    pinned = dict(
+        re.findall(r"^([\w-]+)==(.+)$", Path("constraints.txt").read_text(), re.MULTILINE)
+    )
+    [newest] = re.findall(r"^COOKBOOK [?:]?= (.+)$", Path("Makefile").read_text(), re.MULTILINE)
+    assert {
+        name: newest if name == "tinker-cookbook" else pinned[name] for name in doctor.TESTED
+    } == doctor.TESTED
+
+
+def test_missing_and_newer_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def version(name: str) -> str:
+        if name in ("peft", "optuna"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"openai": "4.0.0", "torch": "2.13.0+cu128"}.get(name, real(name))
+
+    real = importlib.metadata.version
+    monkeypatch.setattr(doctor, "version", version)
+    assert doctor.main([]) == 0
+    lines = {line[:16].strip(): line[17:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["openai"] == "4.0.0  (newer than 3.52.0, the newest that was tested)"
+    assert lines["peft"] == "missing  (pip install peft)"
+    assert lines["torch"] == "2.13.0+cu128"
+    assert "sweep" in lines["not installed"]
+    assert lines["device=auto"].startswith(("cpu", "cuda"))
+    assert {"evert", "python", "sandbox", "engine=auto"} <= lines.keys()

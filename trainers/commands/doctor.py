@@ -1,0 +1,102 @@
+"""``evert doctor``: what is installed, what is missing, and what evert would use here."""
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, version
+
+import chz
+
+import evert
+from evert.trainers.config.backend import KEY, URL
+from evert.trainers.config.command import Command
+
+TESTED = {
+    "torch": "2.13.0",
+    "tinker": "0.38.0",
+    "tinker-cookbook": "0.6.1",
+    "transformers": "5.5.4",
+    "gymnasium": "1.4.0",
+    "openai": "3.52.0",
+    "peft": "0.21.2",
+}
+"""The newest versions that evert was tested with, of the packages that matter most."""
+
+USAGE = """\
+Usage: evert doctor
+
+Says what is installed and what is missing, which versions are newer than those that evert was
+tested with, and which device and sandbox evert would use. It changes nothing, and contacts nobody.
+"""
+
+
+@chz.chz
+class DoctorSettings:
+    """Nothing can be set."""
+
+
+def examine(settings: DoctorSettings) -> None:
+    """Print what there is."""
+    for name, value, note in [*_machine(), *_packages(), *_extras(), *_choices()]:
+        print(f"{name:<16} {value}{f'  ({note})' if note else ''}")
+
+
+def _machine() -> Iterator[tuple[str, str, str]]:
+    yield "evert", evert.__version__, os.path.dirname(evert.__file__)
+    yield "python", platform.python_version(), sys.executable
+    is_linux = sys.platform == "linux"
+    yield "system", platform.platform(terse=True), "" if is_linux else "tested on Linux only"
+
+
+def _packages() -> Iterator[tuple[str, str, str]]:
+    for name, tested in TESTED.items():
+        try:
+            here = version(name)
+        except PackageNotFoundError:
+            yield name, "missing", f"pip install {name}"
+            continue
+        is_newer = _numbers(here) > _numbers(tested)
+        yield name, here, f"newer than {tested}, the newest that was tested" if is_newer else ""
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:3]]
+
+
+def _extras() -> Iterator[tuple[str, str, str]]:
+    about = distribution("evert")
+    wanted: dict[str, list[str]] = {}
+    for line in about.requires or ():
+        package, _, extra = line.partition("; extra == ")
+        if extra and not extra.strip("\"'").startswith(("test", "lint", "docs")):
+            wanted.setdefault(extra.strip("\"'"), []).append(re.split(r"[\s<>=!~\[;]", package)[0])
+    missing = [extra for extra, names in wanted.items() if not all(map(_is_here, names))]
+    yield "extras", ", ".join(sorted({*wanted} - {*missing})) or "none", ""
+    yield "not installed", ", ".join(sorted(missing)) or "none", "pip install 'evert[NAME]'"
+
+
+def _is_here(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def _choices() -> Iterator[tuple[str, str, str]]:
+    import torch
+
+    from evert.agents.sandbox import sandbox_problem
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores"
+    yield "device=auto", device, name
+    problem = sandbox_problem()
+    yield "sandbox", "bubblewrap" if problem is None else "none", problem or ""
+    service = os.environ.get(URL, "the hosted service") if os.environ.get(KEY) else "embedded"
+    yield "engine=auto", service, "" if os.environ.get(KEY) else f"{KEY} is not set"
+
+
+COMMAND = Command(DoctorSettings, USAGE, examine, "")
+main, parse = COMMAND.main, COMMAND.parse
