@@ -40,7 +40,7 @@ def read_body(content: bytes) -> Mapping[str, Any]:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is no JSON: {error}.") from None
-    if is_deeper(body, MAX_DEPTH):
+    if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper(body, MAX_DEPTH):
         raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     if not isinstance(body, dict):
         raise bad_request(f"The body must be a JSON object, got {body!r:.200}.")
