@@ -131,8 +131,7 @@ class ChatModel:
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
         """
-        book = await self._book(request)
-        conversation = await finished(self._observed(book, request, size))  # the client may leave
+        book, conversation = await finished(self._observed(request, size))  # the client may leave
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:
@@ -162,13 +161,14 @@ class ChatModel:
             reply = with_logprobs(reply, tokens, sampled.logprobs, self.renderer)
         return replace(reply, tokens=tuple(tokens))
 
-    async def _observed(self, book: _Book, request: ChatRequest, size: int) -> Conversation:
+    async def _observed(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
+        book = await self._book(request)
         observe = partial(book.conversations.observe, request, "")
         async with book.lock:  # a long text is rendered in a thread
             longest = None if self._context is None else self._context - 1
             conversation = await LongTexts(self.renderer, longest).rendered(observe, request)
         self._count(book, conversation, size)
-        return conversation
+        return book, conversation
 
     def _read(
         self, conversation: Conversation, request: ChatRequest, tokens: list[int], *, is_cut: bool
