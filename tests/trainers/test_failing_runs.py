@@ -253,11 +253,13 @@ def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str]) -> Non
 
 
 def test_side_by_side_batches_without_a_call_are_skipped_and_counted(capsys: Shown) -> None:
-    # One at a time, so that the first four episodes are the first batch's.
+    # One at a time. On a busy machine groups of two batches may come together: then there are
+    # too few for a third step, and no batch is skipped.
     assert run("calls_from_the_second_batch_on", "steps=3", "parallel=1", *ASYNC) == 0
     shown = capsys.readouterr().out
-    assert "1 batches were skipped" in shown
-    assert "of 3 steps were trained" in shown or len(folder().steps()) == 2
+    assert sum(result()["failures"]["kinds"].values()) == 4
+    assert len(folder().steps()) == 2
+    assert "1 batches were skipped" in shown or "2 of 3 steps were trained" in shown
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC, RETRY], ids=["stream", "async", "retry"])
