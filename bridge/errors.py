@@ -13,6 +13,9 @@ keeps calling in a loop with ``except Exception`` after its Env was closed.
 from functools import cache
 from typing import Any, ClassVar
 
+NEEDS_UNIX = "needs Linux or macOS, and this is Windows. Run evert in WSL."
+"""Follows the name of what Windows lacks."""
+
 
 class EvertError(Exception):
     """Root of every error that evert raises on purpose."""

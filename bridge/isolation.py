@@ -30,7 +30,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from evert.bridge.errors import EvertError
+from evert.bridge.errors import NEEDS_UNIX, EvertError
 from evert.bridge.isolation_server import HEADER
 from evert.bridge.off_loop import made, off_loop
 
@@ -214,6 +214,8 @@ class _Server:
     """The process that forks isolates for this one."""
 
     def __init__(self) -> None:
+        if sys.platform == "win32":
+            raise IsolateError(f"An answer is scored in a process apart, which {NEEDS_UNIX}")
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair()
         script = Path(__file__).with_name("isolation_server.py")
@@ -279,4 +281,5 @@ def _after_fork() -> None:
     _threads.cache_clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -21,7 +21,6 @@ import gc
 import json
 import os
 import pickle
-import resource
 import select
 import signal
 import socket
@@ -30,6 +29,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
+
+if sys.platform != "win32":  # where ``isolation.py`` imports this file, too
+    import resource
 
 BYTES = 2**30
 """Most memory of an isolate, beside what the server has."""

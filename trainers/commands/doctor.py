@@ -24,6 +24,13 @@ TESTED = {
 }
 """The newest versions that evert was tested with, of the packages that matter most."""
 
+SYSTEMS = {
+    "linux": "",
+    "darwin": "tested in simulation only; please report problems",
+    "win32": "tested in simulation only; without commands as agents, evert sweep, rollouts=pool",
+}
+"""What users of a system should know."""
+
 USAGE = """\
 Usage: evert doctor
 
@@ -46,8 +53,7 @@ def examine(settings: DoctorSettings) -> None:
 def _machine() -> Iterator[tuple[str, str, str]]:
     yield "evert", evert.__version__, os.path.dirname(evert.__file__)
     yield "python", platform.python_version(), sys.executable
-    is_linux = sys.platform == "linux"
-    yield "system", platform.platform(terse=True), "" if is_linux else "tested on Linux only"
+    yield "system", platform.platform(terse=True), SYSTEMS.get(sys.platform, "not tested")
 
 
 def _packages() -> Iterator[tuple[str, str, str]]:

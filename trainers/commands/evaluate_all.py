@@ -161,6 +161,9 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
 @contextmanager
 def _hang_up_interrupts() -> Iterator[None]:
     """Inside the block the terminal's hang-up acts like Ctrl-C, unless it is ignored (nohup)."""
+    if sys.platform == "win32":  # has no such signal
+        yield
+        return
     before = signal.getsignal(signal.SIGHUP)
     if before == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)

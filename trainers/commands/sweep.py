@@ -25,7 +25,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from evert.bridge.errors import NEEDS_UNIX
 from evert.trainers.config.arguments import read_pairs, settings_help
+from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir import folder as run_folder
@@ -66,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sweep(arguments: Sequence[str]) -> int:
     """Do all runs that have not completed, and report; return 1 if one failed."""
+    if sys.platform == "win32":
+        raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()
     known = {*chz.chz_fields(SweepSettings), *chz.chz_fields(TrainSettings)} - {"log_path"}
     folder, plan = open_sweep(read_pairs(arguments, known, "env"), ["evert", "sweep", *arguments])

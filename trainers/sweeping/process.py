@@ -43,7 +43,8 @@ SPARE = 1.5
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Start ``evert train``; ``output`` gets what it prints, ``environment`` adds variables."""
-    context = multiprocessing.get_context("forkserver")
+    is_linux = sys.platform == "linux"  # macOS's own libraries may not be used after a fork
+    context = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
     whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
     output.touch()  # the run may end before it opens the file
@@ -118,6 +119,14 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
     with suppress(psutil.Error):
         run = psutil.Process(pid)
         for process in (run, *run.children(recursive=True)):
-            taken += process.memory_full_info().uss  # without what it shares with the fork server
+            taken += _memory(process)
     side_by_side = cores() // int(engine.get("threads", 1))
     return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * taken))))
+
+
+def _memory(process: psutil.Process) -> int:
+    """Bytes of a process, without what it shares with the fork server where that can be told."""
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.AccessDenied:  # macOS tells root alone
+        return int(process.memory_info().rss)

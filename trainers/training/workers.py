@@ -1,10 +1,11 @@
 """Starts the workers that settings ask for, ``rollouts=pool`` or ``rollouts=ray``: ``workers/``."""
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from evert.bridge.errors import MissingPackageError
+from evert.bridge.errors import NEEDS_UNIX, MissingPackageError
 from evert.trainers.config.fields import RecipeError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def check_workers(settings: "TrainSettings") -> None:
                 f"{name} is given, and rollouts=here plays all episodes in this process. Pass "
                 f"rollouts={'ray' if name == 'ray_address' else 'pool'}, or leave {name} out."
             )
+    if settings.rollouts == "pool" and sys.platform == "win32":
+        raise RecipeError(f"rollouts=pool {NEEDS_UNIX} rollouts=here works on Windows.")
     if settings.rollouts == "pool" and settings.ray_address is not None:
         raise RecipeError("ray_address is given with rollouts=pool. Pass rollouts=ray.")
     if settings.rollouts == "ray" and find_spec("ray") is None:

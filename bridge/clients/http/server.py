@@ -184,7 +184,8 @@ def _listening(host: str) -> tuple[socket.socket, str]:
         its = socket.create_server((host, port), family=family, backlog=BACKLOG)
         name = f"[{host}]" if ":" in host else host
         return its, f"http://{name}:{its.getsockname()[1]}"
-    assert sys.platform == "linux"  # only sandboxes have such addresses
+    if sys.platform != "linux":  # only sandboxes have such addresses
+        raise NotImplementedError("A path as an address needs Linux.")
     its = socket.socket(socket.AF_UNIX)
     folder = os.open(os.path.dirname(host), os.O_PATH)
     try:

@@ -26,9 +26,22 @@ installed with evert.
     cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
 """
 
-from evert.agents.aider_chat import aider
-from evert.agents.anthropic_claude import claude_code
-from evert.agents.google_gemini import gemini_cli
-from evert.agents.openai_codex import codex
+import sys
+from typing import Any
+
+from evert.bridge.errors import NEEDS_UNIX
 
 __all__ = ["aider", "claude_code", "codex", "gemini_cli"]
+
+if sys.platform == "win32":
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            raise ImportError(f"evert.agents.{name} {NEEDS_UNIX}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+else:
+    from evert.agents.aider_chat import aider
+    from evert.agents.anthropic_claude import claude_code
+    from evert.agents.google_gemini import gemini_cli
+    from evert.agents.openai_codex import codex

@@ -11,11 +11,17 @@ import asyncio
 import inspect
 import json
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
+
+from evert.bridge.errors import NEEDS_UNIX
+
+if sys.platform == "win32":
+    raise ImportError(f"An agent that is a command {NEEDS_UNIX}")
 
 from evert.agents.commands import (
     IN_HOME,

@@ -124,7 +124,8 @@ class Sandbox:
         Raises:
             ValueError: A path inside is not absolute, or has ".." in it.
         """
-        assert sys.platform == "linux"  # see ``sandbox_problem``
+        if sys.platform != "linux":
+            raise NotImplementedError(sandbox_problem())
         mounts = {**OWN, **self._between(), **self._named(), **self._relayed()}
         for path in mounts:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:

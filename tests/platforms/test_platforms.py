@@ -1,0 +1,98 @@
+"""evert's commands on a simulated Mac, and on a simulated Windows.
+
+Each test starts processes under the simulation (``simulation.py``). ``make mac`` plays these and the bridge's tests on the simulated Mac.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TINY = ["env=identity", "batch_size=2", "group_size=2", "eval_every=0"]
+SHORT = ["train", *TINY, "steps=1"]
+PLATFORMS = pytest.mark.parametrize("platform", ["darwin", "win32"])
+
+def variables(platform: str) -> dict[str, str]:
+    """The environment of a process on the platform."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / platform), "TINKER_API_KEY": ""}
+
+
+def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command there."""
+    command = [sys.executable, "-m", "evert", *arguments]
+    return subprocess.run(
+        command, env=variables(platform), cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@PLATFORMS
+def test_a_run_is_trained_evaluated_and_shown(platform: str, tmp_path: Path) -> None:
+    trained = evert(platform, tmp_path, *SHORT, "log_path=run")
+    assert (trained.returncode, trained.stderr) == (0, ""), trained.stdout
+    played = evert(
+        platform, tmp_path, "evaluate", "env=identity", "models=run", "max_tasks=1", "seeds=1"
+    )
+    assert played.returncode == 0, played.stderr
+    assert evert(platform, tmp_path, "report", "run").returncode == 0
+    view = [sys.executable, "-m", "evert", "view", "run"]
+    with subprocess.Popen(
+        view, env=variables(platform), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as viewer:
+        assert viewer.stdout is not None
+        address = next(filter(None, (re.search(r"http://\S+", line) for line in viewer.stdout)))
+        with urllib.request.urlopen(address.group()) as page:
+            assert page.status == 200
+        viewer.terminate()
+
+
+def test_a_mac_plays_in_processes_and_sweeps(tmp_path: Path) -> None:
+    pooled = evert("darwin", tmp_path, *SHORT, "rollouts=pool", "rollout_workers=1")
+    assert pooled.returncode == 0, pooled.stderr
+    swept = evert("darwin", tmp_path, "sweep", *TINY, "steps=1", "seed=0,1", "out=sweep")
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["sweep", "env=identity", "seed=0,1"], "evert sweep"),
+        ([*SHORT, "rollouts=pool"], "rollouts=pool"),
+    ],
+)
+def test_windows_refuses_what_needs_unix_by_name(
+    arguments: list[str], name: str, tmp_path: Path
+) -> None:
+    refused = evert("win32", tmp_path, *arguments)
+    assert refused.returncode == 1
+    assert f"error: {name} needs Linux or macOS" in refused.stdout + refused.stderr
+
+
+SANDBOXED = """
+from evert.agents.sandboxed import is_sandboxed
+is_sandboxed(True, "127.0.0.1")
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "code", "sentence"),
+    [
+        ("win32", "from evert import ProcessAgent", "needs Linux or macOS"),
+        ("win32", "from evert.agents import codex", "evert.agents.codex needs Linux or macOS"),
+        ("win32", "from evert import CookbookAgent", ""),
+        ("darwin", SANDBOXED, "sandbox=False runs the command as your user"),
+    ],
+)
+def test_commands_and_sandboxes_are_refused_in_one_sentence(
+    platform: str, code: str, sentence: str
+) -> None:
+    python = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        python, env=variables(platform), capture_output=True, text=True, check=False
+    )
+    assert sentence in ended.stderr.rpartition("Error: ")[2]
+    assert bool(ended.returncode) == bool(sentence), ended.stderr
