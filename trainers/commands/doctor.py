@@ -88,9 +88,12 @@ def _choices() -> Iterator[tuple[str, str, str]]:
     import torch
 
     from evert.agents.sandbox import sandbox_problem
+    from evert.trainers.engine.models.loading import device_kinds
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores"
+    device = device_kinds()[0]
+    name = f"{os.cpu_count()} cores" if device == "cpu" else "Apple's GPU"
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
     yield "device=auto", device, name
     problem = sandbox_problem()
     yield "sandbox", "bubblewrap" if problem is None else "none", problem or ""
