@@ -347,13 +347,15 @@ def _in_place_of_cuda() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _in_place_of_mps() -> Iterator[None]:
+    generator = torch.Generator()
     answers: dict[str, Any] = {
         "device_count": lambda: 1,
         "recommended_max_memory": lambda: MEMORY,
         "driver_allocated_memory": lambda: 0,
         "current_allocated_memory": lambda: 0,
-        "get_rng_state": lambda device: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": lambda state, device: None,
+        "manual_seed": generator.manual_seed,
+        "get_rng_state": lambda device=MPS: generator.get_state(),
+        "set_rng_state": lambda state, device=MPS: generator.set_state(state),
     }
     refusal = AssertionError("PyTorch's attention is wrong on MPS for some shapes and types")
     with (

@@ -26,6 +26,7 @@ from tinker import types
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.products import linear
 from evert.trainers.engine.training.losses import LOSSES, get_loss
+from evert.trainers.system.command import seeded
 
 HAS_GPU = torch.cuda.is_available()
 HAS = {"cuda": HAS_GPU, "mps": torch.backends.mps.is_available()}
@@ -131,6 +132,16 @@ def test_wide_products_and_their_gradients_are_exact_on_mps() -> None:
     with stand_in(MPS):
         for ours, theirs in zip(gradients(MPS), expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@standin_only
+def test_a_seed_inside_a_block_leaves_the_random_state_of_mps_alone() -> None:
+    with stand_in(MPS):
+        torch.mps.manual_seed(5)
+        before = torch.mps.get_rng_state()
+        with seeded(1):
+            assert not torch.equal(torch.mps.get_rng_state(), before)
+        assert torch.equal(torch.mps.get_rng_state(), before)
 
 
 DRAWN = np.random.default_rng(0)
