@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from evert.trainers.commands import doctor
 
@@ -35,5 +36,17 @@ def test_missing_and_newer_packages_are_named(
     assert lines["peft"] == "missing  (pip install peft)"
     assert lines["torch"] == "2.13.0+cu128"
     assert "sweep" in lines["not installed"]
-    assert lines["device=auto"].startswith(("cpu", "cuda"))
+    assert lines["device=auto"].startswith(("cpu", "cuda", "mps"))
     assert {"evert", "python", "sandbox", "engine=auto"} <= lines.keys()
+
+
+def test_a_mac_is_told_that_its_gpu_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert doctor.main([]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "device=auto" in line]
+    assert line.split(maxsplit=2)[1:] == [
+        "mps", "(Apple's GPU; evert was tested on a stand-in for it, not on hardware)"
+    ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import chz
 import pytest
+import torch
 from rich.console import Console
 from tests.trainers.conftest import Patch, Shown, environment
 from tinker.types import LossFnType
@@ -93,7 +94,8 @@ LIGHT = {
     "train env=identity learning_rate=nan": "learning_rate takes a finite number, got nan",
     "train env=identity learning_rate=-1": "learning_rate must be above 0, got -1.0",
     "train --env identity": "Got '--env'; settings are given as key=value. Did you mean env=",
-    "train env=identity device=gpu": "device takes auto, cpu, cuda",
+    "train env=identity device=gpu": "cpu, cuda, cuda with a number (cuda:1) or mps",
+    "train env=identity device=mps:0": "device takes auto, cpu, cuda",
     "train env=identity dtype=int8": "dtype takes auto or float32 or bfloat16 or float16",
     "train env=identity model_name=/nowhere": "no model at '/nowhere'",
     "train env=identity log_path=x model_name=runs/nope": "no run and no model at 'runs/nope'",
@@ -281,6 +283,27 @@ def test_a_mistake_is_a_line_and_leaves_nothing(home: Path, command: str, capsys
             assert said in " ".join(shown.split()), line
             assert "Traceback" not in shown, line
             assert not left(home), line
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_gpu_that_is_not_here_is_refused_before_anything_is_made(
+    home: Path, kind: str, monkeypatch: Patch, capsys: Shown
+) -> None:
+    for module in (torch.cuda, torch.backends.mps):
+        monkeypatch.setattr(module, "is_available", lambda: False)
+    for module in (torch.cuda, torch.mps):
+        monkeypatch.setattr(module, "device_count", lambda: 0)
+    checked = f"device={kind}: PyTorch sees 0 such devices here. Pass device=cpu, or device=auto."
+    loaded = f"Device '{kind}' was asked for, but PyTorch sees no {kind.upper()} here. Use 'cpu' or"
+    for line, text in {
+        "train env=identity": checked,
+        "evaluate env=identity models=evert-tiny": checked,
+        "serve model=evert-tiny": loaded,
+        "engine plan": loaded,
+    }.items():
+        assert cli.main([*line.split(), f"device={kind}"]) == 1, line
+        assert text in " ".join(capsys.readouterr().err.split()), line
+        assert not left(home), line
 
 
 @pytest.mark.parametrize(

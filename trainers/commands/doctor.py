@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution, version
 
 import chz
@@ -94,10 +94,15 @@ def _choices() -> Iterator[tuple[str, str, str]]:
     import torch
 
     from evert.agents.sandbox import sandbox_problem
+    from evert.trainers.engine.models.loading import device_kinds
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} cores"
-    yield "device=auto", device, name
+    device = device_kinds()[0]
+    names: dict[str, Callable[[], str]] = {
+        "cuda": torch.cuda.get_device_name,
+        "mps": lambda: "Apple's GPU; evert was tested on a stand-in for it, not on hardware",
+        "cpu": lambda: f"{os.cpu_count()} cores",
+    }
+    yield "device=auto", device, names[device]()
     problem = sandbox_problem()
     yield "sandbox", "bubblewrap" if problem is None else "none", problem or ""
     service = os.environ.get(URL, "the hosted service") if os.environ.get(KEY) else "embedded"

@@ -30,7 +30,7 @@ class PlanSettings:
 
     model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name, a run")
     trust_remote_code: bool = trust()
-    device: str = device("cpu, cuda or auto")
+    device: str = device("cpu, cuda, mps or auto")
     dtype: Dtype = setting("auto", "type of the weights; auto: bfloat16 on CUDA with an adapter")
     full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
     lora_rank: int = size(32, "rank of the adapter, if one is trained")

@@ -61,7 +61,7 @@ class ServeSettings:
         "VLLM_API_KEY", "environment variable with the key that clients send; not set: a random key"
     )
     trust_remote_code: bool = trust()
-    device: str = device("cpu, cuda or auto")
+    device: str = device("cpu, cuda, mps or auto")
     threads: int | None = size(None, "CPU threads; None: 1 for a tiny model")
     dtype: Dtype = setting(
         "auto", "type of the weights; auto: bfloat16 on CUDA for models trained with an adapter"

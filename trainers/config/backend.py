@@ -77,10 +77,11 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
     from evert.trainers.engine.models.base_models import resolve_model
 
     kind, _, number = settings.device.partition(":")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    gpus = {"cuda": torch.cuda, "mps": torch.mps}
+    if kind in gpus and int(number or 0) >= (count := gpus[kind].device_count()):
         raise RecipeError(
-            f"device={settings.device}: PyTorch sees {torch.cuda.device_count()} such devices "
-            "here. Pass device=cpu, or device=auto."
+            f"device={settings.device}: PyTorch sees {count} such devices here. Pass device=cpu, "
+            "or device=auto."
         )
     resolve_model(settings.model_name)
 

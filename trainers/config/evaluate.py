@@ -85,7 +85,7 @@ class PlayingSettings(EpisodeSettings):
     api_key_env: str | None = setting(
         None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
-    device: str = device("embedded: cpu, cuda or auto")
+    device: str = device("embedded: cpu, cuda, mps or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 for a tiny model")
     dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")

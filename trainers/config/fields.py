@@ -56,8 +56,8 @@ def share(default: float, doc: str) -> Any:
 
 def device(doc: str) -> Any:
     """The field for a model's device. Whether the device exists is checked later."""
-    known = re.compile(r"auto|cpu|cuda(:\d+)?")
-    rule = "takes auto, cpu, cuda or cuda with a number (cuda:1)"
+    known = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
+    rule = "takes auto, cpu, cuda, cuda with a number (cuda:1) or mps"
     return _checked("auto", doc, lambda value: bool(known.fullmatch(value)), rule)
 
 

@@ -75,7 +75,7 @@ class TrainSettings(EpisodeSettings):
         "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
     )
     base_url: str | None = setting(None, "address of your own service")
-    device: str = device("embedded: cpu, cuda, cuda:1, ... or auto")
+    device: str = device("embedded: cpu, cuda, cuda:1, ..., mps or auto")
     threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a tiny model")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights; None: below 50 M parameters"

@@ -37,7 +37,8 @@ def embedded_engine(
     Args:
         root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
             if that is not set.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA if there is a GPU, else the CPU.
+        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if there is one,
+            else MPS if there is one, else the CPU.
         seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
             the same tokens, up to rounding (``sampler.py``).
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of

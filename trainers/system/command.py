@@ -181,7 +181,8 @@ def seeded(seed: int) -> Iterator[None]:
     cuda: Any = torch.cuda
     gpus = range(cuda.device_count()) if cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(gpus):
+        apples = range(torch.mps.device_count())
+        with torch.random.fork_rng(gpus), torch.random.fork_rng(apples, device_type="mps"):
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.manual_seed(seed)

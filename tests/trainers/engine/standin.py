@@ -1,13 +1,17 @@
-"""A GPU for machines without one: numbers in the CPU's memory, under the rules of CUDA.
+"""A GPU for machines without one: numbers in the CPU's memory, under the rules of CUDA or MPS.
 
-    NumbersOnCuda   a tensor that says it is on ``cuda:0`` and keeps its numbers on the CPU
-    StandIn         a device of such tensors, and the list of what the host waited for
-    stand_in        puts one in the place of CUDA, for all threads that start in its block
+    NumbersOnDevice   a tensor that says it is on the device and keeps its numbers on the CPU
+    StandIn           a device of such tensors, and the list of what the host waited for
+    stand_in          puts one in the place of CUDA or MPS, for all threads that start in its block
 
 An operation runs on the CPU's numbers, so what it returns can be compared with a CPU's results.
 What it must not do on CUDA is refused here as PyTorch refuses it there: tensors of two devices in
 one operation, a tensor on the device as a NumPy array, ``mm(out_dtype=)`` of other types than
 CUDA's. Kernels themselves are the CPU's: that a GPU has one, is fast, or has memory, is not shown.
+
+MPS refuses float64, too, and has no graphs, no streams and no events: a copy to the host that is
+declared ``non_blocking`` never arrives. What it computes wrongly, silently, on some of Apple's
+machines is refused here: PyTorch's own attention, and sums of many products.
 
 A graph repeats the operations of its capture on the same memory, whatever Python would do now.
 What CUDA refuses in a capture is refused: waits, and copies between host and device.
@@ -21,7 +25,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 from unittest.mock import Mock, patch
@@ -32,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-CUDA = torch.device("cuda", 0)
+CUDA, MPS = torch.device("cuda", 0), torch.device("mps", 0)
 HOST = torch.device("cpu")
 BELOW = torch.device("lazy", 0)
 """Where PyTorch's own code believes the tensors to be: nobody else uses it, and autograd runs its
@@ -42,8 +46,14 @@ MEMORY = 64 * 2**30
 """Bytes that the device says it has free."""
 
 HALVES = {torch.bfloat16, torch.float16}
+DOUBLES = {torch.float64, torch.complex128}
+
+MPS_SUM = 2**15 - 2
+"""Most products that MPS adds up without adding others, on an M1 or M2."""
 
 aten = torch.ops.aten
+
+PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm"}
 
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """Operations that take indices from the host, too."""
@@ -69,6 +79,8 @@ class Wait:
 class StandIn:
     """A device, and what happened on it."""
 
+    device: torch.device
+    """Its name."""
     waits: list[Wait] = field(default_factory=list)
     """In order; threads append to it."""
     replays: int = 0
@@ -94,7 +106,7 @@ class StandIn:
         """What an operation returns, on the device where it belongs."""
         name = operation._schema.name
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        ours = [tensor for tensor in tensors if isinstance(tensor, NumbersOnCuda)]
+        ours = [tensor for tensor in tensors if isinstance(tensor, NumbersOnDevice)]
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         target = kwargs.get("device")
         if torch.is_inference_mode_enabled():  # nobody has taken composite operations apart
@@ -116,9 +128,14 @@ class StandIn:
         return _laid_on_device(operation, found, ours) if on_device else found
 
     def _computed(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        if operation._schema.name in PRODUCTS and self.device == MPS:
+            first, second = [arg for arg in args if isinstance(arg, Tensor)][-2:]
+            if first.shape[-1] > MPS_SUM and min(first.shape[-2], second.shape[-1]) > 15:
+                raise RuntimeError(f"MPS adds up {first.shape[-1]} products wrongly")
         if operation in (aten.mm.dtype, aten.bmm.dtype):
             first, second, wanted = args
-            if {first.dtype, second.dtype} - HALVES or wanted != torch.float32:
+            wrong = {first.dtype, second.dtype} - HALVES or wanted != torch.float32
+            if wrong or self.device != CUDA:
                 raise RuntimeError(f"mm(out_dtype={wanted}) of {first.dtype} is not CUDA's")
             operation = _float_product
         found = operation(*args, **kwargs)
@@ -131,7 +148,7 @@ class StandIn:
             self.wait(name)
         elif name in INDEXING:
             indices = [index for index in args[1] if index is not None]
-            if any(not isinstance(index, NumbersOnCuda) for index in indices):
+            if any(not isinstance(index, NumbersOnDevice) for index in indices):
                 self.wait("index from the host")
             elif any(index.dtype in (torch.bool, torch.uint8) for index in indices):
                 self.wait("boolean index")
@@ -140,29 +157,29 @@ class StandIn:
         """A copy, from one device to another or on one."""
         if operation._schema.name == "aten::copy_":
             source, result = args[1], args[0]
-            to_device = isinstance(result, NumbersOnCuda)
+            to_device = isinstance(result, NumbersOnDevice)
             self._computed(operation, (_numbers(result), _numbers(source), *args[2:]), {})
             waits = not (args[2:] and args[2])
         else:
             source, target = args[0], kwargs.get("device")
-            from_device = isinstance(source, NumbersOnCuda)
+            from_device = isinstance(source, NumbersOnDevice)
             to_device = from_device if target is None else _is_ours(target)
             if not from_device and not to_device:
                 return operation(*args, **kwargs)
             found = self._computed(operation, (_numbers(source),), {**kwargs, "device": HOST})
-            result = NumbersOnCuda(found) if to_device else found
+            result = NumbersOnDevice(found) if to_device else found
             waits = not kwargs.get("non_blocking")
             if from_device and not to_device and not waits:
                 copies = self.pending.setdefault(threading.get_ident(), [])
                 copies.append((result, found.clone()))
                 result.zero_()
         waits = waits or threading.get_ident() in self.captures
-        if waits and isinstance(source, NumbersOnCuda) != to_device:
+        if waits and isinstance(source, NumbersOnDevice) != to_device:
             self.wait("copy to the device" if to_device else "copy to the host")
         return result
 
 
-_current = StandIn()
+_current = StandIn(CUDA)
 """The device that is in use."""
 
 
@@ -216,16 +233,18 @@ class Graph:
                     old.copy_(new)
 
 
-class NumbersOnCuda(Tensor):
+class NumbersOnDevice(Tensor):
     """A tensor on the device."""
 
     numbers: Tensor
     """On the CPU."""
 
     @staticmethod
-    def __new__(cls, numbers: Tensor) -> "NumbersOnCuda":
+    def __new__(cls, numbers: Tensor) -> "NumbersOnDevice":
         make: Any = torch.Tensor._make_wrapper_subclass
-        made: NumbersOnCuda = make(
+        if _current.device == MPS and numbers.dtype in DOUBLES:
+            raise TypeError(f"Cannot convert a MPS Tensor to {numbers.dtype}")
+        made: NumbersOnDevice = make(
             cls, numbers.shape, numbers.stride(), numbers.storage_offset(),
             dtype=numbers.dtype, device=BELOW,
         )  # fmt: skip
@@ -238,16 +257,17 @@ class NumbersOnCuda(Tensor):
     ) -> Any:
         return _current.run(func, args, kwargs or {})
 
-    device = property(lambda self: CUDA)
-    is_cuda = property(lambda self: True)
+    device = property(lambda self: _current.device)
+    is_cuda = property(lambda self: _current.device == CUDA)
+    is_mps = property(lambda self: _current.device == MPS)
     is_cpu = property(lambda self: False)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        return f"NumbersOnCuda({tuple(self.shape)}, {self.dtype})"
+        return f"NumbersOnDevice({tuple(self.shape)}, {self.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            copied: Tensor = NumbersOnCuda(self.numbers.clone())
+            copied: Tensor = NumbersOnDevice(self.numbers.clone())
             if isinstance(self, torch.nn.Parameter):
                 copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
             memo[id(self)] = copied
@@ -264,7 +284,8 @@ class NumbersOnCuda(Tensor):
         return self.numbers.tolist()
 
     def numpy(self, *, force: bool = False) -> NoReturn:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+        kind = _current.device
+        raise TypeError(f"can't convert {kind} device type tensor to numpy. Use Tensor.cpu() first")
 
 
 class _EveryOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -288,16 +309,26 @@ def _every_operation() -> Iterator[None]:
 
 
 @contextmanager
-def stand_in() -> Iterator[StandIn]:
-    """Put a stand-in in the place of CUDA, in this thread and in those that start in the block."""
+def stand_in(device: torch.device = CUDA) -> Iterator[StandIn]:
+    """Put a stand-in in a device's place, in this thread and in those that start in the block."""
     global _current
-    _current = StandIn()
+    _current = StandIn(device)
     run = threading.Thread.run
 
     def run_with(thread: threading.Thread) -> None:
         with _every_operation():
             run(thread)
 
+    with (
+        _in_place_of_cuda() if device == CUDA else _in_place_of_mps(),
+        patch.object(torch.__future__, "_swap_module_params_on_conversion", True),  # keeps ties
+        patch.object(threading.Thread, "run", run_with),
+        _every_operation(),
+    ):
+        yield _current
+
+
+def _in_place_of_cuda() -> AbstractContextManager[Any]:
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
@@ -311,43 +342,58 @@ def stand_in() -> Iterator[StandIn]:
         "stream": lambda stream: nullcontext(),
         "graph_pool_handle": Mock,
     }
+    return patch.multiple(torch.cuda, **answers)
+
+
+@contextmanager
+def _in_place_of_mps() -> Iterator[None]:
+    generator = torch.Generator()
+    answers: dict[str, Any] = {
+        "device_count": lambda: 1,
+        "recommended_max_memory": lambda: MEMORY,
+        "driver_allocated_memory": lambda: 0,
+        "current_allocated_memory": lambda: 0,
+        "manual_seed": generator.manual_seed,
+        "get_rng_state": lambda device=MPS: generator.get_state(),
+        "set_rng_state": lambda state, device=MPS: generator.set_state(state),
+    }
+    refusal = AssertionError("PyTorch's attention is wrong on MPS for some shapes and types")
     with (
-        patch.multiple(torch.cuda, **answers),
-        patch.object(torch.__future__, "_swap_module_params_on_conversion", True),  # keeps ties
-        patch.object(threading.Thread, "run", run_with),
-        _every_operation(),
+        patch.multiple(torch.mps, **answers),
+        patch.object(torch.backends.mps, "is_available", lambda: True),
+        patch.object(torch.nn.functional, "scaled_dot_product_attention", side_effect=refusal),
     ):
-        yield _current
+        yield
 
 
 def _check_devices(name: str, operation: Any, args: Any, kwargs: Any) -> None:
     """Refuse tensors of two devices where CUDA does."""
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if name in INDEXING and isinstance(args[0], NumbersOnCuda):
+    if name in INDEXING and isinstance(args[0], NumbersOnDevice):
         given = [args[0], *args[2:3]]  # indices may be anywhere
     scalars = name in INDEXING or name == "aten::fill_" or torch.Tag.pointwise in operation.tags
     strangers = [
         tensor
         for tensor in given
-        if not isinstance(tensor, NumbersOnCuda) and (tensor.ndim or not scalars)
+        if not isinstance(tensor, NumbersOnDevice) and (tensor.ndim or not scalars)
     ]
     if strangers:
         shapes = [tuple(tensor.shape) for tensor in strangers]
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but {name} at {_place()} got cpu "
-            f"tensors of shapes {shapes} beside cuda:0"
+            f"tensors of shapes {shapes} beside {_current.device}"
         )
 
 
 def _is_ours(device: Any) -> bool:
-    return torch.device(device).type in (CUDA.type, BELOW.type)
+    return torch.device(device).type in (_current.device.type, BELOW.type)
 
 
 def _numbers(leaf: Any) -> Any:
-    return leaf.numbers if isinstance(leaf, NumbersOnCuda) else leaf
+    return leaf.numbers if isinstance(leaf, NumbersOnDevice) else leaf
 
 
-def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnCuda]) -> Any:
+def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnDevice]) -> Any:
     """Results as tensors on the device; what was changed in place stays itself."""
     known = {id(tensor.numbers): tensor for tensor in ours}
     # A view of a tensor counts its versions, or not, as the tensor does.
@@ -355,10 +401,10 @@ def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnCuda]) -
     mode = torch.inference_mode(ours[0].is_inference()) if views else nullcontext()
 
     def laid(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or isinstance(leaf, NumbersOnCuda):
+        if not isinstance(leaf, Tensor) or isinstance(leaf, NumbersOnDevice):
             return leaf
         # A conjugate is marked and not computed, and PyTorch does not look for the mark in here.
-        return known[id(leaf)] if id(leaf) in known else NumbersOnCuda(leaf.resolve_conj())
+        return known[id(leaf)] if id(leaf) in known else NumbersOnDevice(leaf.resolve_conj())
 
     with mode:
         return tree_map(laid, found)

@@ -35,6 +35,7 @@ from evert.trainers.engine.common.errors import (
     TrainingError,
 )
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.models.loading import prepared_device
 from evert.trainers.engine.sampling import prefill
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, CheckpointStore
 from evert.trainers.engine.training.passes import Passes
@@ -344,10 +345,25 @@ def test_what_cannot_be_served_says_why(engine: Engine, tiny_model: str, tmp_pat
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    for device, text in (("cuda", "no CUDA here"), ("tpu", "'tpu' .*expected 'cpu', 'cuda' or")):
+    for device, text in (
+        ("cuda", "no CUDA here"),
+        ("tpu", "'tpu' .*expected 'cpu', 'cuda', 'mps' or"),
+    ):
         engine = embedded_engine(tmp_path, device=device)
         with pytest.raises(ModelNotFoundError, match=text), engine:
             pass
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [(["cuda", "mps"], "cuda"), (["cuda"], "cuda"), (["mps"], "mps"), ([], "cpu")],
+)
+def test_auto_is_cuda_then_mps_then_the_cpu(
+    gpus: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in gpus)
+    assert prepared_device("auto") == torch.device(expected)
 
 
 def test_threads_are_set_inside_the_block_only(tmp_path: Path) -> None:

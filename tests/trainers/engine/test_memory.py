@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 import transformers
-from tests.trainers.engine.standin import CUDA, stand_in
+from tests.trainers.engine.standin import CUDA, MPS, stand_in
 from tests.trainers.engine.training.test_trainer import (
     ADAM,
     CPU,
@@ -205,6 +205,15 @@ def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
         assert free_bytes(torch.device("cuda")) == 5200
 
 
+def test_mps_has_what_the_machine_has_and_metal_recommends(monkeypatch: Any) -> None:
+    answers = {"driver_allocated_memory": 300, "current_allocated_memory": 100}
+    calls: dict[str, Any] = {name: lambda found=found: found for name, found in answers.items()}
+    monkeypatch.setattr(memory, "free_memory", lambda: 5000)
+    for recommended, expected in ((9000, 5200), (4000, 3900), (50, 0)):
+        with patch.multiple(torch.mps, recommended_max_memory=lambda: recommended, **calls):  # noqa: B023
+            assert free_bytes(MPS) == expected
+
+
 def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +260,7 @@ def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -
 def test_running_out_of_memory_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
-    for error in (torch.OutOfMemoryError("x"), MemoryError(), refused.value):
-        assert is_out_of_memory(error)
+    of_mps = "MPS backend out of memory (MPS allocated: 5.56 GB)", "Invalid buffer size: 9.75 GB"
+    errors = torch.OutOfMemoryError("x"), MemoryError(), refused.value, *map(RuntimeError, of_mps)
+    assert all(map(is_out_of_memory, errors))
     assert not is_out_of_memory(RuntimeError("shapes do not match"))

@@ -1,7 +1,7 @@
 """What the engine does on a GPU, most of it on a machine without one (``standin.py``).
 
-It runs under the rules of CUDA, as the engine sets itself up there, and computes what it computes
-on a CPU. On a machine with a GPU, the GPU itself is compared with the CPU.
+It runs under the rules of CUDA or of MPS, as the engine sets itself up there, and computes what it
+computes on a CPU. On a machine with a GPU, the GPU itself is compared with the CPU.
 """
 
 import json
@@ -20,13 +20,16 @@ import transformers
 from benchmarks import gpu
 from tests.nightly import each
 from tests.trainers.conftest import make_tokenizer
-from tests.trainers.engine.standin import CUDA, Wait, stand_in
+from tests.trainers.engine.standin import CUDA, MPS, MPS_SUM, Wait, stand_in
 from tinker import types
 
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.models.products import linear
 from evert.trainers.engine.training.losses import LOSSES, get_loss
+from evert.trainers.system.command import seeded
 
 HAS_GPU = torch.cuda.is_available()
+HAS = {"cuda": HAS_GPU, "mps": torch.backends.mps.is_available()}
 standin_only = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 
 HOST = torch.arange(4.0)
@@ -59,10 +62,25 @@ ALLOWED: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
 }
 
 
-def error_of(call: Callable[[torch.Tensor], Any]) -> str:
+REFUSED_BY_MPS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float64": lambda x: x.double(),
+    "float64 from the host": lambda x: HOST.double().to(x.device),
+    "a sum in float64": lambda x: x.cumsum(0, dtype=torch.float64),
+    "complex128": lambda x: torch.complex(HOST.double(), HOST.double()).to(x.device),
+    "a product in another type": lambda x: torch.mm(
+        x.view(2, 2).bfloat16(), x.view(2, 2).bfloat16(), out_dtype=torch.float32
+    ),
+    "PyTorch's attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
+        *[x.view(1, 2, 2)] * 3
+    ),
+    "a sum of more products": lambda x: x.new_ones(16, MPS_SUM + 1) @ x.new_ones(MPS_SUM + 1, 16),
+}
+
+
+def error_of(call: Callable[[torch.Tensor], Any], device: torch.device = CUDA) -> str:
     try:
-        call(HOST.to(CUDA))
-    except (RuntimeError, TypeError) as error:
+        call(HOST.to(device))
+    except (RuntimeError, TypeError, AssertionError) as error:
         return str(error)
     return ""
 
@@ -83,6 +101,47 @@ def test_what_cuda_refuses_is_refused_and_what_the_host_waits_for_is_counted(
             found = call(x)
         assert [wait.why for wait in device.waits] == expected, case
         assert np.allclose(found.numbers if hasattr(found, "numbers") else found, call(HOST)), case
+
+
+@standin_only
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_mps_refuses_or_computes_wrongly_is_refused_and_copies_need_a_wait(
+    mode: Callable[[], Any],
+) -> None:
+    for case, refused in REFUSED_BY_MPS.items():
+        with stand_in(MPS), mode():
+            error = error_of(refused, MPS)
+        assert any(word in error for word in ("MPS", "CUDA's")), case
+    with stand_in(MPS), mode():
+        x = HOST.to(MPS)
+        assert torch.equal(x.cpu(), HOST)
+        assert not x.to("cpu", non_blocking=True).any()  # nothing has arrived
+
+
+@standin_only
+def test_wide_products_and_their_gradients_are_exact_on_mps() -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(20, 16), torch.randn(MPS_SUM + 9, 16), torch.randn(MPS_SUM + 9)
+
+    def gradients(device: torch.device) -> list[torch.Tensor]:
+        inputs = [each.to(device).requires_grad_() for each in (x, weight, bias)]
+        y = linear(*inputs)
+        return [tensor.cpu() for tensor in (y, *torch.autograd.grad(y.square().sum(), inputs))]
+
+    expected = gradients(torch.device("cpu"))
+    with stand_in(MPS):
+        for ours, theirs in zip(gradients(MPS), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@standin_only
+def test_a_seed_inside_a_block_leaves_the_random_state_of_mps_alone() -> None:
+    with stand_in(MPS):
+        torch.mps.manual_seed(5)
+        before = torch.mps.get_rng_state()
+        with seeded(1):
+            assert not torch.equal(torch.mps.get_rng_state(), before)
+        assert torch.equal(torch.mps.get_rng_state(), before)
 
 
 DRAWN = np.random.default_rng(0)
@@ -107,16 +166,19 @@ class Setup:
         family: Of transformers' models.
         whole: Whether all of its weights are trained, and not an adapter.
         dtype: As the engine is told; None for its default, which on CUDA is bfloat16 for adapters.
+        device: What is compared with the CPU.
     """
 
     family: str
     whole: bool
     dtype: str | None
+    device: torch.device = CUDA
 
     @property
     def on_cpu(self) -> str:
-        """The type that CUDA's default is, for the CPU."""
-        return self.dtype or ("float32" if self.whole else "bfloat16")
+        """The type that the device's default is, for the CPU."""
+        is_exact = self.whole or self.device == MPS
+        return self.dtype or ("float32" if is_exact else "bfloat16")
 
     @property
     def tolerance(self) -> float:
@@ -129,6 +191,10 @@ SETUPS = {
     "all weights": Setup("Qwen3", whole=True, dtype=None),
     "an adapter of another family": Setup("Mistral", whole=False, dtype=None),
     "an adapter in float32": Setup("Qwen3", whole=False, dtype="float32"),
+    "an adapter on MPS": Setup("Qwen3", whole=False, dtype=None, device=MPS),
+    "all weights on MPS": Setup("Qwen3", whole=True, dtype=None, device=MPS),
+    "an adapter of another family on MPS": Setup("Mistral", whole=False, dtype=None, device=MPS),
+    "an adapter in bfloat16 on MPS": Setup("Qwen3", whole=False, dtype="bfloat16", device=MPS),
 }
 
 
@@ -299,7 +365,7 @@ def make_model(family: str, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("name", each([*SETUPS], by_day=[*SETUPS][:2]))
+@pytest.mark.parametrize("name", each([*SETUPS], by_day=[*[*SETUPS][:2], "an adapter on MPS"]))
 def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None:
     setup, folder = SETUPS[name], tmp_path / "model"
     make_model(setup.family, folder)
@@ -307,11 +373,13 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
     on_cpu: dict[str, Any] = {"device": "cpu", "dtype": setup.on_cpu}
     with embedded_engine(tmp_path / "cpu", full_parameter=setup.whole, **on_cpu):
         expected = play(Scene(str(folder), exact))
-    on_cuda: dict[str, Any] = {"device": str(CUDA), "dtype": setup.dtype}
-    cuda: Any = nullcontext() if HAS_GPU else stand_in()
-    with cuda, embedded_engine(tmp_path / "cuda", full_parameter=setup.whole, **on_cuda):
+    on_gpu: dict[str, Any] = {"device": str(setup.device), "dtype": setup.dtype}
+    gpu: Any = nullcontext() if HAS[setup.device.type] else stand_in(setup.device)
+    with gpu, embedded_engine(tmp_path / "gpu", full_parameter=setup.whole, **on_gpu) as engine:
         found = play(Scene(str(folder), exact))
-    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    assert engine.device == setup.device
+    if setup.device == CUDA:
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
     for stage, numbers in expected.items():
         for ours, theirs in zip(found[stage], numbers, strict=True):

@@ -89,6 +89,8 @@ def load_model(
         options = {"dtype": dtype, "device_map": straight, **REPORTED}
         if not pickled:
             options["use_safetensors"] = True
+        if device.type == "mps":  # see ``attention`` of ``lean_batch.py``
+            options["attn_implementation"] = "eager"
         model, report = from_pretrained(_auto_class(base_model), base_model, source, **options)
     with _not_found():
         check_weights(base_model, model, report)

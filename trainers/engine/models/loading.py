@@ -113,16 +113,24 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
+def device_kinds() -> list[str]:
+    """The kinds of devices that PyTorch sees here; "auto" is the first."""
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [*(kind for kind, is_here in gpus.items() if is_here), "cpu"]
+
+
 def prepared_device(device: str) -> torch.device:
-    """Read a device's name, and set PyTorch up for it; "auto" is CUDA if there is a GPU."""
+    """Read a device's name, and set PyTorch up for it; "auto" is CUDA, else MPS, else the CPU."""
+    kinds = device_kinds()
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise ModelNotFoundError(
-                f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or "
-                "'auto'."
-            )
+        device = kinds[0]
+    kind = device.partition(":")[0]
+    if kind in ("cuda", "mps") and kind not in kinds:
+        raise ModelNotFoundError(
+            f"Device {device!r} was asked for, but PyTorch sees no {kind.upper()} here. Use 'cpu' "
+            "or 'auto'."
+        )
+    if kind == "cuda":
         # cuDNN makes a plan for each new shape, in 45 to 130 ms, and a pass over prompts or over
         # data has another shape each time.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -130,6 +138,6 @@ def prepared_device(device: str) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ModelNotFoundError(
-            f"Device {device!r} was asked for, which PyTorch does not know; expected 'cpu', 'cuda' "
-            "or 'auto' (CUDA if there is a GPU)."
+            f"Device {device!r} was asked for, which PyTorch does not know; expected 'cpu', "
+            "'cuda', 'mps' or 'auto' (a GPU if there is one)."
         ) from error

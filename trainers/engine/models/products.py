@@ -22,9 +22,18 @@ _GAINS = 2**27
 Measured from 1 to 3,000 rows, and from 128 features to 3,072.
 """
 
+_MPS_SUM = 2**14
+"""Most numbers that MPS adds up, here in the backward pass.
+
+Of more than 32,766 it adds wrong ones on an M1 or M2 (PyTorch's issue 177116).
+"""
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
+    if weight.device.type == "mps" and len(weight) > _MPS_SUM:
+        product = torch.cat([F.linear(x, block) for block in weight.split(_MPS_SUM)], dim=-1)
+        return product if bias is None else product + bias
     if not _gains(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():

@@ -300,7 +300,8 @@ def mask_of(seen: Tensor, model: LeanModel) -> Tensor:
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of [B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask``: None if causal."""
     attend = partial(F.scaled_dot_product_attention, scale=1.0)
-    if mask is None or queries.device.type == "cpu":
+    kind = queries.device.type
+    if kind == "cpu" or (mask is None and kind != "mps"):
         mixed = attend(
             queries.transpose(1, 2), keys, values,
             attn_mask=mask, is_causal=mask is None, enable_gqa=True,
@@ -310,5 +311,17 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     rows, count, heads, size = queries.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = queries.reshape(rows, count, key_heads, groups, size).permute(0, 2, 3, 1, 4)
-    mixed = attend(grouped.flatten(2, 3), keys, values, attn_mask=mask)
+    if kind == "mps":
+        if mask is None:
+            future = torch.full((count, count), float("-inf"), device=queries.device).triu(1)
+            mask = future.repeat(groups, 1)
+        mixed = _attention_by_products(grouped.flatten(2, 3), keys, values, mask)
+    else:
+        mixed = attend(grouped.flatten(2, 3), keys, values, attn_mask=mask)
     return mixed.view(rows, key_heads, groups, count, size).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """MPS's own attention is wrong for some shapes and types: PyTorch's issues 181133, 195910."""
+    scores = queries.float() @ keys.float().transpose(-1, -2) + mask
+    return (torch.softmax(scores, dim=-1) @ values.float()).to(queries.dtype)

@@ -21,6 +21,7 @@ _ENOUGH_TOKENS = 2048  # A pass of so many is faster than one of more whose laye
 _LEAST_TOKENS = 256  # Fewer would be slow; if these do not fit, the pass runs out of memory
 _CACHE_SHARE = 4  # A sampler's keys and values get the free memory divided by this
 _CACHE_BYTES = 2 * 2**30  # No sampler needs more on a CPU
+_OUT_OF_MEMORY = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
+    if device.type == "mps":  # shares the machine's memory
+        used = torch.mps.current_allocated_memory()
+        free = free_memory() + torch.mps.driver_allocated_memory() - used
+        return max(0, min(free, torch.mps.recommended_max_memory() - used))
     return free_memory()
 
 
@@ -114,5 +119,5 @@ def pass_budget(
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error says that a device or this machine has no memory left."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
     )

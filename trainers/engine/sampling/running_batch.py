@@ -69,7 +69,9 @@ class RunningBatch:
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
         self.rows: list[Row] = []
-        self._device = self.batch.device
+        # Tokens are drawn in float64, which MPS has not.
+        on_host = self.batch.device.type == "mps"
+        self._device = torch.device("cpu") if on_host else self.batch.device
         self.is_ahead = self._device.type == "cuda"
         """Whether to call ``step`` before ``read``: a GPU computes while the host looks at tokens.
 
@@ -110,6 +112,7 @@ class RunningBatch:
                     waiting.setdefault(tuple(row.begun), []).append(row)
             groups = list(waiting.values())
             owners, logits = self.batch.admit(list(waiting), [len(group) for group in groups])
+            logits = logits.to(self._device)
             self.rows += [groups[owner].pop(0) for owner in owners]
             self._logits = logits if self._logits is None else torch.cat([self._logits, logits])
         self._describe_rows()
@@ -123,7 +126,8 @@ class RunningBatch:
         )
         self._logits = None
         self._steps = self._steps + np.uint64(1)
-        both = torch.stack([self._tokens.double(), logprobs.double()])  # one wait, not two
+        # One wait, not two; float32 has all integers up to 2**24.
+        both = torch.stack([self._tokens.float(), logprobs])
         self._drawn = both.to("cpu", non_blocking=True)
         if self.is_ahead:
             self._is_drawn = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -165,7 +169,7 @@ class RunningBatch:
     def step(self) -> None:
         """Run the sampled tokens through the model, in one pass."""
         assert self._tokens is not None
-        self._logits = self.batch.step(self._tokens)
+        self._logits = self.batch.step(self._tokens.to(self.batch.device)).to(self._device)
         self._tokens = None
 
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
