@@ -24,7 +24,7 @@ from evert.bridge.records.rows import Row
 from evert.bridge.tokens.probes import TOOLS
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.template import TemplateRenderer
-from evert.bridge.tokens.template_text import TODAY
+from evert.bridge.tokens.template_text import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
 """Field of a recorded call, and its values; null: neither gives the sampled tokens."""
@@ -128,7 +128,9 @@ def _tokens(row: Row, renderer: Renderer) -> list[int]:
     if renderer.template.hermes:
         text = renderer.template.text(messages)
     else:
-        text = renderer.tokenizer.apply_chat_template(
-            messages, row.get("tools"), tokenize=False, strftime_now=TODAY.strftime
+        tokenizer, tools = renderer.tokenizer, row.get("tools")
+        template = template_of(tokenizer, tools)
+        text = tokenizer.apply_chat_template(
+            messages, tools, tokenize=False, chat_template=template
         )
     return list(renderer.tokenizer.encode(text, add_special_tokens=False))

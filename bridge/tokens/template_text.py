@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec, get_text_content
@@ -25,7 +26,18 @@ TODAY = datetime(2024, 7, 26)
 PARTS, BLOCKS = "parts", "blocks"
 """Ways to hand over a thought: a part of the content (Ministral), a block of it (Apertus)."""
 
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _EDGE = re.compile(r"\s|[>\]|]")
+
+
+def template_of(tokenizer: Any, tools: Any = None) -> str:
+    """A tokenizer's chat template, with ``TODAY`` in place of calls that ask for the date."""
+    return _without_clock(tokenizer.get_chat_template(tools=tools))
+
+
+@lru_cache
+def _without_clock(template: str) -> str:
+    return _NOW.sub(lambda call: f"{call[1]}{TODAY.strftime(call[2])}{call[1]}", template)
 
 
 class TemplateText:
@@ -84,7 +96,7 @@ class TemplateText:
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=opens,
-                strftime_now=TODAY.strftime,
+                chat_template=template_of(self._tokenizer, tools),
                 **self.variables,
             )
         )

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from evert.trainers import cli
 from evert.trainers.commands import plan
 from evert.trainers.commands.plan import PlanSettings, make_plan
+from evert.trainers.config.prices import CACHED, PRICES, run_cost
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.planning import plan as planned
@@ -109,3 +110,21 @@ def test_on_cuda_the_base_is_planned_in_bfloat16(qwen: str, monkeypatch: Patch) 
     found = make_plan(PlanSettings(model=qwen, device="cuda"))
     assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 4272)  # 8192 if layers ran twice
     assert found.cache == (80 * 10**9 - found.held) // 4
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_a_run_on_the_service_costs_what_its_calls_cost(turns: int) -> None:
+    price, part = PRICES["Qwen/Qwen3-8B"], 100  # tokens that each turn adds
+    read = sum(part * turn * CACHED * price.prefill for turn in range(turns))
+    new = turns * part
+    cost = run_cost(price, 1, new, turns)
+    assert cost.least * 1e6 == pytest.approx(read + new * (price.prefill + price.train))
+    assert cost.most * 1e6 == pytest.approx(read + new * (price.sample + price.train))
+
+
+def test_a_plan_for_the_service_names_the_steps_and_the_date_of_its_prices(capsys: Shown) -> None:
+    assert cli.main(["engine", "plan", "model=Qwen/Qwen3-8B", "steps=10", "tokens=1000"]) == 0
+    text = capsys.readouterr().out
+    assert "2,560" in text
+    assert "$0.16 to $0.27" in text
+    assert "prices of 2026-" in text

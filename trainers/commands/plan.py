@@ -1,4 +1,7 @@
-"""Estimate a model's memory from its configuration alone: ``evert engine plan model=NAME``."""
+"""What a model will take: ``evert engine plan model=NAME``.
+
+That is memory, from a local model's configuration alone, or dollars, for one of the service.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +12,7 @@ from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, device, setting, size, trust
 from evert.trainers.config.model_names import OR_RUN, check_weights, find_model
+from evert.trainers.config.prices import PRICES, as_text
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
@@ -19,6 +23,9 @@ Usage: evert engine plan model=NAME [key=value ...]
   evert engine plan model=evert-tiny
   evert engine plan model=path/to/Qwen3-4B dtype=bfloat16 lora_rank=16
   evert engine plan model=path/to/Qwen3-4B full_parameter=True device=cuda
+  evert engine plan model=Qwen/Qwen3-8B steps=20 batch_size=32 group_size=8 tokens=1000 turns=3
+
+The last one says what the run costs on the hosted Tinker service, which has that model.
 
 Settings, with their values:
 """
@@ -26,7 +33,7 @@ Settings, with their values:
 
 @chz.chz
 class PlanSettings:
-    """The model, and how the engine would load and train it."""
+    """The model, and how the engine or the service would train it."""
 
     model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name, a run")
     trust_remote_code: bool = trust()
@@ -41,9 +48,16 @@ class PlanSettings:
     gradient_checkpointing: bool | None = setting(
         None, "whether the backward pass computes layers again; None: if needed"
     )
+    steps: int = size(20, "the service: training steps")
+    batch_size: int = size(32, "the service: groups (tasks) per step")
+    group_size: int = size(8, "the service: episodes per group")
+    turns: int = size(1, "the service: model calls of an episode")
 
 
 def _run(settings: PlanSettings) -> int:
+    if settings.model in PRICES:
+        print(as_text(settings))
+        return 0
     found = make_plan(settings)
     print(said(found, settings.tokens))
     return 0 if found.fits else 1

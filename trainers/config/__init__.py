@@ -12,6 +12,7 @@ In reading order:
     model_names.py    a model by name: a base, a run, an endpoint
     frozen_models.py  the frozen models beside the policy, by name
     opponents.py      the players of the other seats, by name
+    prices.py         what a run will cost on the hosted service
     backend.py        the choice between the in-process engine and a service
     train.py          settings of a training run
     options.py        the same as a TypedDict, for type checkers
