@@ -25,7 +25,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 from unittest.mock import Mock, patch
@@ -328,7 +328,7 @@ def stand_in(device: torch.device = CUDA) -> Iterator[StandIn]:
         yield _current
 
 
-def _in_place_of_cuda() -> AbstractContextManager[Any]:
+def _in_place_of_cuda() -> Any:
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "_lazy_init": lambda: None,

@@ -71,7 +71,7 @@ REFUSED_BY_MPS: dict[str, Callable[[torch.Tensor], Any]] = {
         x.view(2, 2).bfloat16(), x.view(2, 2).bfloat16(), out_dtype=torch.float32
     ),
     "PyTorch's attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
-        *[x.view(1, 2, 2)] * 3
+        x.view(1, 2, 2), x.view(1, 2, 2), x.view(1, 2, 2)
     ),
     "a sum of more products": lambda x: x.new_ones(16, MPS_SUM + 1) @ x.new_ones(MPS_SUM + 1, 16),
 }

@@ -86,7 +86,7 @@ def load_model(
     _check_files(base_model, source)
     with no_progress_bars():
         straight = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
-        options = {"dtype": dtype, "device_map": straight, **REPORTED}
+        options: dict[str, Any] = {"dtype": dtype, "device_map": straight, **REPORTED}
         if not pickled:
             options["use_safetensors"] = True
         if device.type == "mps":  # see ``attention`` of ``lean_batch.py``

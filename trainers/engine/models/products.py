@@ -32,7 +32,7 @@ Of more than 32,766 it adds wrong ones on an M1 or M2 (PyTorch's issue 177116).
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
     if weight.device.type == "mps" and len(weight) > _MPS_SUM:
-        product = torch.cat([F.linear(x, block) for block in weight.split(_MPS_SUM)], dim=-1)
+        product = torch.cat([F.linear(x, block) for block in torch.split(weight, _MPS_SUM)], dim=-1)
         return product if bias is None else product + bias
     if not _gains(x, weight):
         return F.linear(x, weight, bias)
