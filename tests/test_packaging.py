@@ -1,8 +1,9 @@
-"""What is published: packages and their description.
+"""What is published: packages, their description, and the workflows that publish them.
 
 (``make wheel`` builds the packages and installs them.)
 """
 
+import re
 import runpy
 import shutil
 from contextlib import chdir
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import setuptools  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]
 from setuptools.dist import Distribution  # type: ignore[import-untyped]
 
 import evert
@@ -74,3 +76,22 @@ def test_the_description_has_the_readmes_links_as_addresses_of_this_version(
     assert f"]({REPOSITORY}/blob/{version}/benchmarks/README.md#gpupy)" in text
     assert "](docs/" not in text
     assert text.count(f"{REPOSITORY}/blob/{version}/docs/") > 20
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_targets_that_there_are_pins_actions_and_may_do_little(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    made = re.findall(r"^make (\S+)", "\n".join(s.get("run", "") for s in steps), re.MULTILINE)
+    needs = [need for job in workflow["jobs"].values() for need in [job.get("needs")] if need]
+
+    assert made
+    assert {*made} <= {*phony.split()}
+    assert {*needs} <= {*workflow["jobs"]}
+    assert all(re.fullmatch(r"[\w/-]+@(v\d+|release/v1)", s["uses"]) for s in steps if "uses" in s)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
