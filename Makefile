@@ -183,6 +183,7 @@ wheel: .venv/developing
 
 docs: .venv/documenting
 	$(BIN)/zensical build --clean --strict
+	cp llms.txt site/
 
 bench: .venv/developing
 	$(BIN)/python benchmarks/overhead.py

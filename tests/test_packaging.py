@@ -1,4 +1,4 @@
-"""What is published: packages, their description, and the workflows that publish them.
+"""What is published: packages, their description, texts for agents, and the workflows that do it.
 
 (``make wheel`` builds the packages and installs them.)
 """
@@ -76,6 +76,21 @@ def test_the_description_has_the_readmes_links_as_addresses_of_this_version(
     assert f"]({REPOSITORY}/blob/{version}/benchmarks/README.md#gpupy)" in text
     assert "](docs/" not in text
     assert text.count(f"{REPOSITORY}/blob/{version}/docs/") > 20
+
+
+def test_agents_md_and_llms_txt_are_what_the_project_says_and_short() -> None:
+    texts = runpy.run_path(str(ROOT / "docs/for_agents.py"))["texts"]()
+
+    stale = [name for name, text in texts.items() if (ROOT / name).read_text() != text]
+    assert stale == [], "Run: python docs/for_agents.py"
+    assert len(texts["AGENTS.md"].splitlines()) <= 80
+    title, _, summary, *lines = texts["llms.txt"].splitlines()  # the form of llmstxt.org
+    assert (title, summary[:2]) == ("# evert", "> ")
+    links = [line for line in lines if line.startswith("- ")]
+    assert all(re.match(r"- \[[^]]+\]\(https://\S+\): \S", line) for line in links)
+    pages = {*re.findall(r"\(https://evert-rl.github.io/evert/(\S*)\)", "".join(links))}
+    files = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    assert pages == {f"{path.with_suffix('')}/" for path in files} - {"index/"} | {""}
 
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
