@@ -20,7 +20,7 @@
 #   make lint    ruff, mypy, and which room may import which
 #   make nightly lint, docs, wheel, smoke and all tests: also those that take too long for each change,
 #                with more random draws; pyright, and all Cookbook tests with the newest one
-#   make wheel   install the wheel in an empty environment, and run a command and an episode
+#   make wheel   build the sdist and the wheel into dist/, check them, and install evert in every way
 #   make docs    build the documentation site into site/; every warning is an error
 #   make kill9   kill runs at random moments, and check that they resume (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
@@ -38,8 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python --constraint constraints.txt
-# Not setuptools' default for editable installs, which a folder named evert beside a script hides.
-EDITABLE := $(INSTALL) --config-setting editable_mode=compat --editable
+EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
@@ -190,14 +189,11 @@ nightly: lint docs wheel smoke frameworks examples trainers harbor tasksets test
 	$(MAKE) versions mac
 
 wheel: .venv/developing
-	rm -rf build dist
-	$(BIN)/python frameworks/run_uv.py build --wheel
-	$(BIN)/python frameworks/run_uv.py venv dist/installed
-	$(BIN)/python frameworks/run_uv.py pip install --python dist/installed/bin/python --constraint constraints.txt dist/*.whl
-	cd dist && installed/bin/evert --help && installed/bin/evert evaluate env=identity models=evert-tiny max_tasks=1 seeds=1 out=played
+	$(BIN)/python frameworks/check_packages.py
 
 docs: .venv/documenting
 	$(BIN)/zensical build --clean --strict
+	cp llms.txt site/
 
 bench: .venv/developing
 	$(BIN)/python benchmarks/overhead.py
@@ -258,7 +254,7 @@ vision: .venv/developing
 machine: .venv/developing
 	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/test_env_machine.py $(SETTINGS)
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv

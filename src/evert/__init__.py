@@ -19,7 +19,7 @@ from typing import Any
 
 from evert.envs.as_gymnasium import registration as _registration
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _FACE = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _HOMES = {

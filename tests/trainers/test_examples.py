@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import os
+import re
 import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import evert
 from evert.trainers import cli
 from evert.trainers.commands import serve
 from evert.trainers.rundir.folder import RunFolder
-
-ROOT = Path(__file__).parents[2]
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,3 +64,34 @@ def test_the_loop_of_the_page_closes_and_the_reward_rises(
     before, after = (RunFolder(Path("runs", name)) for name in ("first", "second"))
     assert {record.reward for record in evert.read_records("served")} == {0.0, 1.0}
     assert after.before["temperature_1"]["reward"] > before.after["temperature_1"]["reward"] + 0.2
+
+
+def read_notebook() -> Any:
+    return nbformat.read(ROOT / "examples/first_agent.ipynb", 4)  # type: ignore[no-untyped-call]
+
+
+def test_the_notebook_has_the_readmes_agent_and_no_outputs() -> None:
+    cells = [cell for cell in read_notebook().cells if cell.cell_type == "code"]
+    [file] = [cell.source for cell in cells if cell.source.startswith("%%writefile who.py\n")]
+    agent = file.partition("\n")[2]
+
+    assert agent in (ROOT / "README.md").read_text()
+    assert [cell for cell in cells if cell.outputs or cell.execution_count] == []
+
+
+@pytest.mark.nightly
+def test_the_notebook_shows_the_curve_and_an_episode_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = read_notebook()
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=800, resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    text = "".join(output.get("text", "") for output in outputs)
+
+    assert [float(reward) for reward in re.findall(r"1 turns, reward (\S+),", text)] == [-1, 1]
+    assert any("image/png" in output.get("data", {}) for output in outputs)

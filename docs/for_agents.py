@@ -1,0 +1,112 @@
+"""Writes ``AGENTS.md`` and ``llms.txt``, for programs that write code, from what the project says.
+
+    python docs/for_agents.py
+
+``llms.txt`` (https://llmstxt.org) lists the site's pages by the navigation of ``zensical.toml``,
+with their headings. ``AGENTS.md`` has the rooms by their packages' docstrings, and the main
+commands by the head of the Makefile. A test compares both files with what this makes.
+"""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SITE, REPOSITORY = PROJECT["urls"]["Documentation"], PROJECT["urls"]["Repository"]
+FOLDERS = ("bridge", "src/evert/agents", "envs", "trainers")
+TARGETS = ("train", "test", "lint", "docs", "wheel", "nightly")
+OTHERS = {
+    "CHANGELOG.md": "what changed, by version",
+    "CONTRIBUTING.md": "the map of the code, and how we write",
+    "SECURITY.md": "what evert trusts",
+    "examples": "an agent in each framework",
+    "benchmarks": "the scripts behind each figure",
+}
+
+AGENTS = """\
+# Working on evert
+
+evert turns a chat agent into a token-level reinforcement-learning environment. `README.md` says
+what it does. [CONTRIBUTING.md](CONTRIBUTING.md) has the map, the path of a call, where new things
+go, and how we write: read it first. `python docs/for_agents.py` makes this file.
+
+## Build and test
+
+`make` makes `.venv` (Python 3.11 or newer) and installs evert into it, editable. One test:
+`.venv/bin/python -m pytest -n 0 tests/bridge/test_env.py`.
+
+{commands}
+
+## Rooms
+
+A room is a folder with one idea, and imports only rooms below it (`make lint`; `pyproject.toml` has
+the order). All import as `evert`: `src/evert/bridge`, `envs` and `trainers` are links.
+
+{rooms}
+
+## Rules
+
+- Run `make lint` and the tests of the room that you change: `tests/` has the same folders.
+- Fix the cause. Each fix has a test that fails without it; its name is a sentence.
+- Tests script the model (`evert.ScriptedPolicy`), and never fake what they test.
+- Bad input gets an `EvertError`: what we got, what was expected, what to do next.
+- Docs are true in the same commit; what users notice has a line in `CHANGELOG.md`.
+"""
+
+
+def texts() -> dict[str, str]:
+    """File -> what belongs in it."""
+    agents = AGENTS.format(commands="\n".join(commands()), rooms="\n".join(rooms()))
+    return {"AGENTS.md": agents, "llms.txt": llms()}
+
+
+def llms() -> str:
+    """The pages by section, with their headings; then what is on GitHub."""
+    lines = ["# evert", "", f"> {PROJECT['description']}", ""]
+    lines += ["`pip install evert`, Python 3.11 or newer; the command is `evert`.", ""]
+    for section in tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]:
+        [(title, pages)] = section.items()
+        lines += [f"## {title}", ""]
+        lines += [page(*entry) for each in pages for entry in each.items()] + [""]
+    lines += ["## Optional", ""]
+    lines += [f"- [{o}]({REPOSITORY}/tree/main/{o}): {note}" for o, note in OTHERS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def page(title: str, file: str) -> str:
+    """A line of ``llms.txt``: a page's address and its headings."""
+    headings = re.findall(r"^## (.+)$", (ROOT / "docs" / file).read_text(), re.MULTILINE)
+    address = SITE + file.removesuffix("index.md").replace(".md", "/")
+    return f"- [{title}]({address}): {'; '.join(headings)}"
+
+
+def commands() -> list[str]:
+    """The main targets, as the head of the Makefile explains them."""
+    head = (ROOT / "Makefile").read_text().partition("\n\n")[0]
+    lines = dict(re.findall(r"^#   make (\w+) +(.+(?:\n#    +\S.*)*)", head, re.MULTILINE))
+    return [
+        f"- `make {name}`: {' '.join(lines[name].replace('#', '').split())}" for name in TARGETS
+    ]
+
+
+def rooms() -> list[str]:
+    """Each folder and its rooms, by the first paragraphs of their docstrings."""
+    lines = []
+    for folder in FOLDERS:
+        lines.append(f"- `{folder}/`: {idea(ROOT / folder)}")
+        inner = sorted(path.parent for path in (ROOT / folder).glob("*/__init__.py"))
+        lines += [f"  - `{room.name}/`: {idea(room)}" for room in inner]
+    return lines
+
+
+def idea(room: Path) -> str:
+    """The first paragraph of a package's docstring, in Markdown."""
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    return " ".join(text.partition("\n\n")[0].replace("``", "`").split())
+
+
+if __name__ == "__main__":
+    for name, text in texts().items():
+        (ROOT / name).write_text(text)

@@ -1,0 +1,146 @@
+"""Builds the sdist, and the wheel from it, into ``dist/``, and checks both as users meet them.
+
+    python frameworks/check_packages.py
+
+What is built is a copy of the files here that git does not ignore. Checked are the description, the
+wheel's files, and installs: of the wheel with its requirements in an empty environment, from git,
+editable beside a script, and from a clone without symbolic links. Where the requirements are not
+the point, an environment shares those of ``.venv``.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from zipfile import ZipFile
+
+from run_uv import ROOT, uv
+
+DIST = ROOT / "dist"
+CHECKS = ROOT / "build" / "checks"
+"""Checkouts and environments."""
+MAPPED = {"src/evert/": "evert/"} | {f"{n}/": f"evert/{n}/" for n in ("bridge", "envs", "trainers")}
+"""Folder of a checkout -> its folder in the wheel."""
+MAKING = "evert/bases/making/"
+"""Scripts that are not installed."""
+EPISODE = ["evaluate", "env=identity", "models=evert-tiny", "max_tasks=1", "seeds=1", "out=played"]
+IMPORTS = "import evert.bridge, evert.envs, evert.trainers.cli; print(evert.__version__)"
+
+
+def main() -> None:
+    """Build, then check; the first failure ends it."""
+    for folder in (DIST, CHECKS):
+        shutil.rmtree(folder, ignore_errors=True)
+    CHECKS.mkdir(parents=True)
+    checkout = checkout_of_this_tree()
+    uv("build", str(checkout), "--out-dir", str(DIST))
+    packages = [str(path) for path in DIST.glob("evert-*")]
+    uv("tool", "run", "twine@6.2.0", "check", "--strict", *packages)
+    [wheel] = DIST.glob("*.whl")
+    check_files(wheel, checkout)
+    check_empty(wheel)
+    check_git(checkout)
+    check_editable(checkout)
+    check_unlinked(wheel, checkout)
+
+
+def check_files(wheel: Path, checkout: Path) -> None:
+    """The wheel has every file of the package that is in git, and no other."""
+    listed = run("git", "ls-files", *MAPPED, cwd=checkout).splitlines()
+    links = {path for path in listed if (checkout / path).is_symlink()}
+    tracked = {
+        path.replace(folder, home, 1)
+        for path in {*listed} - links
+        for folder, home in MAPPED.items()
+        if path.startswith(folder)
+    }
+    inside = {name for name in crcs(wheel) if ".dist-info/" not in name}
+    differing = inside ^ {path for path in tracked if not path.startswith(MAKING)}
+    if differing:
+        sys.exit(f"The wheel and git differ: {sorted(differing)}")
+
+
+def check_empty(wheel: Path) -> None:
+    """With its requirements, in an empty environment: the command, its version, an episode."""
+    uv("venv", str(CHECKS / "empty"))
+    python = str(CHECKS / "empty/bin/python")
+    uv("pip", "install", "--python", python, "--constraint", "constraints.txt", str(wheel))
+    run("empty/bin/evert", "--help")
+    run("empty/bin/evert", *EPISODE)
+    version = wheel.name.split("-")[1]
+    assert run(python, "-m", "evert", "--version") == f"evert {version}\n"
+
+
+def check_git(checkout: Path) -> None:
+    """By ``pip install git+...``, and by ``uvx --from``."""
+    address = f"git+file://{checkout}"
+    python = environment("git")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", address)
+    run("git/bin/evert", "--help")
+    constraints = ["--constraints", str(ROOT / "constraints.txt")]
+    uv("tool", "run", *constraints, "--from", f"evert @ {address}", "evert", "--version")
+
+
+def check_editable(checkout: Path) -> None:
+    """Beside a script, the folder ``evert`` of a checkout does not hide the package."""
+    python = environment("editable")
+    uv("pip", "install", "--python", python, "--no-deps", "--editable", str(checkout))
+    (CHECKS / "script.py").write_text(IMPORTS)
+    run(python, "script.py")
+
+
+def check_unlinked(wheel: Path, checkout: Path) -> None:
+    """A clone without symbolic links makes the same wheel, and imports from where it lies."""
+    clone = CHECKS / "unlinked"
+    run("git", "clone", "--quiet", "-c", "core.symlinks=false", str(checkout), str(clone))
+    assert not (clone / "src/evert/bridge").is_symlink()
+    uv("build", "--wheel", str(clone), "--out-dir", str(CHECKS))
+    [other] = CHECKS.glob("*.whl")
+    differing = crcs(other).items() ^ crcs(wheel).items()
+    if differing:
+        sys.exit(f"A checkout without links makes another wheel: {sorted(differing)}")
+    python = environment("from_unlinked")
+    uv("pip", "install", "--python", python, "--no-deps", "--editable", str(clone))
+    run(python, "-c", IMPORTS, cwd=clone)
+
+
+def checkout_of_this_tree() -> Path:
+    """A repository with one commit: the files here that git does not ignore."""
+    checkout = CHECKS / "evert"
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in filter(os.path.lexists, listed.split("\0")):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
+    run("git", "init", "--quiet", cwd=checkout)
+    run("git", "add", "--all", "--force", cwd=checkout)
+    author = ["-c", "user.name=evert", "-c", "user.email=evert@localhost"]
+    run("git", *author, "commit", "--quiet", "--no-gpg-sign", "-m", "This tree", cwd=checkout)
+    return checkout
+
+
+def environment(name: str) -> str:
+    """The Python of an environment that has the requirements of the one that runs this."""
+    uv("venv", str(CHECKS / name))
+    [packages] = (CHECKS / name).glob("lib/python*/site-packages")
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))
+    return str(CHECKS / name / "bin/python")
+
+
+def crcs(wheel: Path) -> dict[str, int]:
+    """File -> its checksum."""
+    return {file.filename: file.CRC for file in ZipFile(wheel).infolist()}
+
+
+def run(*command: str, cwd: Path = CHECKS) -> str:
+    """What a command prints."""
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=plain, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"failed with code {done.returncode}: {' '.join(command)}\n{done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What is published: packages, their description, texts for agents, and the workflows that do it.
+
+(``make wheel`` builds the packages and installs them.)
+"""
+
+import re
+import runpy
+import shutil
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]
+from setuptools.dist import Distribution  # type: ignore[import-untyped]
+
+import evert
+from evert.bridge.tokens.bases import BASES
+
+ROOT = Path(__file__).resolve().parents[1]
+FACE = ROOT / "src" / "evert"
+FOLDERS = ("bridge", "envs", "trainers")
+REPOSITORY = "https://github.com/evert-rl/evert"
+
+
+def setup_arguments(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the ``setup.py`` of a checkout gives to setuptools."""
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
+    runpy.run_path(str(checkout / "setup.py"))
+    return arguments
+
+
+def test_the_wheel_holds_every_file_of_the_folders_and_the_bases_without_their_scripts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = setup_arguments(ROOT, monkeypatch)
+    distribution = Distribution({"script_name": "setup.py", **arguments})
+    distribution.parse_config_files([str(ROOT / "pyproject.toml")])
+    build = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    with chdir(ROOT):
+        outputs = build.get_outputs(include_bytecode=False)
+    built = {str(Path(output).relative_to(build.build_lib)) for output in outputs}
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+
+    assert {f"evert/{path.relative_to(ROOT)}" for path in files if path.suffix != ".pyc"} <= built
+    starters = [path for path in (FACE / "starters").rglob("*.*") if path.suffix != ".pyc"]
+    assert {f"evert/{path.relative_to(FACE)}" for path in starters} <= built
+    assert {"evert/__init__.py", "evert/__init__.pyi", "evert/py.typed"} <= built
+    assert {path.split("/")[2] for path in built if path.startswith("evert/bases/")} == {*BASES}
+
+
+def test_an_editable_install_is_one_path_and_a_checkout_without_links_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src/evert").mkdir(parents=True)
+    for file in ("setup.py", "pyproject.toml", "README.md", "src/evert/__init__.py"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for name in FOLDERS:  # as git writes a link where it may make none
+        (tmp_path / "src/evert" / name).write_text(f"../../{name}")
+
+    assert setup_arguments(ROOT, monkeypatch)["package_dir"] == {"": "src"}
+    mapped = {"": "src"} | {f"evert.{name}": name for name in FOLDERS}
+    assert setup_arguments(tmp_path, monkeypatch)["package_dir"] == mapped
+
+
+def test_the_description_has_the_readmes_links_as_addresses_of_this_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = setup_arguments(ROOT, monkeypatch)["long_description"]
+    version = f"v{evert.__version__}"
+
+    assert f"]({REPOSITORY}/raw/{version}/docs/real.png)" in text
+    assert f"]({REPOSITORY}/blob/{version}/benchmarks/README.md#gpupy)" in text
+    assert "](docs/" not in text
+    assert text.count(f"{REPOSITORY}/blob/{version}/docs/") > 20
+
+
+def test_agents_md_and_llms_txt_are_what_the_project_says_and_short() -> None:
+    texts = runpy.run_path(str(ROOT / "docs/for_agents.py"))["texts"]()
+
+    stale = [name for name, text in texts.items() if (ROOT / name).read_text() != text]
+    assert stale == [], "Run: python docs/for_agents.py"
+    assert len(texts["AGENTS.md"].splitlines()) <= 80
+    title, _, summary, *lines = texts["llms.txt"].splitlines()  # the form of llmstxt.org
+    assert (title, summary[:2]) == ("# evert", "> ")
+    links = [line for line in lines if line.startswith("- ")]
+    assert all(re.match(r"- \[[^]]+\]\(https://\S+\): \S", line) for line in links)
+    pages = {*re.findall(r"\(https://evert-rl.github.io/evert/(\S*)\)", "".join(links))}
+    files = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    assert pages == {f"{path.with_suffix('')}/" for path in files} - {"index/"} | {""}
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_targets_that_there_are_pins_actions_and_may_do_little(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    made = re.findall(r"^make (\S+)", "\n".join(s.get("run", "") for s in steps), re.MULTILINE)
+    needs = [need for job in workflow["jobs"].values() for need in [job.get("needs")] if need]
+
+    assert made
+    assert {*made} <= {*phony.split()}
+    assert {*needs} <= {*workflow["jobs"]}
+    assert all(re.fullmatch(r"[\w/-]+@(v\d+|release/v1)", s["uses"]) for s in steps if "uses" in s)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
