@@ -86,7 +86,7 @@ def test_every_python_snippet_of_a_page_runs(
 def test_the_readmes_file_trains_by_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (_, file), (_, command) = FENCE.findall(TEXTS[README])[:2]
+    _, (_, file), (_, command) = FENCE.findall(TEXTS[README])[:3]
     assert len(file.splitlines()) == 15
     (tmp_path / "who.py").write_text(file)
     monkeypatch.chdir(tmp_path)
