@@ -179,7 +179,7 @@ lint: .venv/developing
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
 
 # Everything, also the tests that take too long for each change, and a second type checker.
 nightly: export EVERT_NIGHTLY := 1

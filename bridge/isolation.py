@@ -31,7 +31,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 from evert.bridge.errors import NEEDS_UNIX, EvertError
-from evert.bridge.isolation_server import HEADER
 from evert.bridge.off_loop import made, off_loop
 
 SECONDS = 3.0
@@ -204,7 +203,7 @@ class Isolate:
 
 def _message(content: Any) -> bytes:
     pickled = pickle.dumps(content)
-    return HEADER.pack(len(pickled)) + pickled
+    return len(pickled).to_bytes(8, "big") + pickled  # as the server's ``HEADER`` reads it
 
 
 # -- the server ----------------------------------------------------------------------------------
@@ -214,8 +213,6 @@ class _Server:
     """The process that forks isolates for this one."""
 
     def __init__(self) -> None:
-        if sys.platform == "win32":
-            raise IsolateError(f"An answer is scored in a process apart, which {NEEDS_UNIX}")
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair()
         script = Path(__file__).with_name("isolation_server.py")
@@ -237,7 +234,8 @@ class _Server:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, channel: socket.socket, life: socket.socket) -> None:
-        socket.send_fds(self._control, [b"f"], [channel.fileno(), life.fileno()])
+        if sys.platform != "win32":  # see ``_server``
+            socket.send_fds(self._control, [b"f"], [channel.fileno(), life.fileno()])
 
     def end(self) -> None:
         self._control.close()
@@ -252,6 +250,8 @@ _running: _Server | None = None
 
 def _server() -> _Server:
     global _running
+    if sys.platform == "win32":
+        raise IsolateError(f"An answer is scored in a process apart, which {NEEDS_UNIX}")
     with _lock:
         if _running is not None and not _running.is_there():
             _running.end()

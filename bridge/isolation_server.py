@@ -21,6 +21,7 @@ import gc
 import json
 import os
 import pickle
+import resource
 import select
 import signal
 import socket
@@ -30,14 +31,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-if sys.platform != "win32":  # where ``isolation.py`` imports this file, too
-    import resource
-
 BYTES = 2**30
 """Most memory of an isolate, beside what the server has."""
 
 IDLE = 300
 """Seconds after which a server without isolates ends; the next isolate gets another."""
+
+LONGEST_CALL = 10
+"""Seconds after which the system ends a call that nobody has ended: the server has been killed."""
 
 HEADER = struct.Struct("!Q")
 """Before a message to an isolate: its length."""
@@ -108,13 +109,16 @@ def _fork(
 
 def _serve(function: Callable[..., Any], channel: socket.socket, requests: BinaryIO) -> None:
     _answer(channel, b'{"value": null}')
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while request := _message(requests):
+        signal.setitimer(signal.ITIMER_REAL, LONGEST_CALL)
         try:
             answer = json.dumps({"value": function(*pickle.loads(request))}).encode()
         except MemoryError:
             return
         except BaseException as error:
             answer = _error(error)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _answer(channel, answer)
 
 

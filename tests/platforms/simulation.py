@@ -12,7 +12,9 @@ system that ignores case, and the platform's own kernel.
 
 import asyncio
 import builtins
+import copyreg
 import ctypes
+import importlib
 import io
 import multiprocessing
 import os
@@ -111,6 +113,7 @@ def _replace(module: ModuleType, values: Mapping[str, object]) -> None:
             return values[name]
 
     module.__class__ = Replaced
+    copyreg.pickle(Replaced, lambda module: (importlib.import_module, (module.__name__,)))
 
 
 def _without_proc(call: Callable[..., Any]) -> Callable[..., Any]:

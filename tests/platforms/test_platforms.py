@@ -1,6 +1,7 @@
 """evert's commands on a simulated Mac, and on a simulated Windows.
 
-Each test starts processes under the simulation (``simulation.py``). ``make mac`` plays these and the bridge's tests on the simulated Mac.
+Each test starts processes under the simulation (``simulation.py``). ``make mac`` plays these, and
+the bridge's tests on the simulated Mac.
 """
 
 import os
@@ -17,9 +18,11 @@ TINY = ["env=identity", "batch_size=2", "group_size=2", "eval_every=0"]
 SHORT = ["train", *TINY, "steps=1"]
 PLATFORMS = pytest.mark.parametrize("platform", ["darwin", "win32"])
 
+
 def variables(platform: str) -> dict[str, str]:
     """The environment of a process on the platform."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / platform), "TINKER_API_KEY": ""}
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / platform), "TINKER_API_KEY": ""}
+    return os.environ | ours
 
 
 def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -42,7 +42,8 @@ def test_the_loop_of_the_page_closes_and_the_reward_rises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs/use.md").read_text().partition("## Close the loop")[2]
-    lines = [shlex.split(line)[1:] for line in page.replace("\\\n", " ").splitlines() if line.startswith("evert ")]
+    commands = page.replace("\\\n", " ").splitlines()
+    lines = [shlex.split(line)[1:] for line in commands if line.startswith("evert ")]
     first, served, view, rescore, export, second = lines
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples/closed_loop"), *sys.path])

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -44,7 +45,7 @@ SPARE = 1.5
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Start ``evert train``; ``output`` gets what it prints, ``environment`` adds variables."""
     is_linux = sys.platform == "linux"  # macOS's own libraries may not be used after a fork
-    context = multiprocessing.get_context("forkserver" if is_linux else "spawn")
+    context: Any = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
     whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
     output.touch()  # the run may end before it opens the file
@@ -54,6 +55,8 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
 
 
 def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
+    if sys.platform == "win32":
+        return  # see ``commands/sweep.py``
     # A separate process group: the sweep passes Ctrl-C on, once. A shell may have started the sweep
     # in the background, with Ctrl-C ignored.
     os.setsid()
@@ -119,12 +122,12 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
     with suppress(psutil.Error):
         run = psutil.Process(pid)
         for process in (run, *run.children(recursive=True)):
-            taken += _memory(process)
+            taken += memory_of(process)
     side_by_side = cores() // int(engine.get("threads", 1))
     return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * taken))))
 
 
-def _memory(process: psutil.Process) -> int:
+def memory_of(process: psutil.Process) -> int:
     """Bytes of a process, without what it shares with the fork server where that can be told."""
     try:
         return int(process.memory_full_info().uss)

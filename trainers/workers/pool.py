@@ -15,6 +15,11 @@ from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from contextlib import suppress
 from typing import Any
 
+from evert.bridge.errors import NEEDS_UNIX
+
+if sys.platform == "win32":
+    raise ImportError(f"PoolRollouts {NEEDS_UNIX}")
+
 from evert.trainers.workers.crew import Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame

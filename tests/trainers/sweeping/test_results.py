@@ -24,7 +24,7 @@ def of_mine(runs: float) -> int:
     """Bytes that so many runs like this process need, and what other tests left it as children."""
     mine = psutil.Process()
     family = (mine, *mine.children(recursive=True))
-    return int(runs * SPARE * sum(each.memory_full_info().uss for each in family))
+    return int(runs * SPARE * sum(process.memory_of(each) for each in family))
 
 
 def room(path: Path, steps: int = 1, **engine: Any) -> int:

@@ -290,6 +290,7 @@ async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() ->
         await play(executor, says_task())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_a_worker_that_is_not_needed_any_more_ends_without_stacks(capfd: Any) -> None:
     before = children()
     starting = asyncio.create_task(PoolRollouts(workers=1).start_worker())
