@@ -17,6 +17,7 @@
 #   make cookbooks   test the Cookbook's contract with the newest one (constraints.txt has 0.5.8)
 #   make mac     play the bridge's tests, and train, on a simulated Mac, and train on a simulated Windows
 #   make versions    test the engine with the oldest Tinker SDK that is supported, and with the newest
+#   make newest  a sample of the tests with the newest version of what changes often
 #   make lint    ruff, mypy, and which room may import which
 #   make nightly lint, docs, wheel, smoke and all tests: also those that take too long for each change,
 #                with more random draws; pyright, and all Cookbook tests with the newest one
@@ -42,7 +43,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -163,6 +164,13 @@ versions-%: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)
 	PYTHONPATH=$(CURDIR)/.sdks/$* $(BIN)/python -m pytest -n 2 --dist worksteal $(SDK_TESTS)
 
+# The newest of all that changes often, laid over .venv, without their requirements.
+NEWEST := tinker transformers tokenizers huggingface-hub safetensors openai anthropic google-genai peft gymnasium
+NEWEST_TESTS ?= tests/bridge/dialects tests/bridge/faces tests/bridge/records tests/bridge/test_template.py tests/bridge/test_rendering.py tests/trainers/engine tests/trainers/test_train_cookbook.py
+newest: .venv/developing
+	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/all $(NEWEST)
+	PYTHONPATH=$(CURDIR)/.sdks/all $(BIN)/python -m pytest -n 2 --dist worksteal $(NEWEST_TESTS)
+
 # Linux, with what macOS lacks hidden from evert: tests/platforms/simulation.py. Its paths are longer,
 # and its temporary folder is behind a link.
 MAC_TESTS ?= tests/bridge tests/trainers/workers tests/trainers/sweeping tests/agents/test_agents.py
@@ -186,7 +194,7 @@ nightly: export EVERT_NIGHTLY := 1
 nightly: lint docs wheel smoke frameworks examples trainers harbor tasksets test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
-	$(MAKE) versions mac
+	$(MAKE) versions newest mac
 
 wheel: .venv/developing
 	$(BIN)/python frameworks/check_packages.py

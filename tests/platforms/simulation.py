@@ -113,7 +113,8 @@ def _replace(module: ModuleType, values: Mapping[str, object]) -> None:
             return values[name]
 
     module.__class__ = Replaced
-    copyreg.pickle(Replaced, lambda module: (importlib.import_module, (module.__name__,)))
+    reduce: Any = lambda module: (importlib.import_module, (module.__name__,))  # noqa: E731
+    copyreg.pickle(Replaced, reduce)
 
 
 def _without_proc(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,16 +140,17 @@ def _limit_libraries() -> None:
 
 
 def _limit_memory() -> None:
-    whole = psutil.Process.memory_full_info
+    kind: Any = psutil.Process
+    whole = kind.memory_full_info
 
-    def memory_full_info(process: psutil.Process) -> Any:
+    def memory_full_info(process: Any) -> Any:
         if process.pid != os.getpid():
             raise psutil.AccessDenied(process.pid)
         return whole(process)
 
-    psutil.Process.memory_full_info = memory_full_info
+    kind.memory_full_info = memory_full_info
     for name in ("cpu_affinity", "rlimit", "memory_maps", "ionice"):
-        delattr(psutil.Process, name)
+        delattr(kind, name)
 
 
 def _limit_sockets() -> None:

@@ -12,7 +12,7 @@ from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, device, setting, size, trust
 from evert.trainers.config.model_names import OR_RUN, check_weights, find_model
-from evert.trainers.config.prices import PRICES, as_text
+from evert.trainers.config.prices import DATE, PRICES, SOURCE, Cost, run_cost
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
@@ -56,7 +56,7 @@ class PlanSettings:
 
 def _run(settings: PlanSettings) -> int:
     if settings.model in PRICES:
-        print(as_text(settings))
+        print(hosted(settings))
         return 0
     found = make_plan(settings)
     print(said(found, settings.tokens))
@@ -109,6 +109,29 @@ def said(found: "Plan", tokens: int) -> str:
         f"a datum may have about {found.longest:,} tokens",
     ]
     return "\n".join([*lines, *([] if found.fits else [_advice(found)])])
+
+
+def hosted(settings: PlanSettings) -> str:
+    """Return the plan of a run on the service, whose model is one of ``PRICES``."""
+    episodes = settings.steps * settings.batch_size * settings.group_size
+    tokens, turns = settings.tokens, settings.turns
+    cost = run_cost(PRICES[settings.model], episodes, tokens, turns)
+    step = Cost(cost.least / settings.steps, cost.most / settings.steps)
+    shape = f"{settings.steps} steps of {settings.batch_size} tasks, {settings.group_size} each"
+    rows = [
+        ("episodes", f"{episodes:,}", shape),
+        ("tokens", f"{episodes * tokens:,}", f"{tokens:,} an episode, in {turns} model calls"),
+        ("a step", str(step), "all prompt, to all replies"),
+        ("the run", str(cost), ""),
+    ]
+    lines = [
+        f"{settings.model} on the hosted service, at its prices of {DATE}",
+        *(f"  {name:<10}{value:>24}  {note}".rstrip() for name, value, note in rows),
+        "Not counted: evaluation, warm-up, a KL penalty, and storage of checkpoints ($0.10 per GB "
+        "and month).",
+        f"Prices change: {SOURCE}",
+    ]
+    return "\n".join(lines)
 
 
 def _advice(found: "Plan") -> str:

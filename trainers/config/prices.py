@@ -1,10 +1,7 @@
 """What a run will cost on the hosted Tinker service, by one dated table of its prices."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from evert.trainers.commands.plan import PlanSettings
+from typing import NamedTuple
 
 DATE, SOURCE = "2026-10-07", "https://tinker-docs.thinkingmachines.ai/tinker/models/"
 CACHED = 0.2
@@ -58,30 +55,3 @@ def run_cost(price: Price, episodes: int, tokens: int, turns: int) -> Cost:
         millions * (price.prefill + repeated + price.train),
         millions * (price.sample + repeated + price.train),
     )
-
-
-def as_text(settings: "PlanSettings") -> str:
-    """Return the plan of a run on the service.
-
-    Raises:
-        KeyError: The table does not have the model.
-    """
-    episodes = settings.steps * settings.batch_size * settings.group_size
-    tokens, turns = settings.tokens, settings.turns
-    cost = run_cost(PRICES[settings.model], episodes, tokens, turns)
-    step = Cost(cost.least / settings.steps, cost.most / settings.steps)
-    shape = f"{settings.steps} steps of {settings.batch_size} tasks, {settings.group_size} each"
-    rows = [
-        ("episodes", f"{episodes:,}", shape),
-        ("tokens", f"{episodes * tokens:,}", f"{tokens:,} an episode, in {turns} model calls"),
-        ("a step", str(step), "all prompt, to all replies"),
-        ("the run", str(cost), ""),
-    ]
-    lines = [
-        f"{settings.model} on the hosted service, at its prices of {DATE}",
-        *(f"  {name:<10}{value:>24}  {note}".rstrip() for name, value, note in rows),
-        "Not counted: evaluation, warm-up, a KL penalty, and storage of checkpoints ($0.10 per GB "
-        "and month).",
-        f"Prices change: {SOURCE}",
-    ]
-    return "\n".join(lines)
