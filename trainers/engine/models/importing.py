@@ -319,8 +319,10 @@ def convert(file: Path, out: Path) -> None:
         check_sizes(file.name, "weights", count_parameters(outline), weights)
         with no_progress_bars():
             model, report = auto_class.from_pretrained(
-                **where, config=config, dtype=torch.float32, **REPORTED
+                **where, config=config, dtype=torch.float32, **_unpacked(), **REPORTED
             )
+        model.hf_quantizer = None  # else its weights could not be saved, though they are unpacked
+        vars(model.config).pop("quantization_config", None)
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise
@@ -336,3 +338,11 @@ def convert(file: Path, out: Path) -> None:
     if (terms := reader.fields.get("general.license")) is not None:
         card = ModelCardData(license=str(terms.contents())).to_yaml()
         (out / "README.md").write_text(f"---\n{card}\n---\n")
+
+
+def _unpacked() -> dict[str, Any]:
+    """The option to unpack a GGUF's weights, as older transformers always did."""
+    import transformers
+
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}

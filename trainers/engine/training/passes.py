@@ -54,12 +54,14 @@ class Passes:
         self._checkpointing = wanted
         if self.folds:
             return
+        name = "activation_checkpointing"  # as transformers calls it lately
+        if not hasattr(base, f"{name}_enable"):
+            name = "gradient_checkpointing"
         if wanted:
-            base.gradient_checkpointing_enable(
-                {"use_reentrant": False, "preserve_rng_state": False}
-            )
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            getattr(base, f"{name}_enable")(options)
         else:
-            base.gradient_checkpointing_disable()
+            getattr(base, f"{name}_disable")()
         for module in base.modules():
             # Layers obey it in training mode only; their submodules must not use dropout.
             if hasattr(module, "gradient_checkpointing"):
