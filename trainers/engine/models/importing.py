@@ -321,8 +321,6 @@ def convert(file: Path, out: Path) -> None:
             model, report = auto_class.from_pretrained(
                 **where, config=config, dtype=torch.float32, **_unpacked(), **REPORTED
             )
-        model.hf_quantizer = None  # else its weights could not be saved, though they are unpacked
-        vars(model.config).pop("quantization_config", None)
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise
@@ -331,7 +329,7 @@ def convert(file: Path, out: Path) -> None:
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
     with no_progress_bars():
-        model.save_pretrained(out)
+        _save_unpacked(model, out)
     for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
         shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
@@ -346,3 +344,9 @@ def _unpacked() -> dict[str, Any]:
 
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
+def _save_unpacked(model: Any, out: Path) -> None:
+    model.hf_quantizer = None  # else transformers refuses, though the weights are unpacked
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(out)
