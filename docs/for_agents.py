@@ -65,7 +65,10 @@ def texts() -> dict[str, str]:
 def llms() -> str:
     """The pages by section, with their headings; then what is on GitHub."""
     lines = ["# evert", "", f"> {PROJECT['description']}", ""]
-    lines += ["`pip install evert`, Python 3.11 or newer; the command is `evert`.", ""]
+    lines += [
+        "From a checkout: `pip install ./evert`, Python 3.11 or newer; the command is `evert`."
+    ]
+    lines += [""]
     for section in tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]:
         [(title, pages)] = section.items()
         lines += [f"## {title}", ""]

@@ -130,7 +130,7 @@ class GenericBatch(Batch):
         pixels: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
         """Logits [B, wanted, V] in float32, of the last ``wanted`` tokens."""
-        name = "cache" if "cache" in self._takes else "past_key_values"  # until transformers 5.2x
+        name = "cache" if "cache" in self._takes else "past_key_values"  # in older transformers
         options: dict[str, Any] = {"attention_mask": mask, name: cache, **pixels}
         if self._sight is not None:
             tokens = self._sight.ids(tokens)

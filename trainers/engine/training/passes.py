@@ -54,7 +54,7 @@ class Passes:
         self._checkpointing = wanted
         if self.folds:
             return
-        name = "activation_checkpointing"  # as transformers calls it lately
+        name = "activation_checkpointing"  # older transformers have the other name only
         if not hasattr(base, f"{name}_enable"):
             name = "gradient_checkpointing"
         if wanted:
