@@ -19,7 +19,7 @@ TESTED = {
     "tinker-cookbook": "0.6.1",
     "transformers": "5.5.4",
     "gymnasium": "1.4.0",
-    "openai": "3.52.0",
+    "openai": "3.57.0",
     "peft": "0.21.2",
 }
 """The newest versions that evert was tested with, of the packages that matter most."""
