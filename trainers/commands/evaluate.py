@@ -7,6 +7,7 @@ Every model plays every task several times. The output folder has
     rollouts.jsonl                  every episode's tokens, with record=True
     scores.csv                      scores by model, split and category
     splits.png  categories.png      the scores as bars
+    pass_at.png                     pass@k by k, with pass_at=
 
 Each episode has its own seed, so ``out=FOLDER`` can resume an interrupted evaluation.
 """
@@ -44,17 +45,16 @@ from evert.trainers.config.opponents import check_opponent
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import run_async, run_command
-from evert.trainers.system.files import EVALUATION, RunFolderError
+from evert.trainers.system.files import EVALUATION, SCORES, RunFolderError
 from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
     from evert.trainers.episodes.players import Contestant
     from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
 
-SCORES = "scores.csv"
 SHOWN = 3
 """Tasks of each model whose answers are shown below the table."""
-SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
+SPLITS_FIGURE, CATEGORIES_FIGURE, PASS_AT_FIGURE = "splits.png", "categories.png", "pass_at.png"
 
 USAGE = """\
 Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
@@ -73,7 +73,7 @@ Settings, with their values:
 
 KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # frozen models: models.NAME=
 MAY_CHANGE = frozenset(
-    {"models", "seeds", "parallel", "record", "device", "threads", "out"}
+    {"models", "seeds", "pass_at", "parallel", "record", "device", "threads", "out"}
     | {"base_url", "api_key_env"}  # recorded without passwords; digests tell endpoints apart
 )
 """Settings that may change when an evaluation is resumed: the played episodes stay valid."""
@@ -245,9 +245,10 @@ def _report(
     from evert.trainers.episodes import scores
     from evert.trainers.episodes.playing import failures
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
+    from evert.trainers.reporting.figures.pass_at import draw_pass_at
     from evert.trainers.reporting.figures.style import save
 
-    score = partial(scores.scores, game=settings.game)
+    score = partial(scores.scores, game=settings.game, pass_at=settings.pass_at)
     splits = score(played, "split")
     categories = score([e for e in played if e.category], "category")
     shown = splits
@@ -272,6 +273,9 @@ def _report(
     if categories:
         save(draw_categories(title, categories), folder.path / CATEGORIES_FIGURE)
         files.append(CATEGORIES_FIGURE)
+    if settings.pass_at:
+        save(draw_pass_at(title, splits), folder.path / PASS_AT_FIGURE)
+        files.append(PASS_AT_FIGURE)
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True)
 
 

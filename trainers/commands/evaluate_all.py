@@ -11,14 +11,13 @@ whose packages are missing everywhere is reported and left out.
 ``out=FOLDER`` resumes an interrupted evaluation.
 """
 
-import csv
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,10 @@ from evert.bridge.redaction import redacted
 from evert.envs.tasksets import GROUP
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.rundir.folder import RunFolder, output_folder
-from evert.trainers.system.files import EVALUATION, as_csv, read_json, slug
+from evert.trainers.system.files import EVALUATION, SCORES, as_csv, read_csv, read_json, slug
 from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
-SCORES = "scores.csv"
 TYPED = "typed"
 """Key of the arguments in ``evaluation.json``."""
 STOP_SECONDS = 30
@@ -175,9 +173,7 @@ def _hang_up_interrupts() -> Iterator[None]:
 
 def _scores(folder: Path) -> list[dict[str, str]]:
     """Return the scores of an evaluation's splits; none if it has not finished."""
-    with suppress(FileNotFoundError), (folder / SCORES).open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if not row["category"]]
-    return []
+    return [row for row in read_csv(folder / SCORES) if not row["category"]]
 
 
 def _failed_episodes(folder: Path) -> list[str]:

@@ -208,6 +208,9 @@ class EvaluateSettings(PlayingSettings):
     models: tuple[str, ...] = setting((), f"who plays: {NAMES}")
     seeds: int = size(4, "episodes per task, each with a seed")
     success: float = setting(1.0, "lowest reward that is a success")
+    pass_at: tuple[int, ...] = setting(
+        (), "values of k, 1,4,16: the share of tasks that one of k episodes solves; at most seeds"
+    )
     parallel: int | None = parallel()
     environments: str = setting(
         ".frameworks",
@@ -218,6 +221,11 @@ class EvaluateSettings(PlayingSettings):
 
     @chz.validate
     def _what(self) -> None:
+        if outside := [k for k in self.pass_at if not 1 <= k <= self.seeds]:
+            raise RecipeError(
+                f"pass_at has {outside[0]} and seeds={self.seeds}: each k must be from 1 to seeds. "
+                "Play more episodes of each task, seeds=, or choose smaller values."
+            )
         if not self.models:
             raise RecipeError("No model to evaluate. Pass models=, for example models=evert-tiny.")
         has_tasks = self.agent and (self.train_tasks or self.test_tasks)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from math import fsum
 from statistics import fmean
@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from evert.envs.games import Game, metrics_of
 from evert.trainers.episodes.intervals import half_of, interval
+from evert.trainers.episodes.pass_at import PassAt, pass_at
 from evert.trainers.episodes.playing import Episode
 from evert.trainers.system import files
 
@@ -36,6 +37,7 @@ class Score:
         won, drawn, lost: Shares of the games, by the game's metrics; None if it has none of these.
         play: Means of the game's own metrics (``Game.metrics``), where it noted them.
         reward_error: Half the 95 % interval of the mean reward; None for fewer than two tasks.
+        pass_at: pass@k by k.
     """
 
     model: str
@@ -54,23 +56,32 @@ class Score:
     lost: float | None = None
     play: dict[str, float] = field(default_factory=dict)
     reward_error: float | None = None
+    pass_at: dict[int, PassAt] = field(default_factory=dict)
 
 
-def scores(episodes: Iterable[Episode], *by: str, game: Game | None = None) -> list[Score]:
+def scores(
+    episodes: Iterable[Episode], *by: str, game: Game | None = None, pass_at: Sequence[int] = ()
+) -> list[Score]:
     """One score per model, in order of appearance, and per "split" or "category" if ``by`` has it.
 
     ``game`` is a game of the user's, for its metrics; None: only metrics of evert's games.
+    ``pass_at`` has the values of k for pass@k; each task must have that many episodes.
     """
     groups: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
     for episode in episodes:
         split, category = (getattr(episode, n) if n in by else "" for n in ("split", "category"))
         groups[episode.model, split, category].append(episode)
     own = [name for name, metric in metrics_of(game).items() if metric.tabled]
-    return [_score(*group, members, own) for group, members in groups.items()]
+    return [_score(*group, members, own, pass_at) for group, members in groups.items()]
 
 
 def _score(
-    model: str, split: str, category: str, episodes: Sequence[Episode], own: Sequence[str]
+    model: str,
+    split: str,
+    category: str,
+    episodes: Sequence[Episode],
+    own: Sequence[str],
+    ks: Sequence[int],
 ) -> Score:
     tasks: dict[tuple[str, int], list[Episode]] = defaultdict(list)
     for episode in episodes:
@@ -95,6 +106,7 @@ def _score(
         reward_error=half_of([task for task in earned if task]),
         **_ends(episodes),
         play=_means(episodes, own),
+        pass_at={k: pass_at(k, outcomes) for k in ks},
     )
 
 
@@ -118,7 +130,12 @@ def as_csv(rows: Iterable[Score]) -> str:
 
 
 def _as_row(score: Score) -> dict[str, Any]:
-    own = {name: value for name, value in vars(score).items() if name != "play"}
+    own = {name: value for name, value in vars(score).items() if name not in ("play", "pass_at")}
+    own |= {
+        f"pass_at_{k}{end}": value
+        for k, estimate in score.pass_at.items()
+        for end, value in zip(("", "_low", "_high"), astuple(estimate), strict=True)
+    }
     values = own | {name: value for name, value in score.play.items() if name not in own}
     return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
 
@@ -136,6 +153,8 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
         "95 %": lambda row: f"{row.low:.0%}-{row.high:.0%}",
         questions: lambda row: shown(row.questions),
     }
+    for k in rows[0].pass_at if rows else ():
+        columns[f"pass@{k}"] = partial(_pass_at, k)
     if any(row.won is not None for row in rows):
         for name in ENDS:
             columns[name] = partial(_share, name)
@@ -162,6 +181,11 @@ def _table(rows: Sequence[Score], columns: Mapping[str, Callable[[Score], str]])
     for row in rows:
         table.add_row(row.model, row.split or "all", *(show(row) for show in columns.values()))
     return table
+
+
+def _pass_at(k: int, row: Score) -> str:
+    estimate = row.pass_at[k]
+    return f"{estimate.value:.1%}\n{estimate.low:.0%}-{estimate.high:.0%}"
 
 
 def _share(name: str, row: Score) -> str:

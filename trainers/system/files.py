@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
 TIMES, WANDB, SAMPLER = "timing_spans.jsonl", "wandb.json", "sampler.jsonl"
 EVALUATION, SWEEP = "evaluation.json", "sweep.json"
+SCORES = "scores.csv"
 
 _NUMBER = (int, float)
 _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
@@ -209,6 +210,15 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return written.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file that ``as_csv`` wrote; [] if there is none, or it is too large."""
+    with suppress(OSError, UnicodeDecodeError, csv.Error):
+        if path.stat().st_size <= LARGEST:
+            text = io.StringIO(path.read_text(encoding="utf-8"), newline="")
+            return [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(text)]
+    return []
 
 
 def slug(text: str) -> str:

@@ -51,7 +51,7 @@ DEEPEST, MOST_RUNS = 4, 1_000
 """How deep named folders are searched for runs, and the most runs that are found."""
 LARGE = 2**30
 """Larger files, in bytes, are read after all others."""
-FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT)
+FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT, files.SCORES)
 Stamp: TypeAlias = tuple[int, int, int]
 """Size, change time and inode: they change with a file or its permissions."""
 

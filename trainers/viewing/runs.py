@@ -59,7 +59,10 @@ def overview(run: Path, stamps: object) -> Row:
 
 
 def figures(run: Path, rows: Rows) -> Row:
-    """Return the figures that the run has metrics for, its time by part, and its failures."""
+    """Return the figures that the run has metrics for, its time by part, and its failures.
+
+    ``table`` has the scores of an evaluation, by model and split.
+    """
     keys = {key for row in rows for key in row}
     result = read_json(run / files.RESULT) or {}
     final = _score(result.get("held_out"), "after")
@@ -77,6 +80,7 @@ def figures(run: Path, rows: Rows) -> Row:
         "more": sorted(keys - told - {"step"}),
         "time": time_spent(rows),
         "failures": _failures(run),
+        "table": [row for row in files.read_csv(run / files.SCORES) if not row.get("category")],
     }
 
 

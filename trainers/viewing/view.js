@@ -88,12 +88,12 @@ const extremes = (values) => values.reduce(([low, high], value) => [Math.min(low
 /* A panel of lines {name, colour, steps, values, halves}: faint as measured, bold and smoothed; halves
    are half the 95 % interval of each value, and are smoothed with it. The legend has the values at the
    cursor, or the last ones. */
-function panel(title, unit, lines) {
+function panel(title, unit, lines, label = "step") {
   const box = el("div", { className: "panel" }, el("h3", {}, title), el("p", { className: "quiet" }, unit));
   const style = getComputedStyle(document.documentElement);
   const [ink, grid] = [style.getPropertyValue("--soft"), style.getPropertyValue("--line")];
   const digits = (plot, value) => typeof value === "number" ? String(Number(value.toPrecision(4))).replace("-", "\u2212") : "";
-  const tables = [], series = [{ label: "step", value: digits }], bands = [];
+  const tables = [], series = [{ label, value: digits }], bands = [];
   const add = (line, values, more) => { tables.push([line.steps, values]); series.push({ value: digits, ...more }); };
   const drawn = lines.filter((each) => each.steps.length), intervals = [];
   for (const line of drawn) {
@@ -209,6 +209,7 @@ async function showRun(id) {
       link([...stagePath(id, lastStep), "best"], "the best"), smoothing()),
     run.panels.length > 0 && section("Figures", el("div", { className: "panels" }, run.panels.map(draw)),
       el("div", { className: "tools" }, pick), more),
+    run.table.length > 0 && section("Scores", scoresTable(run.table), passAt(run.table)),
     run.time && section("Where the time went", shares(run.time)),
     run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
       ["last error", (f) => cut(text(f.error), 400)]], run.failures)),
@@ -223,6 +224,23 @@ async function showRun(id) {
     section("Settings", el("details", {}, el("summary", {}, counted(Object.keys(run.settings).length, "setting")),
       table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(run.settings)))),
   ];
+}
+
+const percent = (share) => share ? `${(100 * share).toFixed(0)} %` : "";
+const range = (low, high) => `${(100 * low).toFixed(0)} to ${percent(high)}`;
+const ksOf = (row) => Object.keys(row).flatMap((key) => key.match(/^pass_at_(\d+)$/)?.[1] ?? []);
+const lineName = (row) => row.model + (row.split && `, ${row.split}`);
+const scoresTable = (rows) => table([
+  ["model", (row) => row.model], ["split", (row) => row.split || "all"], ["episodes", (row) => row.episodes, true],
+  ["success", (row) => [percent(row.success), el("br"), el("small", {}, range(row.low, row.high))], true],
+  ["reward", (row) => row.reward && number(Number(row.reward)), true],
+  ...ksOf(rows[0]).map((k) => [`pass@${k}`, (row) => [percent(row[`pass_at_${k}`]), el("br"),
+    el("small", {}, range(row[`pass_at_${k}_low`], row[`pass_at_${k}_high`]))], true]),
+], rows);
+function passAt(rows) {
+  const ks = ksOf(rows[0]);
+  return ks.length > 1 && panel("pass@k", "share of tasks that one of k episodes solves, by k", rows.map((row, place) => ({ name: lineName(row),
+    colour: colourOf(place), dash: dashOf(place), steps: ks.map(Number), values: ks.map((k) => Number(row[`pass_at_${k}`])) })), "k");
 }
 
 function shares(parts) {
