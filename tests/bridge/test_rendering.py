@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tinker
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, ToolCall
@@ -195,6 +195,7 @@ def chunks_in(log: TokenLog) -> list[Chunk]:
     return log.followed_by([]).chunks
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(flats)
 def test_a_flat_prompt_is_chunks_of_text_between_images_and_the_same_again(
     flat: FlatPrompt,
