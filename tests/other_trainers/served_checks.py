@@ -14,6 +14,7 @@ from evert.envs.guess_number import TRAIN_TASKS, guess_number_agent
 from evert.envs.identity import identity_agent
 from evert.trainers.commands import evaluate
 from evert.trainers.serving.policy import ServedPolicy
+from evert.trainers.system.files import SCORES
 
 TOLERANCE = 1e-3
 """Of a log-probability, in nats."""
@@ -60,7 +61,7 @@ def evaluated(base_url: str, out: Path, *settings: str) -> dict[str, dict[str, s
     names = [f"vllm:{base_url}#evert-tiny", "evert-tiny"]
     arguments = ["env=identity", f"models={','.join(names)}", "split=test", f"out={out}", *settings]
     assert evaluate.main(arguments) == 0
-    with (out / evaluate.SCORES).open() as file:
+    with (out / SCORES).open() as file:
         rows = {row.pop("model"): row for row in csv.DictReader(file)}
     for row in rows.values():
         del row["split"], row["category"]

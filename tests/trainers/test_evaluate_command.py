@@ -32,12 +32,13 @@ from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
 from evert.trainers.rundir import folder
 from evert.trainers.rundir.folder import RunFolder, named_folder
 from evert.trainers.system.command import INTERRUPTED
+from evert.trainers.system.files import SCORES
 
 IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / evaluate.SCORES).open() as file:
+    with (folder / SCORES).open() as file:
         return list(csv.DictReader(file))
 
 
