@@ -5,6 +5,8 @@ In reading order:
     rows.py       a rollout as a row: the schema
     recorder.py   ``Recorder``: rows into files
     schema.py     checks of a row that is read
+    checks.py     the words for a field that is wrong
+    traces.py     other programs' traces as rows; ``trace_models.py``: their fields
     files.py      the files of recorded rollouts
     record.py     ``RolloutRecord``: a row that was read; ``read_records``: all of a run
     chats.py      a recorded conversation as trainers of chats read it
