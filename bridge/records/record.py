@@ -35,6 +35,10 @@ class RolloutRecord:
     Args:
         row: The row as it was written, also an attribute. ``docs/records.md`` lists its fields.
 
+    Attributes:
+        has_tokens: Whether the token ids are on record; another program's trace may have texts
+            alone.
+
     Raises:
         RecordError: The row does not have this version's schema, or a field is wrong.
     """
@@ -52,6 +56,7 @@ class RolloutRecord:
             )
         check_row(row)
         self.row = row
+        self.has_tokens = has_tokens(row)
 
     def __repr__(self) -> str:
         return f"<RolloutRecord of {self.row['agent']}: {self.turns} turns, reward {self.reward:g}>"
@@ -84,18 +89,6 @@ class RolloutRecord:
         return self.row.get("task", NO_TASK)
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether the token ids are on record; other programs' traces may have texts alone."""
-        return has_tokens(self.row)
-
-    def _check_tokens(self) -> None:
-        if not self.has_tokens:
-            raise RecordError(
-                f"The record was read from a trace ({self.row['trace'].get('format')}) without "
-                "token ids. It can be viewed, rescored and exported as texts (format=sft)."
-            )
-
-    @property
     def metrics(self) -> dict[str, float]:
         """The metrics of all turns, summed."""
         total = Counter[str]()
@@ -112,9 +105,9 @@ class RolloutRecord:
     def prompts(self) -> list[FlatPrompt]:
         """The tokens of each turn's prompt; an image is a chunk among them.
 
-        A RecordError if the trace that was read has none (``has_tokens``); so for ``action``.
+        A RecordError if they are not on record (``has_tokens``); so for ``action``.
         """
-        self._check_tokens()
+        _check_tokens(self.row)
         found: list[FlatPrompt] = []
         for step in self.row["steps"]:
             after, new = step["prompt"]["after"], map(_element, step["prompt"]["tokens"])
@@ -124,7 +117,7 @@ class RolloutRecord:
 
     def action(self, turn: int) -> TokensWithLogprobs:
         """Return what was sampled at a turn."""
-        self._check_tokens()
+        _check_tokens(self.row)
         step = self.row["steps"][turn]
         tokens, logprobs = [*step["tokens"]], step["logprobs"]
         return remembering(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
@@ -220,6 +213,14 @@ class RolloutRecord:
 
     def _said(self, turn: int) -> Row:
         return {"role": "assistant", "content": self.row["steps"][turn]["text"]}
+
+
+def _check_tokens(row: Mapping[str, Any]) -> None:
+    if not has_tokens(row):
+        raise RecordError(
+            f"The record was read from a trace ({row['trace'].get('format')}) without token ids. "
+            "It can be viewed, rescored and exported as texts (format=sft)."
+        )
 
 
 def _element(token: Any) -> Any:
