@@ -6,6 +6,7 @@
 #   make test    the tests for each change
 #   make frameworks   test the examples of twelve agent frameworks, Twenty Questions in two of them,
 #                     and a gallery of public agents, in separate environments
+#   make instrumented   play agents with five instrumentations (OpenTelemetry, logfire, ...): their spans
 #   make examples     play the examples that five SDKs ship, unchanged, with a script as the model
 #   make trainers     test the same agents under other trainers (verl, TRL), and rollouts on Ray
 #   make service BASE_URL=http://...   test whether evert trains on that Tinker service; MODEL= its model
@@ -43,7 +44,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -87,6 +88,11 @@ frameworks-openai2: .venv/developing
 	$(BIN)/python frameworks/make_environment.py openai2
 	$(BIN)/python frameworks/add_agents.py openai2
 	.frameworks/openai2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
+
+# Spans, with exporters in memory.
+instrumented: .venv/developing
+	$(BIN)/python frameworks/make_environment.py instrumented
+	.frameworks/instrumented/bin/python -m pytest tests/instrumented --environment instrumented
 
 # Fails if an example ends otherwise than frameworks/examples.toml says. EXAMPLES= takes options.
 examples: .venv/developing
@@ -191,7 +197,7 @@ lint: .venv/developing
 
 # Everything, also the tests that take too long for each change, and a second type checker.
 nightly: export EVERT_NIGHTLY := 1
-nightly: lint docs wheel smoke frameworks examples trainers harbor tasksets test
+nightly: lint docs wheel smoke frameworks instrumented examples trainers harbor tasksets test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
 	$(MAKE) versions newest mac

@@ -59,11 +59,16 @@ def chat(record: RolloutRecord, turn: int, form: str) -> Row:
         for call in message.get("tool_calls") or ()
     }
     first, *rest = messages
-    if first["role"] != TOOLS:
-        return {"messages": [_message(each, names) for each in messages]}
-    system = [{"role": "system", "content": first["content"]}] if first["content"] else []
-    tools = [{"type": "function", "function": tool} for tool in read_tools(record.tools(turn))]
-    return {"messages": [_message(each, names) for each in [*system, *rest]], "tools": tools}
+    if is_shown := first["role"] == TOOLS:
+        system = [{"role": "system", "content": first["content"]}] if first["content"] else []
+        messages = [*system, *rest]
+    row: Row = {"messages": [_message(each, names) for each in messages]}
+    tools = record.tools(turn)
+    if is_shown:
+        row["tools"] = [{"type": "function", "function": tool} for tool in read_tools(tools)]
+    elif tools and "trace" in record.row:  # no renderer has put them into a message
+        row["tools"] = tools
+    return row
 
 
 def _message(message: Mapping[str, Any], names: Mapping[str, str]) -> Row:

@@ -7,6 +7,9 @@ from evert.bridge.errors import RecordError
 ROLLOUTS = "rollouts"
 """The folder, or with ``.jsonl`` the file, with the rollouts of a run or of an evaluation."""
 
+TRACES = "[0-9]" * 6 + ".json"
+"""Pattern of the files, one for each trace, that ``evert export format=atif`` writes."""
+
 
 def record_files(path: str | Path) -> list[Path]:
     """Return the files of the rollouts of a run, an evaluation, a folder or a file.
@@ -20,6 +23,7 @@ def record_files(path: str | Path) -> list[Path]:
         found = found or sorted(folder.glob("[0-9]*.jsonl"))
     single = path / f"{ROLLOUTS}.jsonl"
     found = found or ([single] if single.is_file() else [])
+    found = found or sorted(path.glob(TRACES))
     if not path.exists():
         raise RecordError(
             f"There is no folder or file {path}. Name the folder of a run or of an evaluation, "
@@ -28,7 +32,7 @@ def record_files(path: str | Path) -> list[Path]:
     if not found:
         raise RecordError(
             f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
-            "with record=True, or a file that a Recorder wrote. Episodes whose agent failed are "
-            "not recorded."
+            "with record=True, a file that a Recorder wrote, or a trace (ATIF, TrainingTrace). "
+            "Episodes whose agent failed are not recorded."
         )
     return found

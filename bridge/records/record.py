@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import tinker
 from pydantic_core import from_json
@@ -21,7 +21,8 @@ from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import RecordError
 from evert.bridge.records.files import record_files
 from evert.bridge.records.rows import SCHEMA, Row
-from evert.bridge.records.schema import CHUNK, check_row
+from evert.bridge.records.schema import CHUNK, check_row, has_tokens
+from evert.bridge.records.traces import LARGEST, is_trace_file, rows_of
 from evert.bridge.tokens.logprobs import remembering
 from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
 
@@ -33,6 +34,10 @@ class RolloutRecord:
 
     Args:
         row: The row as it was written, also an attribute. ``docs/records.md`` lists its fields.
+
+    Attributes:
+        has_tokens: Whether the token ids are on record; another program's trace may have texts
+            alone.
 
     Raises:
         RecordError: The row does not have this version's schema, or a field is wrong.
@@ -51,6 +56,7 @@ class RolloutRecord:
             )
         check_row(row)
         self.row = row
+        self.has_tokens = has_tokens(row)
 
     def __repr__(self) -> str:
         return f"<RolloutRecord of {self.row['agent']}: {self.turns} turns, reward {self.reward:g}>"
@@ -59,7 +65,9 @@ class RolloutRecord:
     def turns(self) -> int:
         """Number of actions. An episode without a model call has none."""
         steps = self.row["steps"]  # without a call, the runner adds an empty one
-        is_played = len(steps) > 1 or any(step["ac_len"] or step["ob_len"] for step in steps)
+        is_played = len(steps) > 1 or any(
+            step["ac_len"] or step["ob_len"] or "call" in step for step in steps
+        )
         return len(steps) if is_played else 0
 
     @property
@@ -95,7 +103,11 @@ class RolloutRecord:
 
     @cached_property
     def prompts(self) -> list[FlatPrompt]:
-        """The tokens of each turn's prompt; an image is a chunk among them."""
+        """The tokens of each turn's prompt; an image is a chunk among them.
+
+        A RecordError if they are not on record (``has_tokens``); so for ``action``.
+        """
+        _check_tokens(self.row)
         found: list[FlatPrompt] = []
         for step in self.row["steps"]:
             after, new = step["prompt"]["after"], map(_element, step["prompt"]["tokens"])
@@ -105,6 +117,7 @@ class RolloutRecord:
 
     def action(self, turn: int) -> TokensWithLogprobs:
         """Return what was sampled at a turn."""
+        _check_tokens(self.row)
         step = self.row["steps"][turn]
         tokens, logprobs = [*step["tokens"]], step["logprobs"]
         return remembering(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
@@ -202,6 +215,14 @@ class RolloutRecord:
         return {"role": "assistant", "content": self.row["steps"][turn]["text"]}
 
 
+def _check_tokens(row: Mapping[str, Any]) -> None:
+    if not has_tokens(row):
+        raise RecordError(
+            f"The record was read from a trace ({row['trace'].get('format')}) without token ids. "
+            "It can be viewed, rescored and exported as texts (format=sft)."
+        )
+
+
 def _element(token: Any) -> Any:
     return token if isinstance(token, int) else CHUNK.validate_python(token)
 
@@ -209,12 +230,14 @@ def _element(token: Any) -> Any:
 def read_records(
     path: str | Path, read: Callable[[int], object] = lambda size: None
 ) -> Iterator[RolloutRecord]:
-    """Read recorded rollouts one after the other.
+    """Read recorded rollouts, or other programs' traces, one after the other.
 
-    Lines that a kill cut off are skipped with a warning.
+    Traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one a line (``.jsonl``) or a file
+    (``.json``). ``row["trace"]`` says what they lack. Lines that a kill cut off are skipped with a
+    warning.
 
     Args:
-        path: The folder of a run or of an evaluation, or a file.
+        path: The folder of a run, of an evaluation or of exported trajectories; or a file.
         read: Called with the size of each line in bytes, to show progress.
 
     Yields:
@@ -225,18 +248,32 @@ def read_records(
     """
     for file in record_files(path):
         broken = 0
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+        with file.open("rb") as opened:
+            for number, line in enumerate(_lines(opened, file), 1):
                 read(len(line))
+                place = f"{file}" if is_trace_file(file) else f"{file}, line {number}"
                 try:
                     row = _row(line)
-                    if row is not None:
-                        yield RolloutRecord(row)
+                    for rollout in [] if row is None else rows_of(row):
+                        yield RolloutRecord(rollout)
+                    if row is None and is_trace_file(file):
+                        raise RecordError("The file is empty or cut off; expected a trace.")
                 except RecordError as error:
-                    raise RecordError(f"{file}, line {number}: {error}") from None
+                    raise RecordError(f"{place}: {error}") from None
                 broken += row is None and bool(line.strip())
         if broken:
             logger.warning("%s: %d lines are skipped; a kill cut them off.", file, broken)
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """A file's lines; a file of one trace is one line."""
+    if not is_trace_file(path):
+        yield from file
+        return
+    content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise RecordError(f"{path} has more than {LARGEST:,} bytes; expected a trace.")
+    yield content
 
 
 def _row(line: bytes) -> Row | None:

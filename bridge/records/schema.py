@@ -10,7 +10,8 @@ import tinker
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from evert.bridge.errors import RecordError, repr_of
+from evert.bridge.errors import RecordError
+from evert.bridge.records.checks import wrong_field
 from evert.bridge.tokens.actions import LARGEST_ID
 
 CHUNK: TypeAdapter[tinker.ModelInputChunk] = TypeAdapter(tinker.ModelInputChunk)
@@ -43,23 +44,31 @@ class _Call(TypedDict):
     met: NotRequired[bool]
 
 
-class _Step(TypedDict):
-    ob_len: int
-    ac_len: int
+class _PlainStep(TypedDict):
     reward: _Number
     episode_done: bool
     metrics: dict[str, float | bool]
     logs: dict[str, Any]
-    prompt: _Prompt
-    tokens: list[_Token]
-    logprobs: list[float] | None
     stop_reason: str
     text: str
     call: NotRequired[_Call]
     reply: NotRequired[_Message | None]
 
 
-class _Row(TypedDict):
+class _TextStep(_PlainStep):
+    ob_len: int | None
+    ac_len: int | None
+
+
+class _Step(_PlainStep):
+    ob_len: int
+    ac_len: int
+    prompt: _Prompt
+    tokens: list[_Token]
+    logprobs: list[float] | None
+
+
+class _PlainRow(TypedDict):
     iteration: int
     group_idx: int
     traj_idx: int
@@ -72,25 +81,32 @@ class _Row(TypedDict):
     stop_reason: str | None
     task_repr: NotRequired[str]
     task_literal: NotRequired[str]
+
+
+class _TextRow(_PlainRow):
+    steps: list[_TextStep]
+
+
+class _Row(_PlainRow):
     steps: list[_Step]
 
 
-_ROW = TypeAdapter(_Row)
+_ROW, _TEXT_ROW = TypeAdapter(_Row), TypeAdapter(_TextRow)
+
+
+def has_tokens(row: Mapping[str, Any]) -> bool:
+    """Whether a row has its token ids; a trace that was read may lack them (``traces.py``)."""
+    trace = row.get("trace")
+    return not isinstance(trace, dict) or trace.get("has_tokens") is not False
 
 
 def check_row(row: Mapping[str, Any]) -> None:
     """Check that a row can be read; else a RecordError names the first wrong field."""
+    schema: TypeAdapter[Any] = _ROW if has_tokens(row) else _TEXT_ROW
     try:
-        _ROW.validate_python(row, strict=True)
+        schema.validate_python(row, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        # In a union, the member whose type fits has the useful error.
-        first = next((one for one in found if not one["type"].endswith("_type")), found[0])
-        place = _place(row, first["loc"])
-        if first["type"] == "missing":
-            place = f"{place}.{first['loc'][-1]}".removeprefix(".")
-            raise _damaged(f"{place} is missing") from None
-        raise _damaged(f"{place} is {repr_of(first['input'])}; {first['msg']}") from None
+        raise _damaged(wrong_field(row, error)) from None
     for number, step in enumerate(row["steps"]):
         for field, key in (("prompt", "after"), ("call", "after"), ("call", "again")):
             before = step.get(field, {}).get(key)
@@ -101,7 +117,7 @@ def check_row(row: Mapping[str, Any]) -> None:
                 raise _damaged(f"{place}; expected null or a step before {number}")
             if field == "call" and "call" not in row["steps"][before]:
                 raise _damaged(f"{place}, and that step has no call")
-        given, logprobs = len(step["tokens"]), step["logprobs"]
+        given, logprobs = len(step.get("tokens", ())), step.get("logprobs")
         if logprobs is not None and len(logprobs) != given:
             what = f"has {len(logprobs)} values; expected one for each of {given} tokens"
             raise _damaged(f"steps[{number}].logprobs {what}")
@@ -117,14 +133,3 @@ def _check_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
 
 def _damaged(what: str) -> RecordError:
     return RecordError(f"A record is damaged: {what}. Remove its line, or record again.")
-
-
-def _place(value: Any, location: tuple[int | str, ...]) -> str:
-    """A field's path, without the union members that pydantic puts into it."""
-    place = ""
-    for key in location:
-        if isinstance(value, list) and isinstance(key, int):
-            place, value = f"{place}[{key}]", value[key]
-        elif isinstance(value, dict) and key in value:
-            place, value = f"{place}.{key}", value[key]
-    return place.removeprefix(".")

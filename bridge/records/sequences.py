@@ -6,7 +6,7 @@ trainers the same as lists: the prompt, what follows it, and which of that was s
 ``continued`` finds the turn that each prompt continues.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +98,7 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         after = _begun(seen, known)
         sequence = TokenSequence(seen) if after is None else found.pop(after)
         new = [] if after is None else seen[len(known.pop(after)) :]
-        mask = 0 if turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY) else 1
+        mask = int(is_trained(turn.metrics))
         sequence.response_ids += [*new, *said]
         sequence.response_mask += [0] * len(new) + [mask] * len(said)
         sequence.response_logprobs += [0.0] * len(new)
@@ -108,6 +108,11 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         found.append(sequence)
         known.append([*seen, *said])
     return found
+
+
+def is_trained(metrics: Mapping[str, Any]) -> bool:
+    """Whether a turn with these metrics is trained on."""
+    return not metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
 
 
 def _token_ids(turn: Transition) -> list[int]:

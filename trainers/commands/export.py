@@ -5,6 +5,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +14,7 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import RecordError
-from evert.bridge.records.files import record_files
+from evert.bridge.records.files import TRACES, record_files
 from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting
 from evert.trainers.rundir.recorded import progress
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
     from evert.trainers.rundir.exports import Row
 
+NOUNS = {
+    "sft": ("conversation", "conversations"),
+    "pairs": ("pair", "pairs"),
+    "atif": ("trajectory", "trajectories"),
+    "training_trace": ("trace", "traces"),
+    "otel": ("trace", "traces"),
+}
 USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
@@ -30,10 +39,12 @@ object a line:
 
   format=sft     conversations for the Cookbook's chat_sl or TRL's SFTTrainer, with their tools
   format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
-  format=atif    trajectories with the sampled tokens, in Harbor's interchange format
+  format=atif    trajectories with their tokens, in Harbor's interchange format
+  format=training_trace   calls with tokens, masks and log-probabilities: OpenEnv's TrainingTrace
+  format=otel    spans by OpenTelemetry's GenAI conventions (OTLP), for Langfuse, Phoenix, ...
 
 An out= without .jsonl is a folder that datasets.load_dataset reads; atif writes a file for each
-trajectory.
+trajectory. run= may be a trace of another program, in ATIF or as TrainingTrace.
 
 """
 
@@ -43,22 +54,24 @@ class ExportSettings:
     """The rollouts to write, the format, and the output."""
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
-    format: Literal["sft", "pairs", "atif"] = setting("sft", "what to write")
+    format: Literal["sft", "pairs", "atif", "training_trace", "otel"] = setting(
+        "sft", "what to write"
+    )
     min_reward: float | None = setting(
         None, "lowest reward of a rollout, group reward included; None: any"
     )
     out: str | None = setting(
-        None, "file or folder to write; None: sft.jsonl, pairs.jsonl or the folder atif"
+        None, "file or folder to write; None: FORMAT.jsonl, or the folder atif"
     )
     unique: bool = setting(True, "whether equal conversations, or pairs, are written once")
 
 
 class _Chosen:
-    """Selects the rollouts to write, and counts them."""
+    """Selects the rollouts to write; counts them, and the rows that they become."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self.least = settings.min_reward
-        self.read = self.kept = 0
+        self.read = self.kept = self.rows = 0
 
     def of(self, records: Iterable["RolloutRecord"]) -> Iterator["RolloutRecord"]:
         for record in records:
@@ -69,46 +82,62 @@ class _Chosen:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the rows, and print how many there are."""
+    """Write the rows, one after the other, and print how many there are."""
     record_files(settings.run)  # a wrong name is answered before the formats are imported
     from evert.trainers.rundir.exports import FORMATS
 
     console = Console(highlight=False, markup=False)
     chosen, left_out = _Chosen(settings), list[str]()
     with progress(settings.run, "exporting", console) as records:
-        rows = [*FORMATS[settings.format](chosen.of(records), left_out.append)]
-    if settings.unique and settings.format != "atif":
-        rows = [*{json.dumps(row): row for row in rows}.values()]
-    if not rows:
-        raise RecordError(_why_nothing(settings, chosen, left_out))
-    out = _write(settings, rows)
-    said = {"sft": "conversations", "pairs": "pairs", "atif": "trajectories"}[settings.format]
+        rows = FORMATS[settings.format](chosen.of(records), left_out.append)
+        lines = _lines(settings, rows, chosen)
+        if (first := next(lines, None)) is None:
+            raise RecordError(_why_nothing(settings, chosen, left_out))
+        out = _write(settings, chain([first], lines))
+    written = f"{chosen.rows} {NOUNS[settings.format][1]}"
     of = f"of {chosen.kept} rollouts ({chosen.read} on record)"
-    console.print(f"{out}: {len(rows)} {said} {of}", soft_wrap=True)
+    console.print(f"{out}: {written} {of}", soft_wrap=True)
     if left_out:
         console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
 
 
-def _write(settings: ExportSettings, rows: Sequence["Row"]) -> Path:
+def _lines(settings: ExportSettings, rows: Iterable["Row"], chosen: _Chosen) -> Iterator[bytes]:
+    """The rows in JSON, without known secrets; equal conversations and pairs once."""
+    from evert.bridge.redaction import redacted
+
+    indent = 2 if settings.format == "atif" else None
+    is_unique, digests = settings.unique and settings.format in ("sft", "pairs"), set[bytes]()
+    for row in rows:
+        line = redacted(json.dumps(row, indent=indent)).encode() + b"\n"
+        if is_unique:
+            if (digest := blake2b(line, digest_size=16).digest()) in digests:
+                continue
+            digests.add(digest)
+        chosen.rows += 1
+        yield line
+
+
+def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
     is_atif = settings.format == "atif"
     out = Path(settings.out or (settings.format + ".jsonl" * (not is_atif))).expanduser()
     if is_atif:
         out.mkdir(parents=True, exist_ok=True)
-        for number, row in enumerate(rows):
-            write_whole(out / f"{number:06}.json", f"{json.dumps(row, indent=2)}\n".encode())
-        for old in [*out.glob(f"{'[0-9]' * 6}.json")]:  # of an export that had more
-            if int(old.stem) >= len(rows):
+        number = 0
+        for number, line in enumerate(lines):
+            write_whole(out / f"{number:06}.json", line)
+        for old in [*out.glob(TRACES)]:  # of an export that had more
+            if int(old.stem) > number:
                 old.unlink()
         return out
     file = out if out.suffix == ".jsonl" else out / "train.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    write_whole(file, lines)
     return out
 
 
 def _why_nothing(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
     if left_out:
-        what = {"sft": "conversation", "pairs": "pair", "atif": "trajectory"}[settings.format]
+        what = NOUNS[settings.format][0]
         return f"No {what} of {chosen.kept} rollouts can be written. {left_out[0]}"
     if not chosen.kept and chosen.read:
         return (

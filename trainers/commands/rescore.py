@@ -88,10 +88,21 @@ def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
             "RolloutRecord to a number."
         )
     with progress(settings.run, "rescoring", console) as records:
+        if settings.replace:
+            records = map(_replaceable, records)
         found = run_async(_rescored(records, reward, settings.parallel))
     if not found:
         raise RecordError(f"{settings.run} has no complete rollout, so nothing can be rescored.")
     return found
+
+
+def _replaceable(record: "RolloutRecord") -> "RolloutRecord":
+    if "trace" in record.row:
+        raise RecordError(
+            f"replace=true changes evert's own records; this is a trace ({record.row['trace']}). "
+            f"Leave it out: {RESCORED} has the new rewards."
+        )
+    return record
 
 
 async def _rescored(

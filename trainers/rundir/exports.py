@@ -8,6 +8,8 @@ Each format is a function from the rollouts to the rows of a file.
             [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
     atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
             Interchange Format
+    training_trace, otel
+            ``trace_formats.py``
 """
 
 import json
@@ -20,6 +22,7 @@ from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.errors import RecordError
 from evert.bridge.records.chats import chat, form_of, text_of
 from evert.bridge.records.record import RolloutRecord
+from evert.trainers.rundir.trace_formats import otel, place, rollout, training_trace
 
 Row = dict[str, Any]
 Noted = Callable[[str], None]
@@ -106,16 +109,16 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
         steps.append(_replied(record, turn))
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
-    tools = record.tools(last)
-    agent = {"name": row["agent"], "version": row["versions"]["evert"]}
-    place = "-".join(str(row[key]) for key in ("split", "iteration", "group_idx", "traj_idx"))
+    tools, session = record.tools(last), place(record)
+    agent = {"name": row["agent"], "version": next(iter(row["versions"].values()))}
+    about = {"reward": record.reward, "seat": row["seat"], "about": row["about"]}
     return {
         "schema_version": ATIF,
-        "session_id": place,
-        "trajectory_id": f"{place}-{last}",
+        "session_id": session,
+        "trajectory_id": f"{session}-{last}",
         "agent": agent | ({"tool_definitions": tools} if tools else {}),
         "steps": steps,
-        "extra": {"reward": record.reward, "seat": row["seat"], "about": row["about"]},
+        "extra": about | {"evert": rollout(record)},
     }
 
 
@@ -137,13 +140,7 @@ def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
 
 
 def _replied(record: RolloutRecord, turn: int) -> Row:
-    message, action = record.messages(turn)[-1], record.action(turn)
-    metrics: Row = {
-        "prompt_tokens": len(record.prompts[turn]),
-        "completion_tokens": len(action.tokens),
-        "completion_token_ids": action.tokens,
-        "logprobs": action.maybe_logprobs,
-    }
+    message = record.messages(turn)[-1]
     thought = message.get("reasoning_content")
     noted = record.row["steps"][turn]["metrics"]
     extra = {name: True for name in (GIVEN_UP, "format_error", "parse_error") if noted.get(name)}
@@ -151,11 +148,22 @@ def _replied(record: RolloutRecord, turn: int) -> Row:
         "source": "agent",
         "message": text_of(message),
         "llm_call_count": 1,
-        "metrics": metrics,
+        "metrics": _metrics(record, turn),
         **({"extra": extra} if extra else {}),
         **({"reasoning_content": thought} if thought else {}),
         **_calls(message),
     }
+
+
+def _metrics(record: RolloutRecord, turn: int) -> Row:
+    step = record.row["steps"][turn]
+    metrics = {"prompt_tokens": step["ob_len"], "completion_tokens": step["ac_len"]}
+    if not record.has_tokens:
+        return {key: value for key, value in metrics.items() if value is not None}
+    prompt, action = record.prompts[turn], record.action(turn)
+    whole = {"prompt_token_ids": prompt} if all(isinstance(each, int) for each in prompt) else {}
+    ids = {"completion_token_ids": action.tokens, "logprobs": action.maybe_logprobs}
+    return {**metrics, **whole, **ids}
 
 
 def _calls(message: Mapping[str, Any]) -> Row:
@@ -178,8 +186,22 @@ def _arguments(text: str) -> Row:
     return found if isinstance(found, dict) else {"text": text}
 
 
-FORMATS: Mapping[str, Callable[[Iterable[RolloutRecord], Noted], Iterator[Row]]] = {
+Format = Callable[[Iterable[RolloutRecord], Noted], Iterator[Row]]
+
+
+def _one_each(trace_of: Callable[[RolloutRecord], Row]) -> Format:
+    def rows(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
+        for record in records:
+            with _told_if_not(left_out):
+                yield trace_of(record)
+
+    return rows
+
+
+FORMATS: Mapping[str, Format] = {
     "sft": sft,
     "pairs": pairs,
     "atif": atif,
+    "training_trace": _one_each(training_trace),
+    "otel": _one_each(otel),
 }

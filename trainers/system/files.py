@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,13 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
     return [(line, _record(path.name, line)) for line in lines if line.strip()]
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file whole, or not at all; it is on the disk when this returns."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         try:
-            draft.write_bytes(content)
+            with draft.open("wb") as file:
+                file.writelines([content] if isinstance(content, bytes) else content)
             settle(draft)
             draft.replace(path)
             settle(path.parent)

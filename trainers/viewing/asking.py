@@ -118,7 +118,7 @@ def _once(found: list[Row]) -> list[Row]:
     """
 
     def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:
-        return tuple(sorted((row["turns"], row["tokens"]) for row in by_group[kind, grp]))
+        return tuple(sorted((row["turns"], row["tokens"] or 0) for row in by_group[kind, grp]))
 
     by_group: dict[tuple[str, int], list[Row]] = {}
     for row in found:

@@ -15,7 +15,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, TypeAlias
 
-from evert.bridge.records.files import ROLLOUTS
+from evert.bridge.records.files import ROLLOUTS, TRACES
+from evert.bridge.records.traces import is_trace_file
 from evert.trainers.rundir.folder import SAMPLES_JSONL
 from evert.trainers.system import files
 from evert.trainers.viewing.lines import Entry, Row, entries
@@ -211,7 +212,7 @@ class Index:
             )
             question = "SELECT id, done, last, mark FROM files WHERE path = ?"
             [[number, done, last, mark]] = database.execute(question, [os.fsencode(file)])
-            if done and _mark(file, last, done) != mark:
+            if done and (_mark(file, last, done) != mark or _is_rewritten(file, done)):
                 database.execute("DELETE FROM episodes WHERE file = ?", [number])
                 database.execute("UPDATE files SET done = 0, broken = 0 WHERE id = ?", [number])
                 done = 0
@@ -262,6 +263,11 @@ def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
     return kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
+def _is_rewritten(file: Path, done: int) -> bool:
+    """Whether a file of one trace, which is never appended to, has another size."""
+    return is_trace_file(file) and file.stat().st_size != done
+
+
 def _mark(file: Path, start: int, end: int) -> int | None:
     """A checksum of the last line that was read, to see whether it is still there."""
     if file.stat().st_size < end:
@@ -277,9 +283,13 @@ def _checksum(file: BinaryIO, line: bytes) -> int:
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
-    """Some whole lines; a line without its end is left for later."""
+    """Some whole lines, or a file's trace; a line without its end is left for later."""
     file.seek(start)
     most, left = AT_ONCE
+    if is_trace_file(Path(os.fsdecode(file.name))):
+        content = file.read(LONGEST_LINE + 1)
+        yield from [content] if 0 < len(content) <= LONGEST_LINE else []
+        return
     for _ in range(most):
         line = file.readline(LONGEST_LINE) if left > 0 else b""
         if not line.endswith(b"\n"):
@@ -333,9 +343,10 @@ def _is_episode(line: bytes) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is the folder of a run or an evaluation, or a file of rollouts."""
+    """Whether a path is the folder of a run, an evaluation or traces, or a file of rollouts."""
     marks = files.RUN, files.METRICS, files.EVALUATION, f"{ROLLOUTS}.jsonl", ROLLOUTS
-    return path.is_file() or any((path / mark).exists() for mark in marks)
+    has_mark = path.is_file() or any((path / mark).exists() for mark in marks)
+    return has_mark or next(path.glob(TRACES), None) is not None
 
 
 def episode_files(run: Path) -> list[Path]:
@@ -343,5 +354,5 @@ def episode_files(run: Path) -> list[Path]:
     if run.is_file():
         return [run]
     summaries = "iteration_*/*_rollout_summaries.jsonl"
-    patterns = f"{ROLLOUTS}/*.jsonl", f"{ROLLOUTS}.jsonl", SAMPLES_JSONL, summaries
+    patterns = f"{ROLLOUTS}/*.jsonl", f"{ROLLOUTS}.jsonl", SAMPLES_JSONL, summaries, TRACES
     return [file for pattern in patterns for file in sorted(run.glob(pattern))]

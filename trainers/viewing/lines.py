@@ -1,8 +1,9 @@
 """Turns a line of a run's files into an ``Entry`` of the index, and into what the page shows.
 
-Lines are untrusted: a field of the wrong type makes one broken. Three kinds of files have episodes:
+Lines are untrusted: a field of the wrong type makes one broken. Four kinds of files have episodes:
 
     rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
+    000000.json, other programs' files "recorded": traces (``bridge/records/traces.py``)
     *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of all
     samples.jsonl                      "sample": held-out tasks before and after, as text
 """
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from evert.bridge.errors import RecordError
+from evert.bridge.records.traces import rows_of
 from evert.bridge.redaction import redacted
 
 Row = dict[str, Any]
@@ -40,11 +43,11 @@ class Entry(NamedTuple):
     traj: int
     seat: str
     part: str
-    """Which of a line's episodes: "before" or "after"; "" if there is one."""
+    """Which of a line's episodes: "before", "after", a subagent's number; "" for the first."""
     reward: float
     turns: int
-    tokens: int
-    """Sampled tokens."""
+    tokens: int | None
+    """Sampled tokens; None if their number is not on record."""
     lineages: int
     breaks: int
     """How often a history came back changed."""
@@ -64,14 +67,17 @@ def entries(line: bytes) -> list[Entry]:
         if "before" in row or "after" in row:
             parts = [(part, row[part]) for part in ("before", "after") if row.get(part)]
             return [_sample(row, part, played) for part, played in parts]
-        return [_episode(row)]
-    except WRONG as error:
+        first, *inside = rows_of(row)
+        entries = [_episode(trace)._replace(part=str(at)) for at, trace in enumerate(inside, 1)]
+        return [_episode(first), *entries]
+    except (*WRONG, RecordError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def _episode(row: Row) -> Entry:
     steps, about = row["steps"], row.get("about") or {}
     logs = [step.get("logs") or {} for step in steps]
+    lengths = [step["ac_len"] for step in steps]
     last: Row = (steps[-1].get("metrics") or {}) if steps else {}
     whole = "evert_schema" in row
     task, same = _task(row.get("task", row.get("task_repr")))
@@ -87,7 +93,7 @@ def _episode(row: Row) -> Entry:
         part="",
         reward=float(row["total_reward"]),
         turns=len(steps),
-        tokens=sum(_whole(step["ac_len"]) for step in steps),
+        tokens=None if None in lengths else sum(map(_whole, lengths)),
         lineages=_whole(last.get("lineages", 0)),
         breaks=sum("drift" in log for log in logs),
         ending=_preview(_ending(row, last)),
@@ -164,8 +170,8 @@ def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
 def shown(line: bytes, part: str) -> Row:
     """Return a line as a row of the Cookbook, for the page; of samples, their ``part``."""
     row: Row = orjson.loads(line)
-    if not part:
-        return row
+    if not part or part.isdigit():
+        return rows_of(row)[int(part or 0)]
     played = row[part]
     steps = [{"logs": turn, "metrics": {}, "reward": 0.0} for turn in played["dialogue"]]
     if steps:

@@ -393,6 +393,9 @@ function facts({ row, group, entry, pieces }) {
   return [
     card("Reward", lines([...earned.map(([key, value]) => [key, number(value, 3)]), ["total", number(entry.reward, 3)],
       ["less the group's mean", number(entry.reward - mean, 3)], ["ended", entry.ending]].filter(([, value]) => value !== ""))),
+    row.trace && card("Read from a trace", lines([["format", text(row.trace.format)],
+      ["tokens", row.trace.has_tokens ? "as sampled" : "not on record"],
+      ["reward", row.trace.has_reward ? "as earned" : "not on record, shown as 0"]])),
     card("Its group", chips(group, entry.id)),
     error && card("Error", el("p", {}, text(error))),
     Object.keys(sums).length > 0 && card("Metrics", lines(Object.entries(sums).map(([key, value]) => [key, number(value, 3).replace(/\.?0+$/, "")]))),

@@ -1,0 +1,29 @@
+"""``wrong_field``: the field of a value that a pydantic model refuses, and why."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from evert.bridge.errors import repr_of
+
+
+def wrong_field(value: Any, error: ValidationError) -> str:
+    """Return the path of the first wrong field, what it is, and what was expected."""
+    errors = error.errors(include_url=False, include_context=False)
+    # In a union, the member whose type fits has the useful error.
+    first = next((one for one in errors if not one["type"].endswith("_type")), errors[0])
+    place = _place(value, first["loc"])
+    if first["type"] == "missing":
+        return f"{place}.{first['loc'][-1]} is missing".removeprefix(".")
+    return f"{place} is {repr_of(first['input'])}; {first['msg']}"
+
+
+def _place(value: Any, location: tuple[int | str, ...]) -> str:
+    """A field's path, without the union members that pydantic puts into it."""
+    place = ""
+    for key in location:
+        if isinstance(value, list) and isinstance(key, int):
+            place, value = f"{place}[{key}]", value[key]
+        elif isinstance(value, dict) and key in value:
+            place, value = f"{place}.{key}", value[key]
+    return place.removeprefix(".")
