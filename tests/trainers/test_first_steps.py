@@ -62,7 +62,7 @@ def test_the_first_two_steps_show_cut_replies_and_equal_rewards(
     texts = list[str]()
     first = FirstSteps(settings(**values), texts.append)
     for step, metrics in enumerate(rows):
-        first.take(row(step, **metrics))
+        first.check_row(row(step, **metrics))
     assert len(texts) == len(patterns)
     assert all(map(re.match, patterns, texts))
 

@@ -24,7 +24,7 @@ from evert.trainers.config.demonstrations import counted, read_demonstrations
 from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.rundir.folder import WARM_UP, RunFolder
 from evert.trainers.system.files import CHECKPOINTS, RunFolderError
-from evert.trainers.training.resuming import check_folder, take_up
+from evert.trainers.training.resuming import check_folder, prepare_folder
 from evert.trainers.training.warm_up import (
     ConversationDatasetBuilder,
     data_of,
@@ -265,7 +265,7 @@ def test_a_run_records_its_files_and_is_not_resumed_with_others(tmp_path: Path) 
     chosen = settings(tmp_path, train_tasks=str(tasks), demonstrations=str(shown))
     folder = RunFolder(tmp_path / "run")
     (folder.path / WARM_UP).mkdir(parents=True)
-    about = take_up(folder, chosen, (), "embedded", Console(quiet=True))
+    about = prepare_folder(folder, chosen, (), "embedded", Console(quiet=True))
     assert {*about["files"]} == {"train_tasks", "demonstrations"}
     check_folder(chosen)
 

@@ -13,7 +13,7 @@ from tinker_cookbook.rl.train import AsyncConfig, Config
 from evert.trainers.commands.train import parse, usage
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.train import TrainSettings, read_train_settings, recorded
+from evert.trainers.config.train import TrainSettings, as_record, read_train_settings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import BEFORE, RUN
 from evert.trainers.training.cookbook import OWN, cookbook_config, cookbook_help
@@ -56,9 +56,9 @@ def test_from_python_values_are_given_as_they_are() -> None:
 
 def test_a_resumed_run_keeps_what_was_set_and_takes_more(tmp_path: Path) -> None:
     first = parse(["env=identity", "cookbook.temperature=0.8"])
-    assert recorded(first)["cookbook"] == {"temperature": "0.8"}
+    assert as_record(first)["cookbook"] == {"temperature": "0.8"}
     folder = RunFolder(tmp_path)
-    folder.write_json(RUN, {"settings": recorded(first)})
+    folder.write_json(RUN, {"settings": as_record(first)})
     folder.write_json(BEFORE, {})
     again = parse([f"log_path={tmp_path}", "cookbook.compute_post_kl=True"])
     made = cookbook_config(again, tmp_path, embedded=True)

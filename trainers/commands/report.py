@@ -43,13 +43,13 @@ class ReportSettings:
     @property
     def prices(self) -> dict[str, float]:
         """The given prices, in dollars per million tokens, by name: prefill, sample, train."""
-        named = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
-        return {name: price for name, price in named.items() if price is not None}
+        prices = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
+        return {name: price for name, price in prices.items() if price is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(_run, argv, lambda given: USAGE + settings_help(ReportSettings, {}))
+    return run_command(_run, argv, lambda arguments: USAGE + settings_help(ReportSettings, {}))
 
 
 def _run(arguments: Sequence[str]) -> None:

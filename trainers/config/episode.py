@@ -73,14 +73,14 @@ def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) 
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-    given: Any = {"models": models} if models else {}
+    values: Any = {"models": models} if models else {}
     plain = EpisodeSettings()
     for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # an option of the group
         if getattr(settings, name) != getattr(plain, name):
-            given[name] = getattr(settings, name)
+            values[name] = getattr(settings, name)
     kinds: Mapping[str, Any] = {"limits": RolloutLimits, "parse_error_policy": ParseErrorPolicy}
     for name, kind in kinds.items():
-        if name in given:
-            given[name] = read_settings(kind, given[name], called=f"{name}.{{}}".format)
-    options: EnvOptions = given
+        if name in values:
+            values[name] = read_settings(kind, values[name], name_of=f"{name}.{{}}".format)
+    options: EnvOptions = values
     return options

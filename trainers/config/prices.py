@@ -34,11 +34,11 @@ PRICES = {
 class Cost:
     """Dollars: at least, if episodes are nearly all prompt, and at most, if nearly all replies."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     def __str__(self) -> str:
-        return f"${self.least:,.2f} to ${self.most:,.2f}"
+        return f"${self.minimum:,.2f} to ${self.maximum:,.2f}"
 
 
 def run_cost(price: Price, episodes: int, tokens: int, turns: int) -> Cost:

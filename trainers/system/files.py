@@ -103,20 +103,20 @@ def drop_broken_lines(path: Path) -> int:
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
     """Change a JSONL file's records, whole or not at all; ``change`` returns None to remove one."""
-    whole = [(line, record) for line, record in _records(path) if record is not None]
-    made = [(line, record, change(record)) for line, record in whole]
+    lines = [(line, record) for line, record in _records(path) if record is not None]
+    changes = [(line, record, change(record)) for line, record in lines]
     new = [
-        line if changed == record else json.dumps(changed)
-        for line, record, changed in made
-        if changed is not None
+        line if new_record == record else json.dumps(new_record)
+        for line, record, new_record in changes
+        if new_record is not None
     ]
-    if new != [line for line, _ in whole]:
+    if new != [line for line, _ in lines]:
         _write_lines(path, new)
 
 
-def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+def keep_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
     """Keep only the wanted records of a JSONL file; see ``change_lines``."""
-    change_lines(path, lambda record: record if wanted(record) else None)
+    change_lines(path, lambda record: record if keep(record) else None)
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
@@ -169,10 +169,10 @@ def file_errors(folder: Path, key: str) -> Iterator[None]:
         file = Path(os.fsdecode(error.filename)) if error.filename else folder
         if error.errno not in FULL and not file.resolve().is_relative_to(folder.resolve()):
             raise
-        said = cannot_use(error, folder, key)
+        new_error = cannot_use(error, folder, key)
         for note in getattr(error, "__notes__", ()):
-            said.add_note(note)
-        raise said from error
+            new_error.add_note(note)
+        raise new_error from error
 
 
 def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderError:
@@ -204,12 +204,12 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as a CSV file's text, with a column for each name in any row."""
-    written = io.StringIO()
+    buffer = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(written, names, lineterminator="\n")
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -17,8 +17,8 @@ def cores() -> int:
 
 def made_by_amd() -> bool:
     """Whether the processor is AMD's, as far as the system tells."""
-    told = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
-    return "AuthenticAMD" in told
+    text = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
+    return "AuthenticAMD" in text
 
 
 def free_memory() -> int:

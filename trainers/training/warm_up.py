@@ -31,8 +31,8 @@ from evert.bridge.records.row_files import names_file
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, supervised_example
 from evert.trainers.config.demonstrations import (
     Demonstration,
-    counted,
     demonstration,
+    describe,
     read_demonstrations,
 )
 from evert.trainers.config.fields import DemonstrationsError
@@ -62,27 +62,27 @@ def load_demonstrations(
         DemonstrationsError: There is none, or a row, which is named, cannot be read.
         RecordError: A folder holds neither a dataset nor records.
     """
-    found: Any = demonstrations
-    if isinstance(found, str):
-        if names_file(found):
-            rows = read_demonstrations(found, min_reward)
+    source: Any = demonstrations
+    if isinstance(source, str):
+        if names_file(source):
+            rows = read_demonstrations(source, min_reward)
             for row in rows:
                 _messages(row)
             return rows
-        found = resolve(found, "demonstrations", DemonstrationsError)
-    if not callable(found):
+        source = resolve(source, "demonstrations", DemonstrationsError)
+    if not callable(source):
         raise DemonstrationsError(
-            f"{demonstrations!r} is {found!r:.100}; expected a function from a seed to "
+            f"{demonstrations!r} is {source!r:.100}; expected a function from a seed to "
             "conversations."
         )
-    return found  # type: ignore[no-any-return]
+    return source  # type: ignore[no-any-return]
 
 
 # -- data ----------------------------------------------------------------------------------------
 
 
 def data_of(
-    shown: Conversation | Demonstration,
+    conversation: Conversation | Demonstration,
     prompts: PromptRenderer,
     place: str = "A conversation",
     limit: int | None = None,
@@ -92,7 +92,7 @@ def data_of(
     It is one datum; or one for each learned reply, if the renderer shows replies otherwise later.
 
     Args:
-        shown: The conversation. Names of control tokens in its texts stay texts.
+        conversation: The conversation. Names of control tokens in its texts stay texts.
         prompts: The model's renderer.
         place: What messages call it.
         limit: Most tokens; None: any number.
@@ -101,7 +101,7 @@ def data_of(
         DemonstrationsError: It cannot be read or rendered, or is too long.
     """
     try:
-        messages, learned = rendered(shown, prompts, place)
+        messages, learned = render(conversation, prompts, place)
         if prompts.renderer.has_extension_property:
             pairs = zip(messages, learned, strict=True)
             marked: list[Any] = [{**message, "trainable": flag} for message, flag in pairs]
@@ -120,18 +120,20 @@ def data_of(
     return [datum_from_model_input_weights(*example, reduction="mean") for example in examples]
 
 
-def rendered(
-    shown: Conversation | Demonstration, prompts: PromptRenderer, place: str
+def render(
+    conversation: Conversation | Demonstration, prompts: PromptRenderer, place: str
 ) -> tuple[list[Message], list[bool]]:
     """Return the messages for the renderer, with tools in the first, and whether each is learned.
 
     Raises:
         DemonstrationsError: ``place``: one cannot be read.
     """
-    if isinstance(shown, list):
-        own: list[Any] = [prompts.escape(message) for message in shown]  # type: ignore[arg-type]
-        return own, [message["role"] == "assistant" for message in own]
-    row = shown if isinstance(shown, Demonstration) else demonstration(place, shown)
+    if isinstance(conversation, list):
+        escaped: list[Any] = [prompts.escape(m) for m in conversation]  # type: ignore[arg-type]
+        return escaped, [message["role"] == "assistant" for message in escaped]
+    row = conversation
+    if not isinstance(row, Demonstration):
+        row = demonstration(place, row)
     messages = [prompts.escape(message) for message in _messages(row)]
     if not row.tools:
         return messages, row.learned
@@ -144,7 +146,7 @@ def rendered(
 def _messages(row: Demonstration) -> list[Message]:
     try:
         read_tools(row.tools)
-        return [heard.message for heard in hear(row.messages, 0, {})]
+        return [entry.message for entry in hear(row.messages, 0, {})]
     except BadRequestError as error:
         raise DemonstrationsError(f"{row.place}: {error}") from None
 
@@ -198,14 +200,14 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     def _of_function(
         self, draw: Demonstrations, data: Callable[..., list[tinker.Datum]], index: int
     ) -> list[tinker.Datum]:
-        shown = [*itertools.islice(draw(self.seed * 1_000_003 + index), self.batch_size)]
-        if len(shown) < self.batch_size:
+        examples = [*itertools.islice(draw(self.seed * 1_000_003 + index), self.batch_size)]
+        if len(examples) < self.batch_size:
             raise DemonstrationsError(
-                f"Got {len(shown)} demonstrations for a batch of {self.batch_size}. Give more, an "
-                "endless iterator, or a smaller warm_up_batch."
+                f"Got {len(examples)} demonstrations for a batch of {self.batch_size}. Give more, "
+                "an endless iterator, or a smaller warm_up_batch."
             )
         place = f"{path_of(draw)}, batch {index}, conversation"
-        data_by_row = [data(each, place=f"{place} {number}") for number, each in enumerate(shown)]
+        data_by_row = [data(e, place=f"{place} {number}") for number, e in enumerate(examples)]
         return [*itertools.chain(*data_by_row)]
 
     def _of_rows(self, rows: Sequence[list[tinker.Datum]], index: int) -> list[tinker.Datum]:
@@ -225,7 +227,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
     """Return the configuration for ``tinker_cookbook.supervised.train.main``."""
     from tinker_cookbook.supervised.train import Config
 
-    from evert.trainers.training.cookbook import saving
+    from evert.trainers.training.cookbook import saving_options
 
     return Config(
         recipe_name=f"evert_{slug(settings.name)}_warm_up",
@@ -246,7 +248,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
         ),
         save_every=0,
         eval_every=0,
-        **saving(embedded, 5),
+        **saving_options(embedded, 5),
     )
 
 
@@ -281,7 +283,7 @@ def _counts(settings: TrainSettings) -> str:
         return ""
     learned = sum(any(row.learned) for row in rows)
     epochs = settings.warm_up_steps * settings.warm_up_batch / learned
-    return f": {counted(rows)}; {epochs:.3g} epochs"
+    return f": {describe(rows)}; {epochs:.3g} epochs"
 
 
 def _final(place: Path) -> CheckpointRecord | None:

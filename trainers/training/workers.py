@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def check_workers(settings: "TrainSettings") -> None:
     """Check before the run that its workers can be started."""
-    given = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
+    options = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
     if settings.rollouts == "here":
-        for name in [name for name, value in given.items() if value is not None]:
+        for name in [name for name, value in options.items() if value is not None]:
             raise RecipeError(
                 f"{name} is given, and rollouts=here plays all episodes in this process. Pass "
                 f"rollouts={'ray' if name == 'ray_address' else 'pool'}, or leave {name} out."
