@@ -24,6 +24,7 @@ from rich.table import Table
 
 from evert.trainers.commands import evaluate
 from evert.trainers.commands.train import train
+from evert.trainers.system.files import SCORES
 
 OPPONENTS = ("random", "perfect")
 NOT_LOST, DRAWN, MINUTES = 0.95, 0.5, 20.0
@@ -95,7 +96,7 @@ def shares(log_path: Path, opponent: str, quick: bool) -> Shares:
     names = [f"models={log_path}", f"opponent={opponent}", f"out={folder}"]
     if evaluate.main(["env=tic_tac_toe", "split=test", *names, *games]) != 0:
         raise RuntimeError(f"evert evaluate against {opponent} failed")
-    with (folder / evaluate.SCORES).open() as file:
+    with (folder / SCORES).open() as file:
         [row] = csv.DictReader(file)
     return {name: float(row[name]) for name in ("won", "drawn", "lost")}
 

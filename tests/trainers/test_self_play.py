@@ -11,6 +11,7 @@ import evert
 from evert.trainers.commands import evaluate
 from evert.trainers.episodes.playing import EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.system.files import SCORES
 
 SMALL: dict[str, Any] = {
     "batch_size": 6, "group_size": 2, "warm_up_steps": 2, "warm_up_batch": 8, "samples": 1,
@@ -60,7 +61,7 @@ def test_an_evaluation_counts_wins_by_seat(run: RunFolder, tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert "against random" in shown
     assert all(word in shown for word in ("won", "drawn", "lost"))
-    with (out / evaluate.SCORES).open() as file:
+    with (out / SCORES).open() as file:
         [row] = csv.DictReader(file)
     assert sum(float(row[name]) for name in ("won", "drawn", "lost")) == pytest.approx(1.0)
     metrics = [episode.metrics for episode in EpisodeLog(out).by_key.values()]
