@@ -1,4 +1,4 @@
-"""Run a command: help, errors in one line, and Ctrl-C, which all commands share.
+"""How every command runs: help, one-line errors, and Ctrl-C.
 
 Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one ends the process at
 once. An exception's notes, which mostly say how to resume, are printed below its message.
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 HELP = frozenset({"--help", "-h", "help"})
 NO_HOME = "Could not determine home directory."
-"""What ``Path.expanduser`` says of a user that does not exist."""
+"""The error of ``Path.expanduser`` for a user that does not exist."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def run_command(
 ) -> int:
     """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # a user's own agent; last, since the folder may be a stranger's and hold an ``http.py``
+    # for the user's own agent; last, since the folder may be a stranger's with an ``http.py``
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)
@@ -53,7 +53,7 @@ def run_command(
         _handle(signal.SIGTERM, _leave)
         print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
         # If the signal came while C code ran Python, as in an import, Python would end by the
-        # signal and not with our status. ``exec`` clears that.
+        # signal, not with our status. ``exec`` clears that.
         exec("")
         return INTERRUPTED
     except EvertError as error:
@@ -63,7 +63,7 @@ def run_command(
             raise
         message = "A path begins with ~NAME, and this machine has no such user."
         return _print_error(EvertError(message), _notes(error))
-    except BrokenPipeError:  # the reader has ended, as in ``| head``
+    except BrokenPipeError:  # the reader has exited, as in ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -138,7 +138,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 @contextmanager
 def _dropped_interrupts_raised() -> Iterator[None]:
-    """Inside the block, a Ctrl-C that Python drops, as in a finalizer, is raised after it."""
+    """Raise a Ctrl-C that Python drops inside the block, as in a finalizer, a moment later."""
     before, over = sys.unraisablehook, threading.Event()
 
     def raise_later() -> None:
@@ -160,7 +160,7 @@ def _dropped_interrupts_raised() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler, in the main thread only; None stands for a handler of C code."""
+    """Set a signal's handler, in the main thread only; None, a handler of C code, is left."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 

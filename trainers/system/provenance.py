@@ -29,7 +29,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git_revision() -> str | None:
-    """The revision of the working directory, with '-dirty' where it has changes; None if none."""
+    """The working directory's git revision, '-dirty' if it has changes; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
