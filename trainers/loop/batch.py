@@ -37,7 +37,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class TaskEpisodes:
-    """The episodes of one task, at one seat, that did not fail; and their numbers in the group."""
+    """The episodes of one task at one seat that did not fail, and their places in the group."""
 
     group: Group
     members: Sequence[int]
@@ -107,7 +107,7 @@ class Batch:
         return [[trajectory or None for trajectory in task] for task in rows]
 
     def _episodes(self, values_of: Any) -> list[list[Any]]:
-        """[P, G], nested: the value that ``of(group)`` has for each episode; [] if it failed."""
+        """[P, G], nested: each episode's value in ``values_of(group)``; [] if it failed."""
         if self.seats:
             raise AttributeError(
                 f"This batch has the seats {', '.join(self.seats)}, and each seat has its own "
@@ -124,7 +124,7 @@ class Batch:
     def metrics(self) -> dict[str, float]:
         """Return means over the batch, by the Cookbook's names: ``env/all/reward/total`` and so on.
 
-        Each seat has its own, too: ``env/judge/reward/total``, and the agent's metrics there.
+        Each seat also has its own: ``env/judge/reward/total``, and the agent's metrics there.
         """
         groups, tags = list[TrajectoryGroup](), list[list[str]]()
         for seat, by_task in self.played.items():

@@ -48,7 +48,7 @@ class Model:
         name: The model's name in logs.
         client: Tinker's training client, for saving, loading, custom losses and so on.
         renderer: The Cookbook renderer that formats its conversations.
-        context_length: Most tokens of prompt and reply together; None: the service does not say.
+        context_length: Most tokens of prompt and reply together; None: unknown.
         learning_rate: The default of ``step`` and ``sft``.
     """
 
@@ -151,7 +151,7 @@ class Model:
 
         Returns:
             Metrics of the loss and the optimizer: ``loss:sum``, ``optim/grad_norm`` and so on.
-            Empty if there was nothing to learn from, and so no step.
+            Empty if there was nothing to learn from; then no step is made.
 
         Raises:
             AdvantagesError: The advantages have the wrong shape, or are not finite.
@@ -173,7 +173,7 @@ class Model:
 
         Args:
             lessons: Each a conversation, as a list of messages in OpenAI's format, or a pair
-                ``(prompt, reply)`` as for ``logprobs``. All have the same weight, of any length.
+                ``(prompt, reply)`` as for ``logprobs``. Each counts equally, whatever its length.
             learning_rate: Of AdamW; None: the model's.
             grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
 

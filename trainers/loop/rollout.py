@@ -41,7 +41,7 @@ from evert.trainers.serving.client import ServedSamplingClient
 
 @runtime_checkable
 class InTraining(Protocol):
-    """A model in training, such as ``evert.models`` makes."""
+    """A model in training, as returned by ``evert.models``."""
 
     renderer: Renderer
     context_length: int | None
@@ -165,7 +165,7 @@ def _check(policies: Sequence[object]) -> None:
 
 
 def _check_vocabularies(policies: Sequence[Policy]) -> None:
-    """Raise if models have different tokens: the prompts of all seats are written in the same."""
+    """Raise if models have different tokens: the prompts of all seats use the same ones."""
     tokenizers: list[Any] = [
         policy.renderer.tokenizer for policy in policies if isinstance(policy, InTraining)
     ]
@@ -180,13 +180,13 @@ def _check_vocabularies(policies: Sequence[Policy]) -> None:
     ):
         raise InvalidDatasetError(
             f"The seats have models on different bases ({', '.join(map(str, by_name))}); expected "
-            "one base, whose tokens all seats read and write. Use models of one base, such as "
-            "those of one call of evert.models."
+            "one base, whose tokens all seats read and write. Use models of one base, for "
+            "example from one call of evert.models."
         )
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """The options; missing ones are set to fit the first policy that is no ``TokenCompleter``."""
+    """The options; missing ones are set to fit the first policy that has a base."""
     sampled = [candidate for candidate in policies if not isinstance(candidate, TokenCompleter)]
     policy = sampled[0] if sampled else None
     _check_vocabularies(sampled)
@@ -212,7 +212,7 @@ class _GroupResult:
     by_seat: Sequence[TaskEpisodes]
     failures: Sequence[Failure]
     error: Exception | None
-    """The first error of an agent, if one failed without a score."""
+    """The first error of an agent that failed without a score; None: no agent did."""
 
 
 async def _play_all(

@@ -68,9 +68,9 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
         return target_datum(renderer, prompt, reply, "mean")
     messages = _messages(lesson)
     if not any(message["role"] == "assistant" for message in messages):
-        roles = ", ".join(message["role"] for message in messages) or "nobody"
+        roles = ", ".join(message["role"] for message in messages) or "none"
         raise ModelInputError(
-            f"sft got a conversation with messages by {roles}; expected an assistant message to "
+            f"sft got a conversation with the roles: {roles}; expected an assistant message to "
             "learn from: {'role': 'assistant', 'content': ...}."
         )
     return _datum(renderer, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES, "mean")
