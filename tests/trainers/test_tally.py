@@ -406,7 +406,7 @@ async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path:
 
 def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
     told = Told(tmp_path, failed_steps=0)
-    told.tally.tell("held-out tasks", Failures.of(1, [(TABLE, 1)]))
+    told.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
         told.batch([failure])
     first, second, third = told.said

@@ -16,7 +16,7 @@ from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings, as_record, read_train_settings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import BEFORE, RUN
-from evert.trainers.training.cookbook import OWN, cookbook_config, cookbook_help
+from evert.trainers.training.cookbook import SETTING_OF, cookbook_config, cookbook_help
 
 
 def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
@@ -111,8 +111,8 @@ def test_a_wrong_field_is_refused_by_the_name_it_was_given(argument: str, said: 
 def test_each_field_of_the_config_is_a_setting_of_everts_or_can_be_set() -> None:
     listed = cookbook_help()
     for name in chz.chz_fields(Config):
-        assert (name in OWN) != (f"cookbook.{name}=" in listed), name
-    assert set(OWN.values()) <= set(chz.chz_fields(TrainSettings))
+        assert (name in SETTING_OF) != (f"cookbook.{name}=" in listed), name
+    assert set(SETTING_OF.values()) <= set(chz.chz_fields(TrainSettings))
 
 
 def test_help_lists_the_fields_with_their_defaults_and_what_they_take() -> None:

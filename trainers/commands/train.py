@@ -75,7 +75,7 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Read ``key=value`` arguments; the recipe, or the run to resume, gives the other settings."""
+    """Read ``key=value`` arguments; the recipe, or the run to resume, has the other settings."""
     return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
@@ -137,7 +137,7 @@ def train(
 
 
 def _plain(value: Any) -> Any:
-    """A path as a text; an array as a list, since settings are compared and it has no truth."""
+    """A path as a text; an array as a list, since comparing arrays gives no single truth."""
     if isinstance(value, Path):
         return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -222,7 +222,7 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    gc.collect()  # inside the loop: Ctrl-C cancels its task, where a finalizer would swallow it
+    gc.collect()  # inside the loop: Ctrl-C cancels its task; a finalizer would swallow it
     gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
@@ -238,7 +238,7 @@ async def _run(
     tally = Tally(folder, say, start, settings.steps, settings.failed_steps)
     first = FirstSteps(settings, partial(_warn, console))
     if before is not None and not start:
-        tally.tell("held-out tasks, untrained", before.failures)
+        tally.report("held-out tasks, untrained", before.failures)
         first.see_replies("of the held-out tasks", before.cut)
     if start >= settings.steps:
         say(f"all {start} steps are done; a larger steps= trains further")
@@ -343,7 +343,7 @@ async def _train(
     with display(console, folder.path, total) as show, unsaved_shown(console), follow(on_row):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:  # a bare one, of an empty batch
+        except AssertionError as error:  # without a message: the batch is empty
             removes = config.remove_constant_reward_groups
             could_be_empty = tally.has_skipped or removes
             if config.stream_minibatch_config is None or error.args or not could_be_empty:

@@ -28,7 +28,7 @@ TOOLS = ("tools/offered", "tools/calls", "tools/markup_in_text")
 """Metrics that show whether the first step's calls were read."""
 
 NEARLY_ALL = 0.95
-"""Share of failed episodes from which a step counts towards ending the run."""
+"""Share of failed episodes from which on a step counts towards ending the run."""
 
 
 UNREAD_CALLS = (
@@ -151,7 +151,7 @@ class Tally:
             raise self.error
         tasks[0].result()
 
-    def tell(self, subject: str, failures: Failures, *, skipped: bool = False) -> None:
+    def report(self, subject: str, failures: Failures, *, skipped: bool = False) -> None:
         """Print that most episodes failed, or that nothing can be learned; each reason once."""
         alike = failures.commonest.alike if failures.share > MOST and failures.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
@@ -181,7 +181,7 @@ class Tally:
                 file.write(redacted(line) + "\n")
         except OSError as error:  # nothing may await this group, so do not raise
             return self.end(error)
-        self.tell(f"step {step + 1}", all_failures, skipped=self.has_skipped)
+        self.report(f"step {step + 1}", all_failures, skipped=self.has_skipped)
         offered, calls, markup = (batch.tools[key] for key in TOOLS)
         if step == self._first and offered and markup and not calls:
             self._say(UNREAD_CALLS.format(markup=markup, episodes=batch.episodes))

@@ -1,7 +1,7 @@
 """Turns a run's settings into the ``rl.train.Config`` of the installed Cookbook.
 
-``cookbook.PATH=value`` overrides evert's default for a field. If a setting of evert's fills in the
-field, the override is refused, and the message names the setting.
+``cookbook.PATH=value`` overrides evert's default for a field. An override of a field that a setting
+of evert's fills in is refused, and the message names the setting.
 """
 
 import math
@@ -42,7 +42,7 @@ CONVERTED = {
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }
-"""The same for settings that are converted first."""
+"""The same for settings that are converted before they are copied."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -104,7 +104,7 @@ def draft(
 ) -> Draft:
     """Return the draft of a run with its frozen models; ``tasks`` is the number of tasks.
 
-    On the embedded engine, checkpoints only take disk: each step saves one, and none expires.
+    On the embedded engine, checkpoints only cost disk space: each step saves one, and none expires.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
     from evert.bridge.groups.opponents import League

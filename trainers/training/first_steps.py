@@ -1,4 +1,4 @@
-"""Warns of settings that cannot learn, or are surely a slip.
+"""Warns of settings that cannot learn, or are surely a mistake.
 
 ``slips`` reads the settings and the tasks, before a run starts. ``FirstSteps`` looks at how the
 held-out tasks and the first two steps went, and warns once of each thing.
@@ -36,15 +36,15 @@ def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
 
 
 class FirstSteps:
-    """What can be seen in the first two steps of a run, and before them."""
+    """Warns of what shows in the first two steps of a run, and before them."""
 
     def __init__(self, settings: TrainSettings, warn: Callable[[str], None]) -> None:
         self._warn, self._cap = warn, settings.max_tokens
         self._has_warned_of_cuts = self._cap == 1
-        self._equal = 0 if settings.group_size > 1 else -2  # it was warned of
+        self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned of it
 
     def see_replies(self, where: str, share: float) -> None:
-        """Look at the share of the replies that were cut; ``where`` is where they were."""
+        """Warn if every reply was cut; ``where`` says which replies, ``share`` how many."""
         if share == 1 and not self._has_warned_of_cuts:
             self._has_warned_of_cuts = True
             self._warn(

@@ -1,4 +1,4 @@
-"""Resolves a run's settings once, and finds what would stop the run before it starts."""
+"""Resolves a run's settings once, and finds what would stop the run, before it starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class PreparedRun:
     engine: EngineChoice
     draft: "Draft"
     warnings: list[str]
-    """What is surely a slip, or cannot learn."""
+    """Settings that are surely a mistake, or cannot learn."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:

@@ -39,7 +39,7 @@ logs, and submits the warm-up's next batch ahead."""
 
 
 def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
-    """Read the given settings over the recipe's, or over those of the run to resume.
+    """Read the settings, laid over the recipe's or over those of the run to resume.
 
     Frozen models that are runs are pinned to the step that they had when this run began.
     """
@@ -77,7 +77,7 @@ def prepare_folder(
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
     else:
-        _cut(folder.path, 0)  # lines of a run that was killed before it began
+        _cut(folder.path, 0)  # a run that was killed before its first file may have left lines
     if engine == "embedded":
         tidy(folder.path)
     folder.write_json(RUN, about)
@@ -163,7 +163,7 @@ def _correct_batches(log: Path, root: Path) -> None:
 
 
 def _remove_unlogged(log: Path) -> None:
-    """Remove checkpoints of steps that a kill kept out of the metrics; these steps are redone."""
+    """Remove checkpoints of steps that a kill kept out of the metrics; the steps are redone."""
     logged = max(_logged_steps(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -190,7 +190,7 @@ def _to_keep(log: Path) -> set[str]:
 
 
 def clean_up(folder: RunFolder) -> None:
-    """Delete a finished run's rolling checkpoints, also those that killed processes left."""
+    """Delete a finished run's rolling checkpoints, including those of killed processes."""
     for log in (folder.path, folder.path / WARM_UP):
         files.keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
@@ -201,7 +201,7 @@ _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 
 
 def check_folder(settings: TrainSettings) -> None:
-    """Refuse a ``log_path`` of something else, or of a run with other settings."""
+    """Refuse a ``log_path`` that is not a run, or is a run with other settings."""
     if settings.log_path and (path := Path(settings.log_path).expanduser()).exists():
         with files.file_errors(path, "log_path"):
             _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)
@@ -276,7 +276,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
 
 
 def _changed_files(folder: RunFolder, settings: TrainSettings) -> Iterator[str]:
-    """A line for each file that a run still needs, and that is not as the run began with it."""
+    """A line for each file that a run still needs and that has changed since the run began."""
     before = (folder.read_json(RUN) or {}).get("files") or {}
     warm = RunFolder(folder.path / WARM_UP).checkpoints()
     is_warm = any(record["name"] == "final" for record in warm)

@@ -4,7 +4,7 @@
     Accounted   wraps a strategy and keeps the account of the one group that it plays
     Counted     wraps a strategy and reports the account of each group to a ``Tally``
 
-Other errors than the agent's (the engine's, a broken reward) stop the run.
+Errors that are not the agent's (the engine's, a broken reward) stop the run.
 """
 
 import asyncio

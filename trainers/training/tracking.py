@@ -1,4 +1,4 @@
-"""Takes what the Cookbook logs, and logs it to Weights & Biases and TensorBoard, too.
+"""Logs what the Cookbook logs to Weights & Biases and TensorBoard, too.
 
     wandb_project=NAME   a run of that project; the folder's ``wandb.json`` has its id
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
@@ -35,7 +35,7 @@ EVENTS = "tensorboard"
 def follow(on_row: OnRow) -> Iterator[None]:
     """Call ``on_row`` with each row of metrics that the Cookbook logs inside the block.
 
-    The Cookbook's loops take no logger and make their own, on the console, too. We add one, and
+    The Cookbook's loops take no logger; they make their own, one for the console. We add one, and
     remove the console's: ``logs.log`` has the same messages.
     """
     module: Any = ml_log
@@ -182,7 +182,7 @@ def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
 
 
 def run_name(settings: TrainSettings, folder: Path) -> str:
-    """Return the given name, or the folder's, with game and model in front if they are missing."""
+    """Return the name that is set, or the folder's, after game and model if it lacks them."""
     given_name = settings.wandb_name or os.environ.get("WANDB_NAME")
     if given_name:
         return given_name
@@ -232,7 +232,7 @@ class TensorboardLogger(ml_log.Logger):
         self._steps = step + 1
         for name, value in scores.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # the process may be killed any time
+        self._writer.flush()  # the process may be killed at any time
 
     def close(self) -> None:
         """Close the event file."""

@@ -56,10 +56,10 @@ Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 def load_demonstrations(
     demonstrations: Demonstrations | str, min_reward: float | None = None
 ) -> Demonstrations | list[Demonstration]:
-    """Return a function, or the rows of a file; a text is an import path or the file's.
+    """Return a function, or the rows of a file; a text is an import path or a file's path.
 
     Raises:
-        DemonstrationsError: There is none, or a row, which is named, cannot be read.
+        DemonstrationsError: There are none, or a row, which the message names, cannot be read.
         RecordError: A folder holds neither a dataset nor records.
     """
     source: Any = demonstrations
@@ -89,13 +89,13 @@ def data_of(
 ) -> list[tinker.Datum]:
     """Return a conversation as data, each with weights that sum to 1.
 
-    It is one datum; or one for each learned reply, if the renderer shows replies otherwise later.
+    It is one datum; or one per learned reply, if the renderer renders past replies differently.
 
     Args:
         conversation: The conversation. Names of control tokens in its texts stay texts.
         prompts: The model's renderer.
-        place: What messages call it.
-        limit: Most tokens; None: any number.
+        place: Its name in messages.
+        limit: Most tokens; None: no limit.
 
     Raises:
         DemonstrationsError: It cannot be read or rendered, or is too long.
@@ -126,7 +126,7 @@ def render(
     """Return the messages for the renderer, with tools in the first, and whether each is learned.
 
     Raises:
-        DemonstrationsError: ``place``: one cannot be read.
+        DemonstrationsError: A message cannot be read; the error names ``place``.
     """
     if isinstance(conversation, list):
         escaped: list[Any] = [prompts.escape(m) for m in conversation]  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def _messages(row: Demonstration) -> list[Message]:
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations. A batch's number decides it, so a resumed run gets the same."""
+    """Batches of conversations. A batch depends on its number alone, also in a resumed run."""
 
     steps: int
     batch: Callable[[int], list[tinker.Datum]]
@@ -163,7 +163,7 @@ class ConversationDataset(SupervisedDataset):
         return self.batch(index)
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Do nothing: a batch's number also decides its epoch."""
+        """Do nothing: a batch's number determines its epoch."""
 
     def __len__(self) -> int:
         return self.steps
@@ -174,7 +174,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     """Builds the warm-up's dataset, configured by chz."""
 
     demonstrations: Any = chz.field(doc="A function from a seed to conversations, its path, a file")
-    min_reward: float | None = chz.field(default=None, doc="Least reward of a recorded rollout.")
+    min_reward: float | None = chz.field(default=None, doc="Lowest reward of a recorded rollout.")
     steps: int = chz.field(doc="Batches.")
     batch_size: int = chz.field(doc="Conversations a batch.")
     seed: int = 0
@@ -185,7 +185,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
         """Return the dataset, and no test set: RL's held-out tasks are the test.
 
         Raises:
-            DemonstrationsError: A file's conversation, which is named, cannot be learned.
+            DemonstrationsError: A file's conversation, which the message names, cannot be learned.
         """
         from evert.bridge.tokens.bases import model_renderer
 
@@ -211,7 +211,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
         return [*itertools.chain(*data_by_row)]
 
     def _of_rows(self, rows: Sequence[list[tinker.Datum]], index: int) -> list[tinker.Datum]:
-        """The next rows; each epoch has an order of its own."""
+        """The next rows; each epoch has its own order."""
         numbers = range(index * self.batch_size, (index + 1) * self.batch_size)
         places = [divmod(number, len(rows)) for number in numbers]
         chosen = [_order(self.seed, epoch, len(rows))[place] for epoch, place in places]
@@ -277,7 +277,7 @@ async def warm_up(
 
 
 def _counts(settings: TrainSettings) -> str:
-    """What is in a file of demonstrations, and how many times it is learned."""
+    """What a file of demonstrations holds, and how often it is learned."""
     rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""
