@@ -45,7 +45,7 @@ from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import choices, read_plan
-from evert.trainers.training.cookbook import OWN, cookbook_config
+from evert.trainers.training.cookbook import SETTING_OF, cookbook_config
 
 PATH = "tinker://r/sampler_weights/"
 
@@ -134,7 +134,7 @@ def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> No
     assert pin_steps(given, {}) == {**given, "judge": f"{run}@20"}
     assert pin_steps(given, {"judge": f"{run}@10"}) == {**given, "judge": f"{run}@10"}
     assert pin_steps({"judge": f"{run}@10"}, {"judge": f"{run}@20"}) == {"judge": f"{run}@10"}
-    with pytest.raises(ModelNameError, match="no run and no model"):
+    with pytest.raises(ModelNameError, match="no run or model"):
         pin_steps({"judge": "runs/none"}, {})
 
 
@@ -155,7 +155,9 @@ def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fill
     for field in fields(EnvSettings):
         if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
             assert value == getattr(EnvSettings(), field.name), field.name
-    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks", "chat_template"} <= {*OWN.values()}
+    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks", "chat_template"} <= {
+        *SETTING_OF.values()
+    }
 
 
 class Bringing:

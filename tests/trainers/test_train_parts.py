@@ -104,13 +104,13 @@ def test_the_engine_follows_from_the_key_and_the_model(monkeypatch: Patch, tmp_p
             choose_engine(settings(**values))
     monkeypatch.setenv("TINKER_API_KEY", "k")
     chosen = choose_engine(settings())
-    assert chosen == EngineChoice("embedded", f"{is_set}, but {BASE_MODEL} is on no service")
+    assert chosen == EngineChoice("embedded", f"{is_set}, but {BASE_MODEL} is not on any service")
     chosen = choose_engine(settings(engine="embedded", **qwen))
     assert chosen == EngineChoice("embedded", "engine=embedded")
     assert choose_engine(settings(model_name=str(tmp_path))).kind == "embedded"
     for values in (qwen, {"engine": "service", "base_url": "http://x"}):
         assert choose_engine(settings(**values)) == EngineChoice("service", is_set)
-    with pytest.raises(RecipeError, match="ships with evert and is on no service"):
+    with pytest.raises(RecipeError, match="ships with evert and is not on any service"):
         choose_engine(settings(engine="service"))
     tiny = settings().model_name  # which gets one thread by itself
     assert (threads_of(None, tiny), threads_of(4, tiny), threads_of(None, "Q")) == (1, 4, None)

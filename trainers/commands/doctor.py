@@ -35,17 +35,17 @@ USAGE = """\
 Usage: evert doctor
 
 Says what is installed and what is missing, which versions are newer than those that evert was
-tested with, and which device and sandbox evert would use. It changes nothing, and contacts nobody.
+tested with, and which device and sandbox evert would use. It changes nothing, and stays offline.
 """
 
 
 @chz.chz
 class DoctorSettings:
-    """Nothing can be set."""
+    """The command has no settings."""
 
 
 def examine(settings: DoctorSettings) -> None:
-    """Print what there is."""
+    """Print the report."""
     for name, value, note in [*_machine(), *_packages(), *_extras(), *_choices()]:
         print(f"{name:<16} {value}{f'  ({note})' if note else ''}")
 

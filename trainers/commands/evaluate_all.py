@@ -160,7 +160,7 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
 @contextmanager
 def _hang_up_interrupts() -> Iterator[None]:
     """Inside the block the terminal's hang-up acts like Ctrl-C, unless it is ignored (nohup)."""
-    if sys.platform == "win32":  # has no such signal
+    if sys.platform == "win32":  # has no SIGHUP
         yield
         return
     before = signal.getsignal(signal.SIGHUP)
@@ -183,7 +183,7 @@ def _failed_episodes(folder: Path) -> list[str]:
 
     try:
         counts = failures([*EpisodeLog(folder).by_key.values()])
-    except EpisodeError:  # another version's, as the evaluation said
+    except EpisodeError:  # another version wrote them, as the evaluation reported
         return []
     return [f"  {line}" for line in counts.said().splitlines()] if counts.count else []
 

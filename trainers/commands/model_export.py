@@ -29,7 +29,7 @@ FORMATS = {
     "adapter": ("float32",),
     "gguf": ("f32", "f16", "bf16", "q8_0"),
 }
-"""What can be written -> the types of its weights; the first one is the default."""
+"""Format -> the types that its weights can have; the first one is the default."""
 
 BAR = 1e-4  # largest difference of a log-probability in float32
 
@@ -108,10 +108,10 @@ def _is_hosted(named_weights: NamedWeights) -> bool:
 
 
 def export(settings: ExportSettings, dtype: str, named_weights: NamedWeights) -> str:
-    """Write the folder, and return what the user should know of it.
+    """Write the folder, and return what the user should know about it.
 
     Raises:
-        EvertError: It cannot be written, or computes something else than the run's own weights.
+        EvertError: It cannot be written, or its log-probabilities differ from the run's.
             Nothing is left at ``out``.
     """
     from evert.trainers.engine.models import exporting

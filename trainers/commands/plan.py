@@ -1,6 +1,6 @@
-"""What a model will take: ``evert engine plan model=NAME``.
+"""What a model costs to train: ``evert engine plan model=NAME``.
 
-That is memory, from a local model's configuration alone, or dollars, for one of the service.
+For a local model, memory, from its configuration alone; for one of the service, dollars.
 """
 
 from typing import TYPE_CHECKING
@@ -90,7 +90,7 @@ def make_plan(settings: PlanSettings) -> "Plan":
 
 
 def as_text(plan: "Plan", tokens: int) -> str:
-    """Return the plan as text, with advice if it does not fit; a row has ``tokens`` tokens."""
+    """Return the plan as text, with advice if it does not fit; rows have ``tokens`` tokens."""
     trains = "all weights" if plan.rank is None else f"an adapter of rank {plan.rank}"
     suffix = ", layers computed again in the backward pass" if plan.checkpointing else ""
     rows = [

@@ -75,7 +75,7 @@ class ServeSettings:
     temperature: float | None = size(
         None, "temperature of every chat reply; None: as the request asks, else 1", 0
     )
-    keep: int = size(2**21, "tokens of past conversations to keep, exact, for each model")
+    keep: int = size(2**21, "tokens of past conversations to keep, as sampled, for each model")
     record: str = setting("", "folder to record conversations in; '': nothing is recorded")
     record_share: float = share(1.0, "share of the conversations to record")
     record_bytes: int = size(2**30, "most bytes of the records; the oldest are deleted")
@@ -139,7 +139,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
-    """The models by the names that clients use: each one's own name, and its setting."""
+    """Name that clients use -> the model's own name, and the setting that has it."""
     name = settings.name or Path(settings.model).name
     more = {name: (str(model), f"models.{name}") for name, model in settings.models.items()}
     if name in more:
@@ -151,7 +151,7 @@ def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
 
 
 def _place(weights: NamedWeights) -> tuple[str | None, str | None]:
-    """The path and the base of weights, one of them None. A path is one of any store."""
+    """The path and the base of weights; one of them is None. The path may be of any store."""
     if weights.model_path is None:
         return None, weights.base_model
     return str(weights.folder or weights.model_path), None
@@ -179,7 +179,7 @@ def _chat_model(settings: ServeSettings, weights: NamedWeights, sample: "Sample"
 def _records(
     settings: ServeSettings, models: "Mapping[str, ChatModel]", service: "PolicyService"
 ) -> "Iterator[ServedRecords | None]":
-    """The records of what the service serves, which ends with the block; then all are written."""
+    """Record what the service serves; after the block it is closed, and all is written."""
     if not settings.record:
         yield None
         return

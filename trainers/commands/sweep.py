@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Do all runs that have not completed, and report; return 1 if one failed."""
+    """Do all runs that have not completed, and report; return 1 if a run failed."""
     if sys.platform == "win32":
         raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()
@@ -104,7 +104,7 @@ def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[Ru
 
 
 def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of the sweep in a folder, which must be those asked for; {} for a new one."""
+    """The arguments of the sweep in a folder, which must equal ``pairs``; {} for a new one."""
     run_folder.check_output(out, "sweeps", SWEEP)
     recorded: dict[str, str] = (read_json(out / SWEEP) or {}).get("arguments") or {}
     if not recorded and (out / SWEEP).exists():
@@ -125,7 +125,7 @@ class Sweep:
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
         self._measured = plan.settings.parallel is not None
-        """Whether it is known how many runs fit on the machine; until then, one runs at a time."""
+        """Whether we know how many runs fit on the machine; until then, one runs at a time."""
         # A table is as wide as the terminal; a file has no width.
         wide = None if sys.stdout.isatty() else FILE_WIDTH
         console = Console(highlight=False, width=wide)
@@ -133,7 +133,7 @@ class Sweep:
         self._bar = self._progress.add_task("runs", total=plan.trials)
 
     def say(self, text: str) -> None:
-        """Print a line or more."""
+        """Print one or more lines."""
         self._progress.console.print(text, soft_wrap=True, markup=False)
 
     @property
@@ -183,7 +183,7 @@ class Sweep:
                 status, error = "failed", f"error: {missing}"
         self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
         values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
-        lines = error.splitlines()  # of a traceback the last says why; of ours, the first
+        lines = error.splitlines()  # the reason: a traceback's last line, our errors' first
         why = f" ({lines[0 if error.startswith('error: ') else -1]})" if lines else ""
         score = status if objective is None else f"{status} {show(objective)}"
         self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")

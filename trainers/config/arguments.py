@@ -40,11 +40,11 @@ FIELDS = {
 
 
 class UsageError(EvertError, ValueError):
-    """An argument is no setting of the command, or the setting does not take the value."""
+    """An argument is not a setting of the command, or the setting does not take its value."""
 
 
 def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "") -> dict[str, str]:
-    """Read arguments ``key=value``; a key's last value counts.
+    """Read arguments ``key=value``; the last value of a key counts.
 
     ``bare`` is the key that the error suggests for an argument without ``=``.
     """
@@ -60,7 +60,7 @@ def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "")
 
 
 def read_paths_and_settings(kind: type[T], arguments: Sequence[str]) -> tuple[list[Path], T]:
-    """Return the paths among a command's arguments, each once, and its settings."""
+    """Return the paths among a command's arguments, without duplicates, and its settings."""
     options = [argument for argument in arguments if "=" in argument or argument.startswith("-")]
     pairs = [text for text in options if not Path(text).exists()]  # a folder's name may contain =
     paths = [Path(argument).expanduser() for argument in arguments if argument not in pairs]
@@ -78,7 +78,7 @@ def _no_pair(argument: str, names: Collection[str], bare: str) -> str:
 
 
 def _spaces_hint(argument: str, arguments: Sequence[str]) -> str:
-    """The message for settings with spaces around their =; "" if there are none."""
+    """The message for settings with spaces around the =; "" if no argument has any."""
     if not any(word.startswith("=") or word.endswith("=") for word in arguments):
         return ""
     joined = re.sub(" *= *", "=", " ".join(arguments))
@@ -110,13 +110,13 @@ def _more(names: Collection[str]) -> str:
     if not names:
         return ""
     listing = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
-    return f" There are: {listing}. --help explains them."
+    return f" Settings: {listing}. --help explains them."
 
 
 def gather(
     settings: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings, with those in ``examples`` as flat mappings over the ones in ``under``.
+    """Return the settings; those in ``examples`` are flat mappings, laid over those in ``under``.
 
     ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
     """
@@ -154,7 +154,7 @@ def read_settings(
     """Return the settings as an object of a chz class.
 
     ``settings`` has texts, which are read as the field's type, or values from Python; ``under`` has
-    the values of settings that are not given. ``name_of`` maps a key to its name in messages.
+    the values of settings that are missing. ``name_of`` maps a key to its name in messages.
     """
     values, castables = {**(under or {}), **settings}, {**settings}
     _check_passwords(values, name_of)
@@ -184,7 +184,7 @@ def _check_passwords(values: Mapping[str, Any], name_of: Callable[[str], str]) -
 
 
 def number_in(value: Any) -> float | None:
-    """Return the number that a setting has, perhaps as a text; None: it has none."""
+    """Return a setting's value, perhaps a text, as a number; None: it is not a number."""
     try:
         return float(value) if isinstance(value, str | int | float) else None
     except (OverflowError, ValueError):
@@ -211,7 +211,7 @@ def _in_our_words(
         return f"{name_of(key)} takes {in_words(_type_at(kind, key))}, got {values.get(key)!r}."
     if match := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
         missing = ", ".join(map(name_of, match[1].split(", ")))
-        return f"{missing} must be given, too: there is no default."
+        return f"{missing} must be set: there is no default."
     if match := re.match(r"Extraneous argument '([^']+)'", text):
         parent, _, name = match[1].rpartition(".")
         fields = fields_of(_type_at(kind, parent) if parent else kind)
@@ -239,7 +239,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 def in_words(kind: Any) -> str:
     """Describe a type in words."""
     words: dict[Any, str] = {
-        int: "a whole number", float: "a number", bool: "True or False", str: "a text",
+        int: "a whole number", float: "a number", bool: "True or False", str: "a string",
         type(None): "None", None: "another value", Any: "a value",
     }  # fmt: skip
     parts = typing.get_args(kind)
@@ -249,7 +249,7 @@ def in_words(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(in_words, parts))
     if origin in (tuple, list, Sequence):
-        return f"{in_words(parts[0])}, or several with commas between"
+        return f"{in_words(parts[0])}, or several, separated by commas"
     return words.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
 

@@ -5,7 +5,7 @@ A row has one of these forms, and becomes a ``Demonstration`` in OpenAI's. None 
     {"messages": [...], "tools": [...]}     OpenAI's fine-tuning; weight: 0 is not learned
     {"conversations": [...]}                ShareGPT: messages of "from" and "value"
     {"prompt": ..., "completion": ...}      TRL: texts or messages; the completion is learned
-    a folder of recorded rollouts           what the policy said in those with enough reward
+    a folder of recorded rollouts           the policy's replies in those with enough reward
 """
 
 import json
@@ -45,10 +45,10 @@ class Demonstration(NamedTuple):
 
     Attributes:
         place: Where it is, for messages: "FILE, line 3".
-        messages: Without weights; each call of a tool has an id.
+        messages: Without weights; each tool call has an id.
         learned: For each message, whether it is learned.
-        tools: Those offered; [] for none.
-        unread: Names of the row's fields that mean nothing here.
+        tools: The tools offered; [] for none.
+        unread: Names of the row's fields that are ignored.
     """
 
     place: str
@@ -63,10 +63,10 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
 
     Args:
         path: See ``evert.bridge.records.row_files``.
-        min_reward: Least total reward of a recorded rollout; None: any.
+        min_reward: Lowest total reward of a recorded rollout; None: any.
 
     Raises:
-        DemonstrationsError: The row that is named is wrong, or nothing can be learned.
+        DemonstrationsError: A row, which the message names, is wrong, or none can be learned.
         RecordError: A folder holds neither a dataset nor records.
     """
     if holds_records(path, DemonstrationsError):
@@ -82,7 +82,7 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
 
 
 def describe(demonstrations: Sequence[Demonstration]) -> str:
-    """Return in words how many there are, and what in them may be a slip."""
+    """Return the number of demonstrations, and what may be mistakes in them, in words."""
     texts = Counter(json.dumps(row[1:4], default=repr) for row in demonstrations)
     ends = [row for row in demonstrations if any(row.learned) and not row.learned[-1]]
     unread = Counter(name for row in demonstrations for name in row.unread)
@@ -160,7 +160,7 @@ def _message(
         if calls := plain.get("tool_calls"):
             plain["tool_calls"] = _calls(place, f"{at}.tool_calls", calls, waiting)
         elif not {"content", "refusal"} & plain.keys():
-            _refuse(place, f"{at}.content", None, "a text, or tool_calls")
+            _refuse(place, f"{at}.content", None, "a string, or tool_calls")
     elif role in ("tool", "function"):
         call_id = plain.setdefault("tool_call_id", waiting[0] if waiting else None)
         if call_id not in waiting:
@@ -210,13 +210,13 @@ def _json(place: str, field: str, value: Any) -> Any:
 
 
 def _texts(place: str, name: str, fields: Mapping[str, Any]) -> list[Any]:
-    """The messages of a field that has a text or messages."""
+    """The messages of a field that holds a string or messages."""
     value = fields.get(name, [])
     if isinstance(value, str):
         role = {"system": "system", "prompt": "user", "completion": "assistant"}[name]
         return [{"role": role, "content": value}]
     if not isinstance(value, list):
-        _refuse(place, name, value, "a text or a list of messages")
+        _refuse(place, name, value, "a string or a list of messages")
     return value
 
 
@@ -239,14 +239,14 @@ def _rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row without what a table has for the fields of other rows: nulls, at any depth."""
+    """A row without nulls, at any depth: a table has them for the fields of other rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration]:
-    """The conversations of rollouts with enough reward; what cannot be read teaches nothing."""
+    """The conversations of rollouts with enough reward; unreadable ones teach nothing."""
     from evert.bridge.records.record import read_records
 
     least, best = -math.inf if min_reward is None else min_reward, -math.inf
@@ -265,7 +265,7 @@ def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration
 
 
 def _conversation(record: "RolloutRecord", turn: int) -> dict[str, Any]:
-    """The agent's conversation up to a turn's reply; only what the policy said is learned."""
+    """The agent's conversation up to a turn's reply; only the policy's replies are learned."""
     steps = [step for step in record.path(turn) if record.row["steps"][step].get("reply")]
     replies = {len(record.asked(step)) for step in steps}
     messages = list[dict[str, Any]]()

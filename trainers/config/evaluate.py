@@ -46,7 +46,7 @@ NAMES = (
 
 @chz.chz
 class PlayingSettings(EpisodeSettings):
-    """Settings of episodes in which a model that is named plays an agent that is named."""
+    """Settings of episodes in which a named model plays a named agent."""
 
     env: str = chz.field(
         default="",
@@ -135,7 +135,7 @@ class PlayingSettings(EpisodeSettings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that overrule a run's: device, threads, and a given renderer and dtype."""
+        """Settings that overrule a run's: device and threads; renderer and dtype, if set."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -237,7 +237,7 @@ class EvaluateSettings(PlayingSettings):
 
 
 ME = "me"
-"""The name of the person at the terminal, as a model."""
+"""The model name that stands for the person at the terminal."""
 
 
 @chz.chz
@@ -266,7 +266,7 @@ class PlaySettings(PlayingSettings):
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks among which ``task`` is a number, of one split: held-out ones, if there are."""
+        """The tasks among which ``task`` is a number, of one split: held-out ones, if any."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
@@ -315,7 +315,7 @@ def playing_help(kind: type[PlayingSettings], settings: Mapping[str, str]) -> st
 
 
 def _name_of(key: str) -> str:
-    """A setting as it is typed: frozen models are ``models.NAME``."""
+    """A setting's name as users type it: frozen models are ``models.NAME``."""
     return key.replace("frozen", "models", 1) if key.startswith("frozen") else key
 
 

@@ -67,7 +67,7 @@ def port(doc: str) -> Any:
 
 
 def parallel() -> Any:
-    """The field for how many episodes are played at a time; ``at_a_time`` reads it."""
+    """The field for the number of episodes at a time; ``at_a_time`` reads it."""
     return size(
         None,
         "held-out and evaluated episodes played at a time; None: 16 per core, at most 256",
@@ -75,9 +75,9 @@ def parallel() -> Any:
 
 
 def at_a_time(limit: int | None) -> int:
-    """The most episodes at a time; None: 16 per core, at most 256.
+    """How many episodes are played at a time; None: 16 per core, at most 256.
 
-    Each may be a thread of the agent, or several processes of a command.
+    An episode may be a thread of the agent, or several processes of a command.
     """
     return min(16 * cores(), 256) if limit is None else limit
 

@@ -80,7 +80,7 @@ def frozen_models(
 def read_models(settings: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | None]]":
     """Each model of the settings by its name, with its options. Imports nothing heavy.
 
-    A model object that was given from Python is returned as it is, with None for the options.
+    A model object from Python is returned as it is, with None for the options.
 
     Raises:
         EvertError: There is no such model, renderer or option.
@@ -171,7 +171,7 @@ def make_model(model: Any, options: Any, base_url: str | None) -> "RemoteModel |
 
 
 def fingerprint(settings: Mapping[str, Any]) -> list[Any]:
-    """Everything that decides the models' replies: names, options, and digests of weights."""
+    """Everything that determines the models' replies: names, options, and digests of weights."""
     parts: list[Any] = []
     for name, options in sorted(_by_name(settings).items()):
         model = find_model(str(options.pop("")))
@@ -217,9 +217,9 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
         on_disk = bool(model.model_path) and not on_service
         if embedded and on_service:
             raise RecipeError(
-                f"models.{name} are weights on a Tinker service ({model.model_path}), and the "
-                "embedded engine has none of those. Train on the service (model_name=), or "
-                "name a frozen model that is on this machine."
+                f"models.{name} are weights on a Tinker service ({model.model_path}), which the "
+                "embedded engine cannot load. Train on the service (model_name=), or name a "
+                "frozen model that is on this machine."
             )
         if not embedded and (on_disk or local):
             raise RecipeError(

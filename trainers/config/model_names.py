@@ -37,11 +37,11 @@ ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
 ELSEWHERE = ", tinker://..., openai:MODEL, https://HOST/v1#MODEL, vllm:http://HOST/v1#MODEL"
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
-"""Files of a model's folder that decide its replies."""
+"""Files of a model's folder that determine its replies."""
 
 
 class ModelNameError(EvertError, ValueError):
-    """A name stands for no model: its run, checkpoint, folder or address does not exist."""
+    """A name refers to no model: its run, checkpoint, folder or address does not exist."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class NamedWeights:
 
     @property
     def digests(self) -> list[str]:
-        """What identifies the weights: digests of their files, or without files their name.
+        """What identifies the weights: digests of their files, or their name if they have none.
 
-        A name on a Hub or a service is taken to stand for the same weights always.
+        A name on a Hub or a service is assumed to mean the same weights always.
         """
         parts = []
         folder = self.folder or Path("/nowhere")
@@ -100,7 +100,7 @@ NamedModel = NamedEndpoint | NamedServer | NamedWeights
 
 
 def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> NamedModel:
-    """Find the model that a name stands for.
+    """Find the model that a name refers to.
 
     Error messages also suggest ``players``, and with ``is_local`` only weights on this machine.
     """
@@ -134,7 +134,7 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
 
 
 def check_player(name: str, game: str, players: Collection[str]) -> None:
-    """Refuse another game's player of that name; ``players`` are those of ``game``."""
+    """Refuse the name of another game's player; ``players`` are those of ``game``."""
     other_games = [other_game for other_game, entry in games().items() if name in entry.players]
     if name not in players and other_games and not Path(name).exists():
         hint = f"its players are {', '.join(players)}" if players else "it has none"
@@ -173,11 +173,11 @@ def check_model(
 
 
 OR_RUN = ", runs/NAME or runs/NAME@STEP"
-"""The end of the list of models where a run's weights are taken, too."""
+"""The end of the list of models where a run's weights are accepted, too."""
 
 
 def check_weights(model: NamedModel, setting: str, purpose: str, more: str = "") -> NamedWeights:
-    """Return weights whose base is known; refuse other models, which cannot be ``purpose`` here."""
+    """Return weights whose base is known; refuse other models. ``purpose``: "trained", ..."""
     if isinstance(model, NamedWeights) and model.base_model is not None:
         return model
     raise ModelNameError(
@@ -187,15 +187,15 @@ def check_weights(model: NamedModel, setting: str, purpose: str, more: str = "")
 
 
 def local_weights(name: str, setting: str, purpose: str) -> NamedWeights:
-    """The weights that a setting names, which are ``purpose`` and so must be here.
+    """The weights that a setting names, which must be on this machine to be ``purpose``.
 
     Raises:
-        ModelNameError: There are none of this name on this machine.
+        ModelNameError: No weights of this name are on this machine.
     """
     weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", purpose, OR_RUN)
     if not is_here(weights.base_model or ""):
         raise ModelNameError(
-            f"{setting}={name} is no shipped base, no folder, and not in the local Hugging Face "
+            f"{setting}={name} is not a shipped base, a folder, or in the local Hugging Face "
             f"cache. Check the name, or download it first: hf download {name}."
         )
     return weights
@@ -218,13 +218,13 @@ def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
     path = Path(split_step(name)[0]).expanduser()
     is_path = "/" in name and path.parent.is_dir() and not _is_known(name)
     candidates = {*map(str, path.parent.iterdir())} if is_path else {*players, *BASES}
-    candidates.discard(str(Path(name).expanduser()))  # a file, for one
+    candidates.discard(str(Path(name).expanduser()))  # it may be a file
     near = difflib.get_close_matches(str(path), candidates, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or is_path or strange:
         hint = f" Did you mean {near[0]}?" if near else _beside(path) if "/" in name else ""
         raise ModelNameError(
-            f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
+            f"There is no run or model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
             f"Hugging Face folder, a model's name{ELSEWHERE * (not is_local)}"
             + (f", or {' or '.join(players)}." if players else ".")
         )

@@ -38,7 +38,7 @@ PATHS = {
 """Setting that is an import path, or from Python the object -> what it names, and its error."""
 
 FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
-"""Those that may name a file instead."""
+"""Those of ``PATHS`` that may name a file instead."""
 
 
 def check_names(settings: EpisodeSettings) -> None:
@@ -86,10 +86,10 @@ def _check_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] |
 
 
 def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each text that stands where a list of tasks is expected."""
+    """Return a warning for each string that stands where a list of tasks is expected."""
     return [
-        f"{name} is a text ({text!r:.60}), and each of its characters is a task. Make a list of "
-        "it: TASKS = [...]."
+        f"{name} is a string ({text!r:.60}), so each character is a task. Make it a list: "
+        "TASKS = [...]."
         for name, text in tasks.items()
         if isinstance(text, str | bytes)
     ]
@@ -103,9 +103,9 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
     names = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]
     if name.partition("(")[0] not in names:
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}."
+        hint = f"Did you mean {near[0]}?" if near else f"Renderers: {', '.join(names)}."
         raise UsageError(
-            f"{key}={name} is none of the Cookbook's renderers. {hint} Leave {key} out for the one "
+            f"{key}={name} is not a Cookbook renderer. {hint} Leave {key} out for the one "
             "that fits the model."
         )
 

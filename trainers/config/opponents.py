@@ -30,7 +30,7 @@ def check_opponents(settings: TrainSettings) -> None:
 
 
 def check_opponent(setting: str, env: str, name: str) -> None:
-    """Refuse the name of an unknown opponent; the setting has the name."""
+    """Refuse the name of an unknown opponent; ``setting`` names it."""
     if name and not own_opponent(env, name):
         read_model(setting, name, {})
 

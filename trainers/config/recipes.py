@@ -12,7 +12,7 @@ from evert.trainers.config.fields import RecipeError
 
 
 def choose_recipe(settings: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset for the given settings: its name and its values."""
+    """The preset for these settings: its name and its values."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -44,7 +44,7 @@ def game_of(settings: Mapping[str, object]) -> Game:
     hint = f" Did you mean env={near[0]}?" if near else ""
     raise RecipeError(
         f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
-        "that has a GAME: env=my_package.my_game. To train an agent that is no game: "
+        "that has a GAME: env=my_package.my_game. To train an agent that is not a game: "
         "agent=package.module:function train_tasks=package.module:TASKS."
     )
 

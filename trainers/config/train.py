@@ -1,6 +1,6 @@
 """Settings of a training run, and their form in ``run.json``.
 
-A recipe is part of its game (``evert.envs.games``): defaults, which the given settings overrule.
+A recipe is part of its game (``evert.envs.games``): defaults, which settings overrule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ class TrainSettings(EpisodeSettings):
     groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
     worker_timeout: float | None = size(
         60.0,
-        "pool, ray: seconds in which a worker's event loop has to answer; None: for ever",
+        "pool, ray: seconds in which a worker's event loop must answer; None: no limit",
         0,
         or_more=False,
     )
@@ -191,7 +191,7 @@ class TrainSettings(EpisodeSettings):
         path = self.demonstrations
         if not self.warm_up_steps and isinstance(path, str) and names_file(path):
             raise RecipeError(
-                f"demonstrations={path} is given, and warm_up_steps=0 learns nothing from it. Pass "
+                f"demonstrations={path} is set, but warm_up_steps=0 learns nothing from it. Pass "
                 "warm_up_steps=8 or so, or leave demonstrations out."
             )
 
@@ -240,7 +240,7 @@ def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]
 
 
 def as_record(settings: TrainSettings) -> dict[str, Any]:
-    """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
+    """The settings as ``run.json`` has them, with functions and tasks by import path or name."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
     paths = {key: path_of(plain[key]) for key in PATHS}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
@@ -259,12 +259,12 @@ def _plain(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether an agent or tasks were not given."""
+    """Whether an agent or tasks are missing."""
     return value is None or (isinstance(value, str) and not value)
 
 
 def differences(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """Changes that a resumed run may not make, one line ``key: recorded -> now`` each.
+    """The changes that a resumed run may not make, a line ``key: recorded -> now`` for each.
 
     A setting that is newer than the run is not on record, and counts as its default.
     """

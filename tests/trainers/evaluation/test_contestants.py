@@ -150,8 +150,8 @@ def test_everybody_has_a_digest_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("runs/a/b", r"no run and no model at 'runs/a/b'.*random or oracle"),
-        *((each, f"no run and no model at '{each}'") for each in ("/no", "~/no", "runs/n@20")),
+        ("runs/a/b", r"no run or model at 'runs/a/b'.*random or oracle"),
+        *((each, f"no run or model at '{each}'") for each in ("/no", "~/no", "runs/n@20")),
         ("oracel", r"Did you mean oracle\?"),
         ("evert-tyni", r"Did you mean evert-tiny\?"),
         ("RUNn", r"Did you mean /.*/run\?"),
