@@ -155,5 +155,5 @@ def test_what_is_typed_wrong_is_answered_before_anything_is_played(
     assert cli.main(["evaluate", "tasks=all-offline", "models=runs/no-such"]) == 1
     assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "seeds=x"]) == 1
     said = capsys.readouterr().err
-    assert "There is no run and no model at 'runs/no-such'" in said
+    assert "There is no run or model at 'runs/no-such'" in said
     assert "seeds takes a whole number" in said

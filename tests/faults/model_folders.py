@@ -22,7 +22,7 @@ from tinker_cookbook import tokenizer_utils
 from evert.bridge.models.tinker_model import TinkerModel, open_weights
 from evert.bridge.tokens.bases import BASE_RENDERER, model_renderer
 from evert.trainers.cli import main
-from evert.trainers.config.train import read_train_settings, recorded
+from evert.trainers.config.train import as_record, read_train_settings
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.workers.travel import pack, unpack
@@ -135,7 +135,7 @@ def by_the_record_of_a_run(name: str) -> object:
     """``evert evaluate models=runs/NAME``, of a run that says it trusts the folder's code."""
     run = Path(f"{name}-run")
     given = {"env": "identity", "model_name": name, "renderer_name": BASE_RENDERER}
-    settings = recorded(read_train_settings({**given, "trust_remote_code": True}, {}))
+    settings = as_record(read_train_settings({**given, "trust_remote_code": True}, {}))
     run.mkdir()
     (run / "run.json").write_text(json.dumps({"settings": settings}))
     saved = {"name": "final", "batch": 1, "sampler_path": "tinker://a/sampler_weights/final"}

@@ -20,7 +20,7 @@ from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError
 from evert.harbor import HarborAgent, TaskFolders
 from evert.trainers.commands import train
-from evert.trainers.config.train import read_train_settings, recorded
+from evert.trainers.config.train import as_record, read_train_settings
 from evert.trainers.integrations.harbor.agent import _connection
 
 GIVEN = {"id": f"harbor:{TASKS}", "environment": "bubblewrap", "held_out": 2}
@@ -45,9 +45,9 @@ def test_a_run_names_agent_and_tasks_by_paths_and_goes_on_with_them() -> None:
         assert len(resolve(str(path), "tasks", GameError)) == count
     typed = {f"tasks.{key}": str(value) for key, value in {**GIVEN, **more}.items() if key != "id"}
     assert read_train_settings({"tasks": GIVEN["id"], **typed}, {}).agent == settings.agent
-    before = {k: tuple(v) if isinstance(v, list) else v for k, v in recorded(settings).items()}
-    assert recorded(read_train_settings({"steps": "9"}, before)) == {
-        **recorded(settings),
+    before = {k: tuple(v) if isinstance(v, list) else v for k, v in as_record(settings).items()}
+    assert as_record(read_train_settings({"steps": "9"}, before)) == {
+        **as_record(settings),
         "steps": 9,
     }
 

@@ -54,10 +54,10 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -
         ({"steps": 2.5}, "steps takes a whole number, got 2.5."),
         ({"loss": "mse"}, "loss takes ppo or cispo, got 'mse'."),
         ({"loud": "maybe"}, "loud takes True or False, got 'maybe'."),
-        ({"words": 3}, "words takes a text, or several with commas between, got 3."),
+        ({"words": 3}, "words takes a string, or several, separated by commas, got 3."),
         ({"rate": float("inf")}, "rate takes a finite number, got inf."),
         ({"inner.depth": "deep"}, "inner.depth takes a whole number, got 'deep'."),
-        ({"inner.width": "1"}, "inner.depth must be given, too"),
+        ({"inner.width": "1"}, "inner.depth must be set"),
         ({"inner.wide": "1"}, "no setting 'inner.wide' in inner. Did you mean 'inner.width'?"),
     ],
 )

@@ -35,7 +35,7 @@ from evert.trainers.config.frozen_models import (
     fingerprint,
     frozen_models,
     needs_engine,
-    pinned,
+    pin_steps,
 )
 from evert.trainers.config.model_names import ModelNameError
 from evert.trainers.config.train import MAPPINGS, read_train_settings
@@ -45,7 +45,7 @@ from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import choices, read_plan
-from evert.trainers.training.cookbook import OWN, cookbook_config
+from evert.trainers.training.cookbook import SETTING_OF, cookbook_config
 
 PATH = "tinker://r/sampler_weights/"
 
@@ -131,11 +131,11 @@ def test_the_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_pa
 
 def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> None:
     given = {"judge": str(run), "judge.temperature": "0", "user": "evert-tiny"}
-    assert pinned(given, {}) == {**given, "judge": f"{run}@20"}
-    assert pinned(given, {"judge": f"{run}@10"}) == {**given, "judge": f"{run}@10"}
-    assert pinned({"judge": f"{run}@10"}, {"judge": f"{run}@20"}) == {"judge": f"{run}@10"}
-    with pytest.raises(ModelNameError, match="no run and no model"):
-        pinned({"judge": "runs/none"}, {})
+    assert pin_steps(given, {}) == {**given, "judge": f"{run}@20"}
+    assert pin_steps(given, {"judge": f"{run}@10"}) == {**given, "judge": f"{run}@10"}
+    assert pin_steps({"judge": f"{run}@10"}, {"judge": f"{run}@20"}) == {"judge": f"{run}@10"}
+    with pytest.raises(ModelNameError, match="no run or model"):
+        pin_steps({"judge": "runs/none"}, {})
 
 
 def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
@@ -155,7 +155,9 @@ def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fill
     for field in fields(EnvSettings):
         if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
             assert value == getattr(EnvSettings(), field.name), field.name
-    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks", "chat_template"} <= {*OWN.values()}
+    assert (shared | MAPPINGS.keys()) - {"cookbook", "tasks", "chat_template"} <= {
+        *SETTING_OF.values()
+    }
 
 
 class Bringing:

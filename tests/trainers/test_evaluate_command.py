@@ -294,7 +294,7 @@ def test_a_text_as_tasks_is_warned_of(tmp_path: Path, monkeypatch: Patch, capsys
     monkeypatch.syspath_prepend(tmp_path)
     agent = ["agent=texts:agent", "test_tasks=texts:TASKS", "max_tasks=1", "seeds=1"]
     assert run(*agent, "models=evert-tiny", f"out={tmp_path}/e") == 0
-    assert "warning: test_tasks is a text ('h')" in capsys.readouterr().out
+    assert "warning: test_tasks is a string ('h')" in capsys.readouterr().out
 
 
 def test_an_evaluation_goes_on_whose_address_has_a_password(
@@ -350,7 +350,7 @@ def test_weights_are_served_and_evaluated_in_the_type_that_is_asked_for(monkeypa
         assert engines[0].base_sampler("evert-tiny")._model.model.dtype == torch.bfloat16
     unsaid = EvaluateSettings(env="identity", models=("evert-tiny",))
     said = EvaluateSettings(env="identity", models=("evert-tiny",), dtype="bfloat16")
-    assert "dtype" not in unsaid.asked  # but the run's
+    assert "dtype" not in unsaid.overrides  # but the run's
     assert said.run_of("evert-tiny").dtype == "bfloat16"
 
 

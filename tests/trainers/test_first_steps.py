@@ -30,8 +30,8 @@ def settings(**values: Any) -> TrainSettings:
         ({"batch_size": 101}, {}, "batch_size=101 is more than there are tasks: .* all 100"),
         ({"batch_size": 101, "sampler": "evert:Curriculum"}, {}, None),
         ({"max_tokens": 1}, {}, "max_tokens=1 cuts every reply"),
-        ({"batch_size": 2}, {"train_tasks": "hello"}, "train_tasks is a text .'hello'., and each"),
-        ({}, {"test_tasks": "hello"}, "test_tasks is a text .'hello'."),
+        ({"batch_size": 2}, {"train_tasks": "hello"}, "train_tasks is a string .'hello'., so each"),
+        ({}, {"test_tasks": "hello"}, "test_tasks is a string .'hello'."),
     ],
 )
 def test_a_slip_in_the_settings_is_found_before_the_first_step(
@@ -62,7 +62,7 @@ def test_the_first_two_steps_show_cut_replies_and_equal_rewards(
     texts = list[str]()
     first = FirstSteps(settings(**values), texts.append)
     for step, metrics in enumerate(rows):
-        first.take(row(step, **metrics))
+        first.check_row(row(step, **metrics))
     assert len(texts) == len(patterns)
     assert all(map(re.match, patterns, texts))
 

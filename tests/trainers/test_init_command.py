@@ -62,8 +62,8 @@ def test_a_folder_with_files_and_an_unknown_kind_are_refused(tmp_path: Path, cap
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").write_text("")
     for arguments, message in (
-        (["there"], "there is there already, and not an empty folder. Nothing was changed."),
-        (["there/mine"], "there/mine is there already"),
+        (["there"], "there exists already, and is not an empty folder. Nothing was changed."),
+        (["there/mine"], "there/mine exists already"),
         (["new", "--agent", "crewai"], "agent takes openai or openai-agents or "),
         (["new", "--agent"], "Did you mean agent=...?"),
     ):

@@ -23,8 +23,8 @@ from evert.envs.games import GameError
 from evert.envs.tasksets.reasoning_gym import Reasoning, reasoning_gym
 from evert.trainers import cli
 from evert.trainers.config.evaluate import read_evaluate_settings
-from evert.trainers.config.train import read_train_settings, recorded
-from evert.trainers.training.warm_up import data_of, rendered
+from evert.trainers.config.train import as_record, read_train_settings
+from evert.trainers.training.warm_up import data_of, render
 
 ID = "gymnasium:FrozenLake-v1"
 LAKE = {"tasks": ID, "tasks.is_slippery": "False", "tasks.max_episode_steps": "6"}
@@ -44,7 +44,7 @@ def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
         assert settings.name == ID
         assert settings.steps == 3
         assert settings.limits.keys() == {"max_turns", "max_tool_calls"}
-    assert recorded(typed) == recorded(given) | {"limits": recorded(typed)["limits"]}
+    assert as_record(typed) == as_record(given) | {"limits": as_record(typed)["limits"]}
 
 
 def test_an_evaluation_names_it_alike() -> None:
@@ -80,11 +80,14 @@ def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> N
     path = "evert.envs.tasksets.reasoning_gym:Reasoning('chain_sum', max_digits=1, max_terms=2)"
     assert typed.agent == path
     assert typed.name == evaluated.name == "reasoning_gym:chain_sum"
-    assert recorded(typed) == recorded(read_train_settings({"tasks": PYTHON}, {}))
+    assert as_record(typed) == as_record(read_train_settings({"tasks": PYTHON}, {}))
     assert [len(tasks) for tasks in evaluated.tasks_by_split().values()] == [200, 100]
     assert evaluated.agent_of(evaluated.run_of("")) == path
-    before = {k: tuple(v) if isinstance(v, list) else v for k, v in recorded(typed).items()}
-    assert recorded(read_train_settings({"steps": "9"}, before)) == {**recorded(typed), "steps": 9}
+    before = {k: tuple(v) if isinstance(v, list) else v for k, v in as_record(typed).items()}
+    assert as_record(read_train_settings({"steps": "9"}, before)) == {
+        **as_record(typed),
+        "steps": 9,
+    }
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
@@ -198,7 +201,7 @@ def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> No
         datum.loss_fn_inputs[key].to_torch().tolist() for key in ("target_tokens", "weights")
     )
     learned = own.tokenizer.decode([t for t, w in zip(targets, weights, strict=True) if w])
-    asked = prompts.full(rendered(shown, prompts, "it")[0][:-1])
+    asked = prompts.full(render(shown, prompts, "it")[0][:-1])
     expression = shown["messages"][0]["content"].removeprefix("What is ").removesuffix("?")
     answer = shown["messages"][-1]["content"]
     assert learned == f"{hermes(expression)}<|im_end|>{answer}<|im_end|>"

@@ -118,8 +118,8 @@ def test_a_run_on_the_service_costs_what_its_calls_cost(turns: int) -> None:
     read = sum(part * turn * CACHED * price.prefill for turn in range(turns))
     new = turns * part
     cost = run_cost(price, 1, new, turns)
-    assert cost.least * 1e6 == pytest.approx(read + new * (price.prefill + price.train))
-    assert cost.most * 1e6 == pytest.approx(read + new * (price.sample + price.train))
+    assert cost.minimum * 1e6 == pytest.approx(read + new * (price.prefill + price.train))
+    assert cost.maximum * 1e6 == pytest.approx(read + new * (price.sample + price.train))
 
 
 def test_a_plan_for_the_service_names_the_steps_and_the_date_of_its_prices(capsys: Shown) -> None:

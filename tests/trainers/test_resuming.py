@@ -20,7 +20,7 @@ from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RunFolderError
-from evert.trainers.training.resuming import open_run, take_up, tidy
+from evert.trainers.training.resuming import open_run, prepare_folder, tidy
 
 
 def resume(folder: RunFolder) -> int:
@@ -185,7 +185,7 @@ def test_a_run_does_not_go_on_with_another_engine(copied: RunFolder) -> None:
     copied.write_json(files.RUN, {**about, "engine": {"engine": "service"}})
     folder = RunFolder(copied.path, resumed=True)
     with pytest.raises(RunFolderError, match=r"trained with engine=service, .* are on a service"):
-        take_up(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
+        prepare_folder(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
 
 
 def test_a_run_inherits_no_batches_of_one_that_was_killed_in_its_first_step(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_run_inherits_no_batches_of_one_that_was_killed_in_its_first_step(tmp_
     (tmp_path / files.BATCHES).write_text('{"step": 0, "episodes": 8, "kinds": {"no_call": 8}}\n')
     settings = train.parse(["env=identity", f"log_path={tmp_path}"])
     with open_run(settings, str) as folder:
-        assert take_up(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
+        assert prepare_folder(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
         assert files.read_jsonl(tmp_path / files.BATCHES) == []
 
 

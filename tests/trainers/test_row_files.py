@@ -20,11 +20,11 @@ from evert.bridge.groups.tasks import load_tasks
 from evert.bridge.records import row_files
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.trainers.config.demonstrations import counted, read_demonstrations
+from evert.trainers.config.demonstrations import describe, read_demonstrations
 from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.rundir.folder import WARM_UP, RunFolder
 from evert.trainers.system.files import CHECKPOINTS, RunFolderError
-from evert.trainers.training.resuming import check_folder, take_up
+from evert.trainers.training.resuming import check_folder, prepare_folder
 from evert.trainers.training.warm_up import (
     ConversationDatasetBuilder,
     data_of,
@@ -163,7 +163,7 @@ async def test_what_is_not_learned_or_read_is_counted(tmp_path: Path) -> None:
     )
     rows = read_demonstrations(path, None)
     assert [text for row in rows[:2] for _, text in learned(row)] == ["Bye.<|im_end|>"] * 2
-    assert counted(rows) == (
+    assert describe(rows) == (
         "6 conversations; 3 with nothing to learn, left out; 1 repeated; 1 with messages after the "
         "last learned reply; 1 with a call of a tool that is not among their tools; 1 with the "
         "field 'id', not read"
@@ -185,14 +185,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("g.jsonl", {"messages": []}, "line 1: messages is []; expected a list of"),
     ("h.jsonl", {"messages": [{**BYE, "weigth": 0}]}, "messages[0].weigth is 0; expected one of"),
     ("i.jsonl", {"messages": [{**BYE, "weight": 0.5}]}, "messages[0].weight is 0.5; expected 0 or"),
-    ("j.jsonl", {"messages": [HI, REPLY]}, "messages[1].content is None; expected a text"),
+    ("j.jsonl", {"messages": [HI, REPLY]}, "messages[1].content is None; expected a string"),
     ("k.jsonl", {"messages": [{"role": "boss", "content": ""}, BYE]}, "messages[0] has role 'bo"),
     ("l.jsonl", {"messages": [HI, {**REPLY, "tool_calls": [{}]}]}, "messages[1].tool_calls[0] is"),
     ("m.jsonl", {"messages": [{**REPLY, "function_call": "f("}]}, "messages[0].function_call is '"),
     ("n.jsonl", {"messages": [*USED[:2], USED[3], BYE]}, "messages[2].tool_call_id is 'c'; exp"),
     ("o.jsonl", {"messages": [HI, BYE], "tools": [{}]}, "line 1: tools[0] is {}; expected"),
     ("p.jsonl", {"conversations": [{"from": "x"}]}, "line 1: conversations[0] is {'from': 'x'};"),
-    ("q.jsonl", {"prompt": 1, "completion": ""}, "line 1: prompt is 1; expected a text or a list"),
+    ("q.jsonl", {"prompt": 1, "completion": ""}, "line 1: prompt is 1; expected a string or a"),
     ("r.csv", b"prompt,completion\na\n", "line 2 has too many or too few fields; expected 2: "),
     ("s.csv", b'prompt,completion\na,"b\n', "line 2 is not CSV: unexpected end of data"),
     ("t.csv", b"prompt,prompt\n", "line 1 has a column twice: prompt, prompt."),
@@ -265,7 +265,7 @@ def test_a_run_records_its_files_and_is_not_resumed_with_others(tmp_path: Path) 
     chosen = settings(tmp_path, train_tasks=str(tasks), demonstrations=str(shown))
     folder = RunFolder(tmp_path / "run")
     (folder.path / WARM_UP).mkdir(parents=True)
-    about = take_up(folder, chosen, (), "embedded", Console(quiet=True))
+    about = prepare_folder(folder, chosen, (), "embedded", Console(quiet=True))
     assert {*about["files"]} == {"train_tasks", "demonstrations"}
     check_folder(chosen)
 

@@ -359,7 +359,7 @@ class Told:
 
     def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
         """A batch of one group."""
-        self.tally.take(Batch(index=0, groups=1), Account.of(trajectories, failures))
+        self.tally.count(Batch(index=0, groups=1), Account.of(trajectories, failures))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -380,9 +380,9 @@ async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_p
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
     told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
-    told.tally.take(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))
+    told.tally.count(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
-    told.tally.take(Batch(index=7, groups=2), Account.of([good], []))
+    told.tally.count(Batch(index=7, groups=2), Account.of([good], []))
     (record,) = told.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
     row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}
@@ -406,7 +406,7 @@ async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path:
 
 def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
     told = Told(tmp_path, failed_steps=0)
-    told.tally.tell("held-out tasks", Failures.of(1, [(TABLE, 1)]))
+    told.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
         told.batch([failure])
     first, second, third = told.said

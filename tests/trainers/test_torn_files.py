@@ -24,7 +24,7 @@ from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.results import objective_of
 from evert.trainers.system.files import drop_broken_lines, file_errors, read_jsonl, write_whole
-from evert.trainers.training.resuming import open_run, take_up
+from evert.trainers.training.resuming import open_run, prepare_folder
 
 FILES = (
     "run.json", "before.json", "metrics.jsonl", "checkpoints.jsonl", "batches.jsonl",
@@ -91,7 +91,7 @@ def taken_up(path: Path) -> None:
     """What training does with a folder before its first step."""
     settings = train.parse([f"log_path={path}", "steps=4"])
     with open_run(settings, str) as folder:
-        take_up(folder, settings, (), "embedded", Console(quiet=True))
+        prepare_folder(folder, settings, (), "embedded", Console(quiet=True))
         read_batches(folder.path)
         done = folder.steps_done()
         assert done in (0, 2, 3)

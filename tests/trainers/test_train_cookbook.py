@@ -13,10 +13,10 @@ from tinker_cookbook.rl.train import AsyncConfig, Config
 from evert.trainers.commands.train import parse, usage
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.train import TrainSettings, read_train_settings, recorded
+from evert.trainers.config.train import TrainSettings, as_record, read_train_settings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import BEFORE, RUN
-from evert.trainers.training.cookbook import OWN, cookbook_config, cookbook_help
+from evert.trainers.training.cookbook import SETTING_OF, cookbook_config, cookbook_help
 
 
 def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
@@ -56,9 +56,9 @@ def test_from_python_values_are_given_as_they_are() -> None:
 
 def test_a_resumed_run_keeps_what_was_set_and_takes_more(tmp_path: Path) -> None:
     first = parse(["env=identity", "cookbook.temperature=0.8"])
-    assert recorded(first)["cookbook"] == {"temperature": "0.8"}
+    assert as_record(first)["cookbook"] == {"temperature": "0.8"}
     folder = RunFolder(tmp_path)
-    folder.write_json(RUN, {"settings": recorded(first)})
+    folder.write_json(RUN, {"settings": as_record(first)})
     folder.write_json(BEFORE, {})
     again = parse([f"log_path={tmp_path}", "cookbook.compute_post_kl=True"])
     made = cookbook_config(again, tmp_path, embedded=True)
@@ -111,8 +111,8 @@ def test_a_wrong_field_is_refused_by_the_name_it_was_given(argument: str, said: 
 def test_each_field_of_the_config_is_a_setting_of_everts_or_can_be_set() -> None:
     listed = cookbook_help()
     for name in chz.chz_fields(Config):
-        assert (name in OWN) != (f"cookbook.{name}=" in listed), name
-    assert set(OWN.values()) <= set(chz.chz_fields(TrainSettings))
+        assert (name in SETTING_OF) != (f"cookbook.{name}=" in listed), name
+    assert set(SETTING_OF.values()) <= set(chz.chz_fields(TrainSettings))
 
 
 def test_help_lists_the_fields_with_their_defaults_and_what_they_take() -> None:

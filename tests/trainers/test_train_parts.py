@@ -29,7 +29,7 @@ from evert.trainers.config.backend import (
     threads_of,
 )
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.train import TrainSettings, differing, recorded
+from evert.trainers.config.train import TrainSettings, as_record, differences
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system import files
@@ -77,18 +77,20 @@ def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> N
 
 
 def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> None:
-    before = recorded(settings(allow_hosts=("a", "b")))
+    before = as_record(settings(allow_hosts=("a", "b")))
     again = settings(allow_hosts=("a", "b"), steps=99, log_path="elsewhere", eval_every=1)
-    assert not differing(before, again)
-    assert differing(before, settings(seed=3, learning_rate=1.0)) == [
+    assert not differences(before, again)
+    assert differences(before, settings(seed=3, learning_rate=1.0)) == [
         "allow_hosts: ['a', 'b'] -> []",
         "learning_rate: 0.0001 -> 1.0",
         "seed: 0 -> 3",
     ]
-    older = recorded(settings())
+    older = as_record(settings())
     del older["league"], older["test_opponent"]  # which it did not have yet
-    assert not differing(older, settings())
-    assert differing(older, settings(test_opponent="perfect")) == ["test_opponent: '' -> 'perfect'"]
+    assert not differences(older, settings())
+    assert differences(older, settings(test_opponent="perfect")) == [
+        "test_opponent: '' -> 'perfect'"
+    ]
 
 
 def test_the_engine_follows_from_the_key_and_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -102,13 +104,13 @@ def test_the_engine_follows_from_the_key_and_the_model(monkeypatch: Patch, tmp_p
             choose_engine(settings(**values))
     monkeypatch.setenv("TINKER_API_KEY", "k")
     chosen = choose_engine(settings())
-    assert chosen == EngineChoice("embedded", f"{is_set}, but {BASE_MODEL} is on no service")
+    assert chosen == EngineChoice("embedded", f"{is_set}, but {BASE_MODEL} is not on any service")
     chosen = choose_engine(settings(engine="embedded", **qwen))
     assert chosen == EngineChoice("embedded", "engine=embedded")
     assert choose_engine(settings(model_name=str(tmp_path))).kind == "embedded"
     for values in (qwen, {"engine": "service", "base_url": "http://x"}):
         assert choose_engine(settings(**values)) == EngineChoice("service", is_set)
-    with pytest.raises(RecipeError, match="ships with evert and is on no service"):
+    with pytest.raises(RecipeError, match="ships with evert and is not on any service"):
         choose_engine(settings(engine="service"))
     tiny = settings().model_name  # which gets one thread by itself
     assert (threads_of(None, tiny), threads_of(4, tiny), threads_of(None, "Q")) == (1, 4, None)
@@ -146,7 +148,7 @@ def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_o
 def open_and_leave(made: TrainSettings) -> RunFolder:
     """The folder of a run that reached its scores before training, and no more."""
     with open_run(made, str) as folder:
-        folder.write_json(RUN, {"settings": recorded(made)})
+        folder.write_json(RUN, {"settings": as_record(made)})
         folder.write_json(BEFORE, {})
     return folder
 
@@ -163,10 +165,10 @@ def test_a_new_run_gets_a_folder_of_its_own(monkeypatch: Patch, tmp_path: Path) 
 def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> None:
     mine = settings(log_path=str(tmp_path), allow_hosts=("a",), cookbook={"temperature": 0.5})
     folder = open_and_leave(mine)
-    folder.write_json(RUN, {"settings": {**recorded(mine), "of_old": 1}})
+    folder.write_json(RUN, {"settings": {**as_record(mine), "of_old": 1}})
     with open_run(mine, str) as again:
         assert again.resumed
-    assert recorded(parse([f"log_path={tmp_path}"])) == recorded(mine)
+    assert as_record(parse([f"log_path={tmp_path}"])) == as_record(mine)
     before = sorted(tmp_path.rglob("*"))
     said = r"seed: 0 -> 1\nTo resume it, leave these out.*choose another log_path"
     with pytest.raises(RunFolderError, match=said):
@@ -182,7 +184,7 @@ def test_a_run_that_reached_nothing_leaves_no_folder_or_makes_room(tmp_path: Pat
         raise KeyError
     assert not path.exists()
     path.mkdir()
-    RunFolder(path).write_json(RUN, {"settings": recorded(settings())})
+    RunFolder(path).write_json(RUN, {"settings": as_record(settings())})
     (path / "logs.log").write_text("begun, and killed")
     with open_run(settings(log_path=str(path), seed=1), str) as folder:
         assert not folder.resumed
@@ -201,7 +203,7 @@ def test_a_process_that_comes_second_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_record_with_odd_values_is_refused_with_the_value(tmp_path: Path) -> None:
     mine = settings(log_path=str(tmp_path))
-    open_and_leave(mine).write_json(RUN, {"settings": {**recorded(mine), "steps": [3]}})
+    open_and_leave(mine).write_json(RUN, {"settings": {**as_record(mine), "steps": [3]}})
     with pytest.raises(UsageError, match=r"steps takes a whole number, got \(3,\)"):
         parse([f"log_path={tmp_path}"])
 

@@ -20,7 +20,7 @@ from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.rundir.folder import WARM_UP as FOLDER
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
-from evert.trainers.training.resuming import take_up
+from evert.trainers.training.resuming import prepare_folder
 from evert.trainers.training.warm_up import (
     ConversationDatasetBuilder,
     warm_up,
@@ -129,7 +129,7 @@ async def test_a_stopped_warm_up_ends_as_any_other(tmp_path: Path, monkeypatch: 
                 with pytest.raises(DemonstrationsError, match="enough"):
                     await warm_up(wanted, path, console, embedded=True)
                 folder = RunFolder(path, resumed=True)
-                take_up(folder, wanted, (), "embedded", console)
+                prepare_folder(folder, wanted, (), "embedded", console)
             warm = await warm_up(wanted, path, console, embedded=True)
             assert warm is not None
             found = engine.store.folder(str(warm.sampler_path)) / "model.safetensors"

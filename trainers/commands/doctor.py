@@ -35,17 +35,17 @@ USAGE = """\
 Usage: evert doctor
 
 Says what is installed and what is missing, which versions are newer than those that evert was
-tested with, and which device and sandbox evert would use. It changes nothing, and contacts nobody.
+tested with, and which device and sandbox evert would use. It changes nothing, and stays offline.
 """
 
 
 @chz.chz
 class DoctorSettings:
-    """Nothing can be set."""
+    """The command has no settings."""
 
 
 def examine(settings: DoctorSettings) -> None:
-    """Print what there is."""
+    """Print the report."""
     for name, value, note in [*_machine(), *_packages(), *_extras(), *_choices()]:
         print(f"{name:<16} {value}{f'  ({note})' if note else ''}")
 
@@ -59,12 +59,13 @@ def _machine() -> Iterator[tuple[str, str, str]]:
 def _packages() -> Iterator[tuple[str, str, str]]:
     for name, tested in TESTED.items():
         try:
-            here = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             yield name, "missing", f"pip install {name}"
             continue
-        is_newer = _numbers(here) > _numbers(tested)
-        yield name, here, f"newer than {tested}, the newest that was tested" if is_newer else ""
+        is_newer = _numbers(installed) > _numbers(tested)
+        note = f"newer than {tested}, the newest that was tested" if is_newer else ""
+        yield name, installed, note
 
 
 def _numbers(text: str) -> list[int]:
@@ -73,13 +74,14 @@ def _numbers(text: str) -> list[int]:
 
 def _extras() -> Iterator[tuple[str, str, str]]:
     about = distribution("evert")
-    wanted: dict[str, list[str]] = {}
+    packages: dict[str, list[str]] = {}
     for line in about.requires or ():
         package, _, extra = line.partition("; extra == ")
         if extra and not extra.strip("\"'").startswith(("test", "lint", "docs")):
-            wanted.setdefault(extra.strip("\"'"), []).append(re.split(r"[\s<>=!~\[;]", package)[0])
-    missing = [extra for extra, names in wanted.items() if not all(map(_is_here, names))]
-    yield "extras", ", ".join(sorted({*wanted} - {*missing})) or "none", ""
+            name = re.split(r"[\s<>=!~\[;]", package)[0]
+            packages.setdefault(extra.strip("\"'"), []).append(name)
+    missing = [extra for extra, names in packages.items() if not all(map(_is_here, names))]
+    yield "extras", ", ".join(sorted({*packages} - {*missing})) or "none", ""
     yield "not installed", ", ".join(sorted(missing)) or "none", "pip install 'evert[NAME]'"
 
 

@@ -89,23 +89,23 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    given = read_pairs(arguments, KEYS, "env")
-    recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
-    if evaluate_all.ALL in (given.get("tasks"), recorded.get("tasks")):
-        return _run_all({**evaluate_all.typed_before(given.get("out")), **given})
-    settings = read_evaluate_settings(given, recorded)
+    pairs = read_pairs(arguments, KEYS, "env")
+    recorded = run_folder.recorded_settings(pairs.get("out", ""), EvaluateSettings, EVALUATION)
+    if evaluate_all.ALL in (pairs.get("tasks"), recorded.get("tasks")):
+        return _run_all({**evaluate_all.recorded_arguments(pairs.get("out")), **pairs})
+    settings = read_evaluate_settings(pairs, recorded)
     check_playing(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
         return _run_with(settings)
 
 
-def _run_all(given: Mapping[str, str]) -> int:
-    typed = {key: value for key, value in given.items() if key != "tasks"}
-    settings = read_evaluate_settings({**typed, "env": "identity"})  # any game will do
+def _run_all(pairs: Mapping[str, str]) -> int:
+    arguments = {key: value for key, value in pairs.items() if key != "tasks"}
+    settings = read_evaluate_settings({**arguments, "env": "identity"})  # any game will do
     check_playing(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
         _contestants(settings)
-    return evaluate_all.run(typed, settings)
+    return evaluate_all.run(arguments, settings)
 
 
 def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
@@ -127,14 +127,14 @@ def _run_with(settings: EvaluateSettings) -> int:
     for warning in texts_as_tasks({f"{split}_tasks": listed for split, listed in tasks.items()}):
         console.print(redacted(f"warning: {warning}"), soft_wrap=True)
     try:
-        played = _evaluate(settings, contestants, tasks, folder, console)
+        episodes = _evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
-        said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
-        again = shlex.join(["evert", "evaluate", f"out={folder}"])
-        stopped.add_note(f"{said}All finished episodes are kept. To resume: {again}")
+        prefix = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
+        command = shlex.join(["evert", "evaluate", f"out={folder}"])
+        stopped.add_note(f"{prefix}All finished episodes are kept. To resume: {command}")
         raise
-    scored = {episode.model for episode in played if episode.reward is not None}
-    return int(any(episode.model not in scored for episode in played))  # 1: a model has no score
+    scored = {episode.model for episode in episodes if episode.reward is not None}
+    return int(any(episode.model not in scored for episode in episodes))  # 1: a model has no score
 
 
 def check_playing(settings: PlayingSettings, models: Sequence[str]) -> None:
@@ -154,14 +154,14 @@ def _check_folder(path: Path, settings: EvaluateSettings) -> None:
     run_folder.check_output(path, "evaluations", EVALUATION)
     now = chz.asdict(settings)
     before = run_folder.recorded_settings(path, EvaluateSettings, EVALUATION)
-    changed = [
+    changes = [
         f"\n  {key}: {before[key]!r} -> {now[key]!r}"
         for key in before
         if key not in MAY_CHANGE and before[key] != now[key]
     ]
-    if changed:
+    if changes:
         raise RunFolderError(
-            f"{path} holds an evaluation with other settings:{''.join(changed)}\nTo resume it, "
+            f"{path} holds an evaluation with other settings:{''.join(changes)}\nTo resume it, "
             "leave these out; to start another, choose another out=."
         )
 
@@ -176,19 +176,19 @@ def _evaluate(
     from evert.trainers.episodes.playing import Episode, EpisodeLog, planned
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    folder, played = RunFolder(path), list[Episode]()
+    folder, episodes = RunFolder(path), list[Episode]()
     with run_folder.alone_in(path, "evaluating", "out"):
         folder.write_json(EVALUATION, {"settings": chz.asdict(settings), **origin()})
         log = EpisodeLog(path)
         console.print(f"evaluation: {path}", soft_wrap=True)
         for contestant in contestants:
-            wanted = planned(contestant.name, contestant.digest, tasks, seeds)
-            todo = [each for each in wanted if each[0].key not in log.by_key]
+            plan = planned(contestant.name, contestant.digest, tasks, seeds)
+            todo = [(episode, task) for episode, task in plan if episode.key not in log.by_key]
             _play(contestant, settings, todo, log, console)
             # The log may have these weights under another name.
-            played += [replace(log.by_key[e.key], model=e.model) for e, _ in wanted]
-        _report(played, settings, folder, console)
-    return played
+            episodes += [replace(log.by_key[e.key], model=e.model) for e, _ in plan]
+        _report(episodes, settings, folder, console)
+    return episodes
 
 
 def _play(
@@ -209,11 +209,11 @@ def _play(
         return
     began = time.monotonic()
     record = Recorder(log.folder / f"{ROLLOUTS}.jsonl") if settings.record else None
-    with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
+    with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as show:
         places = Semaphore(at_a_time(settings.parallel))
         opponents = settings.opponents()
         player = replace(player, record=record, opponents=opponents, dialogues=SHOWN)
-        run_async(play(todo, player, log.add, done, success=settings.success, places=places))
+        run_async(play(todo, player, log.add, show, success=settings.success, places=places))
     say(f"{len(todo)} episodes in {time.monotonic() - began:.0f} s")
 
 
@@ -221,26 +221,26 @@ def _play(
 def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Episode"], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    counts = MofNCompleteColumn(), "{task.fields[found]}"
+    counts = MofNCompleteColumn(), "{task.fields[successes]}"
     columns = ("{task.description}", BarColumn(), *counts, TimeRemainingColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    task = bar.add_task(name, total=total, found="")
+    task = bar.add_task(name, total=total, successes="")
     won = count = 0
 
-    def done(episode: "Episode") -> None:
+    def on_episode(episode: "Episode") -> None:
         nonlocal won, count
         won, count = won + episode.success, count + 1
-        found = f"{won} successes"  # a rate would be biased: short episodes end first
-        bar.update(task, advance=1, found=found)
+        successes = f"{won} successes"  # a rate would be biased: short episodes end first
+        bar.update(task, advance=1, successes=successes)
         if not console.is_terminal and count % -(-total // 5) == 0:
-            console.print(f"{name}: {count}/{total}  {found}", soft_wrap=True)
+            console.print(f"{name}: {count}/{total}  {successes}", soft_wrap=True)
 
     with bar:
-        yield done
+        yield on_episode
 
 
 def _report(
-    played: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
+    episodes: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
 ) -> None:
     from evert.trainers.episodes import scores
     from evert.trainers.episodes.playing import failures
@@ -249,25 +249,25 @@ def _report(
     from evert.trainers.reporting.figures.style import save
 
     score = partial(scores.scores, game=settings.game, pass_at=settings.pass_at)
-    splits = score(played, "split")
-    categories = score([e for e in played if e.category], "category")
-    shown = splits
+    splits = score(episodes, "split")
+    categories = score([e for e in episodes if e.category], "category")
+    rows = splits
     if len({row.split for row in splits}) > 1:
-        totals = score(played)
-        shown = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
+        totals = score(episodes)
+        rows = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
     title += f", against {redacted(settings.opponent)}" * bool(settings.opponent)
     console.print(title, soft_wrap=True)
-    console.print(scores.as_table(shown, scores.counted(played)))
-    if play := scores.as_play_table(shown):
+    console.print(scores.as_table(rows, scores.counted(episodes)))
+    if play := scores.as_play_table(rows):
         console.print(play)
-    for model in dict.fromkeys(episode.model for episode in played):
-        failed = failures([episode for episode in played if episode.model == model])
-        if failed.count:
-            console.print(f"{model}: {failed.said()}", soft_wrap=True)
-        _show_answers([episode for episode in played if episode.model == model], console)
-    folder.write(SCORES, scores.as_csv([*shown, *categories]))
+    for model in dict.fromkeys(episode.model for episode in episodes):
+        counts = failures([episode for episode in episodes if episode.model == model])
+        if counts.count:
+            console.print(f"{model}: {counts.said()}", soft_wrap=True)
+        _show_answers([episode for episode in episodes if episode.model == model], console)
+    folder.write(SCORES, scores.as_csv([*rows, *categories]))
     save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)
     files = [SCORES, SPLITS_FIGURE]
     if categories:
@@ -279,9 +279,10 @@ def _report(
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True)
 
 
-def _show_answers(played: Sequence["Episode"], console: Console) -> None:
-    said = {(e.split, e.task): e for e in reversed(played) if e.dialogue}  # each task's first seed
-    for episode in [*reversed(said.values())][:SHOWN]:
+def _show_answers(episodes: Sequence["Episode"], console: Console) -> None:
+    # the first seed of each task
+    firsts = {(e.split, e.task): e for e in reversed(episodes) if e.dialogue}
+    for episode in [*reversed(firsts.values())][:SHOWN]:
         reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
         texts = episode.target, episode.dialogue[-1]["said"]
         task, answer = (textwrap.shorten(text, 100, placeholder=" ...") for text in texts)

@@ -52,80 +52,81 @@ except EvertError as error:
 """
 
 
-def run(given: Mapping[str, str], settings: EvaluateSettings) -> int:
+def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
     """Evaluate on every offline taskset; return 1 if an evaluation failed.
 
-    ``given`` has the arguments without ``tasks``, ``settings`` the same ones parsed.
+    ``pairs`` has the arguments without ``tasks``; ``settings`` are the same, parsed.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
-    typed = {key: value for key, value in given.items() if key not in ("out", "environments")}
+    arguments = {key: value for key, value in pairs.items() if key not in ("out", "environments")}
     folder = RunFolder(path)
-    folder.write_json(EVALUATION, {"settings": {"tasks": ALL}, TYPED: typed, **origin()})
-    found, silent = listed()
-    rows, failed = list[dict[str, str]](), False
+    folder.write_json(EVALUATION, {"settings": {"tasks": ALL}, TYPED: arguments, **origin()})
+    tasks, without_list = offline_tasks()
+    rows, has_failed = list[dict[str, str]](), False
     console.print(f"evaluations: {path}", soft_wrap=True)
-    if silent:
-        console.print(f"left out, since they list no offline tasks: {', '.join(silent)}")
+    if without_list:
+        console.print(f"left out, since they list no offline tasks: {', '.join(without_list)}")
     try:
-        for number, (name, own) in enumerate(found, 1):
-            mine = {**USUAL, **own, **typed, "tasks": name, "out": str(path / slug(name))}
-            python, why = _python_of(mine, settings.environments)
+        for number, (name, defaults) in enumerate(tasks, 1):
+            out = path / slug(name)
+            evaluation = {**USUAL, **defaults, **arguments, "tasks": name, "out": str(out)}
+            python, why = _python_of(evaluation, settings.environments)
             began = time.monotonic()
             if python:
-                why = _evaluate(python, mine, path / f"{slug(name)}.txt")
-                failed = failed or bool(why)
-            rows += [{"tasks": name, **row} for row in _scores(Path(mine["out"]))]
-            said = why or f"{time.monotonic() - began:.0f} s"
-            lines = [f"{number}/{len(found)}  {name}: {said}", *_failed_episodes(Path(mine["out"]))]
+                why = _evaluate(python, evaluation, path / f"{slug(name)}.txt")
+                has_failed = has_failed or bool(why)
+            rows += [{"tasks": name, **row} for row in _scores(out)]
+            result = why or f"{time.monotonic() - began:.0f} s"
+            lines = [f"{number}/{len(tasks)}  {name}: {result}", *_failed_episodes(out)]
             console.print(redacted("\n".join(lines)), soft_wrap=True)
             folder.write(SCORES, as_csv(rows))
     except KeyboardInterrupt as stopped:
-        again = shlex.join(["evert", "evaluate", f"out={path}"])
-        stopped.add_note(f"Interrupted. All finished episodes are kept. To resume: {again}")
+        command = shlex.join(["evert", "evaluate", f"out={path}"])
+        stopped.add_note(f"Interrupted. All finished episodes are kept. To resume: {command}")
         raise
     console.print(_as_table(rows))
     console.print(f"{path / SCORES}", soft_wrap=True)
-    return int(failed)
+    return int(has_failed)
 
 
-def typed_before(out: str | None) -> dict[str, str]:
+def recorded_arguments(out: str | None) -> dict[str, str]:
     """Return the arguments that a folder records, without ``trust_remote_code``."""
-    found = (read_json(Path(out).expanduser() / EVALUATION) or {}) if out else {}
-    typed: dict[str, str] = found.get(TYPED, {})
-    return {key: value for key, value in typed.items() if key != "trust_remote_code"}
+    record = (read_json(Path(out).expanduser() / EVALUATION) or {}) if out else {}
+    arguments: dict[str, str] = record.get(TYPED, {})
+    return {key: value for key, value in arguments.items() if key != "trust_remote_code"}
 
 
-def listed() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
+def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
     """Return the offline tasks, "taskset:name" with settings, and the tasksets that list none."""
-    found, silent = list[tuple[str, Mapping[str, str]]](), list[str]()
+    tasks, without_list = list[tuple[str, Mapping[str, str]]](), list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             module = sys.modules[entry.load().__module__]
         except ImportError:  # the package is only partly installed
             module = None
         names: Mapping[str, Mapping[str, Any]] = getattr(module, "OFFLINE", {})
-        for name, own in names.items():
-            settings = {key: str(value) for key, value in own.items()}
-            found.append((f"{entry.name}:{name}", settings))
+        for name, options in names.items():
+            settings = {key: str(value) for key, value in options.items()}
+            tasks.append((f"{entry.name}:{name}", settings))
         if not names:
-            silent.append(entry.name)
-    return found, silent
+            without_list.append(entry.name)
+    return tasks, without_list
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
     """Return the first Python that can make the taskset's game; or "", and why this one cannot."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
-    others = sorted(Path(environments).expanduser().glob("*/bin/python"))
+    interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))
     why = ""
-    for python in [sys.executable, *map(str, others)]:
-        done = subprocess.run(
+    for python in [sys.executable, *map(str, interpreters)]:
+        result = subprocess.run(
             [python, "-c", CHECK, *arguments], capture_output=True, text=True, check=False
         )
-        if done.returncode == 0:
+        if result.returncode == 0:
             return python, ""
-        why = why or done.stderr.strip().rpartition("\n")[2]
+        why = why or result.stderr.strip().rpartition("\n")[2]
     return "", f"left out: {why}"
 
 
@@ -159,7 +160,7 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
 @contextmanager
 def _hang_up_interrupts() -> Iterator[None]:
     """Inside the block the terminal's hang-up acts like Ctrl-C, unless it is ignored (nohup)."""
-    if sys.platform == "win32":  # has no such signal
+    if sys.platform == "win32":  # has no SIGHUP
         yield
         return
     before = signal.getsignal(signal.SIGHUP)
@@ -181,10 +182,10 @@ def _failed_episodes(folder: Path) -> list[str]:
     from evert.trainers.episodes.playing import EpisodeError, EpisodeLog, failures
 
     try:
-        failed = failures([*EpisodeLog(folder).by_key.values()])
-    except EpisodeError:  # another version's, as the evaluation said
+        counts = failures([*EpisodeLog(folder).by_key.values()])
+    except EpisodeError:  # another version wrote them, as the evaluation reported
         return []
-    return [f"  {line}" for line in failed.said().splitlines()] if failed.count else []
+    return [f"  {line}" for line in counts.said().splitlines()] if counts.count else []
 
 
 def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:
@@ -192,6 +193,6 @@ def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:
     table = Table(Column("tasks", overflow="fold"), Column("model", overflow="fold"), *numbers)
     for row in rows:
         success, low, high = (float(row[name]) for name in ("success", "low", "high"))
-        shown = f"{success:.1%}", f"{low:.0%}-{high:.0%}", row["reward"] and f"{row['reward']:.6}"
-        table.add_row(row["tasks"], row["model"], row["episodes"], *shown)
+        cells = f"{success:.1%}", f"{low:.0%}-{high:.0%}", row["reward"] and f"{row['reward']:.6}"
+        table.add_row(row["tasks"], row["model"], row["episodes"], *cells)
     return table

@@ -27,7 +27,7 @@ play, train and evaluate it.
 
 
 class InitError(EvertError, FileExistsError):
-    """The folder to make is there already, with files in it."""
+    """The folder to make exists already, and is not empty."""
 
 
 @chz.chz
@@ -63,7 +63,7 @@ def _init(settings: InitSettings) -> None:
     folder = Path(settings.name).expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InitError(
-            f"{folder} is there already, and not an empty folder. Nothing was changed. Choose "
+            f"{folder} exists already, and is not an empty folder. Nothing was changed. Choose "
             "another name: evert init NAME."
         )
     for part in ("common", settings.agent):

@@ -64,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command_of(arguments: Sequence[str]) -> Command[Any]:
     """The command whose second word comes first; import for any other."""
-    others: dict[str, Command[Any]]
-    others = {"check": model_check.COMMAND, "export": model_export.COMMAND}
-    return others.get(arguments[0] if arguments else "", COMMAND)
+    commands: dict[str, Command[Any]]
+    commands = {"check": model_check.COMMAND, "export": model_export.COMMAND}
+    return commands.get(arguments[0] if arguments else "", COMMAND)
 
 
 def summary(imported: "Imported | None", out: Path) -> str:

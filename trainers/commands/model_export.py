@@ -29,7 +29,7 @@ FORMATS = {
     "adapter": ("float32",),
     "gguf": ("f32", "f16", "bf16", "q8_0"),
 }
-"""What can be written -> the types of its weights; the first one is the default."""
+"""Format -> the types that its weights can have; the first one is the default."""
 
 BAR = 1e-4  # largest difference of a log-probability in float32
 
@@ -66,13 +66,13 @@ class ExportSettings:
 
 
 def _run(settings: ExportSettings) -> int:
-    dtype, named = _checked(settings)
+    dtype, named_weights = _dtype_and_weights(settings)
     with trusting_code(settings.trust_remote_code):
-        print(export(settings, dtype, named))
+        print(export(settings, dtype, named_weights))
     return 0
 
 
-def _checked(settings: ExportSettings) -> tuple[str, NamedWeights]:
+def _dtype_and_weights(settings: ExportSettings) -> tuple[str, NamedWeights]:
     """The dtype and the weights, checked before anything slow is imported."""
     if (form := settings.format) not in FORMATS:
         raise ExportError(f"format={form}: expected one of {', '.join(FORMATS)}.")
@@ -88,30 +88,30 @@ def _checked(settings: ExportSettings) -> tuple[str, NamedWeights]:
             "format=gguf requires the package gguf, which is not installed. Install it: pip "
             "install 'evert[gguf]'."
         )
-    named: Any = (
+    named_weights: Any = (
         find_model(settings.model)
         if settings.model.startswith(SERVICE)
         else local_weights(settings.model, "model", "exported")
     )
-    if _is_hosted(named):
+    if _is_hosted(named_weights):
         if not os.environ.get(KEY):
             raise ExportError(f"{settings.model} is on a Tinker service: set {KEY} to your key.")
     elif form == "adapter":
-        folder = named.folder if named.model_path else None
+        folder = named_weights.folder if named_weights.model_path else None
         if folder is None or not (folder / "adapter_config.json").exists():
             raise ExportError(f"{settings.model} has no adapter: leave out format=adapter.")
-    return dtype, named
+    return dtype, named_weights
 
 
-def _is_hosted(named: NamedWeights) -> bool:
-    return named.model_path is not None and named.folder is None
+def _is_hosted(named_weights: NamedWeights) -> bool:
+    return named_weights.model_path is not None and named_weights.folder is None
 
 
-def export(settings: ExportSettings, dtype: str, named: NamedWeights) -> str:
-    """Write the folder, and return what the user should know of it.
+def export(settings: ExportSettings, dtype: str, named_weights: NamedWeights) -> str:
+    """Write the folder, and return what the user should know about it.
 
     Raises:
-        EvertError: It cannot be written, or computes something else than the run's own weights.
+        EvertError: It cannot be written, or its log-probabilities differ from the run's.
             Nothing is left at ``out``.
     """
     from evert.trainers.engine.models import exporting
@@ -119,13 +119,13 @@ def export(settings: ExportSettings, dtype: str, named: NamedWeights) -> str:
 
     out = Path(settings.out).expanduser()
     with draft_of(out) as draft:
-        weights = _Weights(named, draft.parent)
+        weights = _Weights(named_weights, draft.parent)
         draft.mkdir()
         if settings.format == "adapter" and weights.folder is not None:
             exporting.write_adapter(weights.source, weights.folder, weights.tokenizer, draft)
         else:
             model = exporting.merged_model(weights.base, weights.folder)
-            temperature = float((named.run.get("cookbook") or {}).get("temperature") or 1)
+            temperature = float((named_weights.run.get("cookbook") or {}).get("temperature") or 1)
             tokenizer, stops = weights.tokenizer, weights.stops
             exporting.write_model(model, tokenizer, draft, dtype, stops, temperature)
             del model  # before it is loaded again
@@ -145,30 +145,30 @@ def export(settings: ExportSettings, dtype: str, named: NamedWeights) -> str:
 class _Weights:
     """The weights as files, and what the run's own engine computes with them."""
 
-    def __init__(self, named: NamedWeights, work: Path) -> None:
+    def __init__(self, named_weights: NamedWeights, work: Path) -> None:
         import tinker
 
         from evert.trainers.engine.embedded import embedded_engine
         from evert.trainers.engine.models.exporting import export_tokenizer
         from evert.trainers.engine.models.importing import QUESTION, REPLY, SAMPLES
 
-        self.named, self.hosted = named, _is_hosted(named)
-        engine = embedded_engine(named.checkpoints, device="cpu", dtype="float32")
+        self.named_weights, self.hosted = named_weights, _is_hosted(named_weights)
+        engine = embedded_engine(named_weights.checkpoints, device="cpu", dtype="float32")
         with nullcontext() if self.hosted else engine:
-            service: Any = tinker.ServiceClient(base_url=named.run.get("base_url"))
-            self.base = str(named.base_model)
-            self.folder = named.folder if named.model_path else None
+            service: Any = tinker.ServiceClient(base_url=named_weights.run.get("base_url"))
+            self.base = str(named_weights.base_model)
+            self.folder = named_weights.folder if named_weights.model_path else None
             if self.hosted:
-                self.base, self.folder = _downloaded(service, named, work)
-            self.renderer = recorded_renderer(named.run) or renderer_name_of(self.base)
+                self.base, self.folder = _download(service, named_weights, work)
+            self.renderer = recorded_renderer(named_weights.run) or renderer_name_of(self.base)
             renderer = model_renderer(self.base, self.renderer)
             self.tokenizer = export_tokenizer(self.base, self.renderer)
             stops: Any = renderer.get_stop_sequences()
             self.stops = [s for s in stops if isinstance(s, int)] or [self.tokenizer.eos_token_id]
             messages: Any = [{"role": "user", "content": QUESTION}]
             prompt = renderer.build_generation_prompt(messages)
-            base = None if named.model_path else self.base
-            client = service.create_sampling_client(named.model_path, base)
+            base = None if named_weights.model_path else self.base
+            client = service.create_sampling_client(named_weights.model_path, base)
             how = tinker.SamplingParams(max_tokens=REPLY, temperature=0, stop=stops)
             self.prompt = prompt.to_ints()
             self.reply = client.sample(prompt, 1, how).result().sequences[0].tokens
@@ -179,30 +179,30 @@ class _Weights:
                     messages, add_generation_prompt=True, return_dict=False
                 )
             )
-            whole = tinker.ModelInput.from_ints(self.ids)
-            self.logprobs = client.compute_logprobs(whole).result()[1:]
+            model_input = tinker.ModelInput.from_ints(self.ids)
+            self.logprobs = client.compute_logprobs(model_input).result()[1:]
 
         folder = base_path(self.base) if self.base in BASES else Path(self.base).expanduser()
         self.on_hub = not folder.is_dir()
         self.source = self.base if self.on_hub else str(folder.absolute())  # for other programs
 
 
-def _downloaded(service: Any, named: NamedWeights, work: Path) -> tuple[str, Path]:
+def _download(service: Any, named_weights: NamedWeights, work: Path) -> tuple[str, Path]:
     """The base and the adapter, in PEFT's format, of weights on a service."""
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import TinkerCookbookError
 
     from evert.trainers.engine.models.base_models import resolve_model
 
-    path = str(named.model_path)
+    path = str(named_weights.model_path)
     run = service.create_rest_client().get_training_run_by_tinker_path(path).result()
-    downloaded, adapter = str(work / "tinker"), work / "adapter"
+    checkpoint, adapter = str(work / "tinker"), work / "adapter"
     base = resolve_model(run.base_model)
     try:
-        url = named.run.get("base_url")
-        weights.download(tinker_path=path, output_dir=downloaded, base_url=url)
+        url = named_weights.run.get("base_url")
+        weights.download(tinker_path=path, output_dir=checkpoint, base_url=url)
         weights.build_lora_adapter(
-            base_model=base, adapter_path=downloaded, output_path=str(adapter)
+            base_model=base, adapter_path=checkpoint, output_path=str(adapter)
         )
     except TinkerCookbookError as error:
         raise ExportError(f"{path} could not be downloaded: {error}") from error
@@ -215,7 +215,7 @@ def _card(settings: ExportSettings, dtype: str, weights: _Weights) -> str:
     from huggingface_hub.file_download import try_to_load_from_cache
     from huggingface_hub.repocard import metadata_load
 
-    named, source, on_hub = weights.named, weights.source, weights.on_hub
+    named_weights, source, on_hub = weights.named_weights, weights.source, weights.on_hub
     readme = try_to_load_from_cache(source, "README.md") if on_hub else f"{source}/README.md"
     terms = None
     with suppress(Exception):  # a README may hold anything
@@ -227,11 +227,11 @@ def _card(settings: ExportSettings, dtype: str, weights: _Weights) -> str:
         pipeline_tag="text-generation",
         tags=["evert", "reinforcement-learning"],
     )
-    run, step = named.run, f", step {named.step}" if named.step else ""
+    run, step = named_weights.run, f", step {named_weights.step}" if named_weights.step else ""
     rows = {
         "run": f"{settings.model}{step}",
         "task": run.get("env") or run.get("agent"),
-        "reward": _reward(named),
+        "reward": _reward(named_weights),
         "base": source if on_hub else f"{weights.base}, a folder on one machine: {source}",
         "license of the base": terms or "unknown",
         "weights": f"{settings.format}, {dtype}",
@@ -242,10 +242,10 @@ def _card(settings: ExportSettings, dtype: str, weights: _Weights) -> str:
     return f"---\n{data.to_yaml()}\n---\n\n# {title}\n\n| | |\n|---|---|\n{table}\n"
 
 
-def _reward(named: NamedWeights) -> str:
+def _reward(named_weights: NamedWeights) -> str:
     """The mean reward of held-out tasks, if these are the weights that were scored."""
-    run = None if named.checkpoints is None else RunFolder(named.checkpoints.parent)
-    if run is None or not run.before or str(run.result.get("steps")) != named.step:
+    run = None if named_weights.checkpoints is None else RunFolder(named_weights.checkpoints.parent)
+    if run is None or not run.before or str(run.result.get("steps")) != named_weights.step:
         return ""
     before, after = (scores["temperature_1"]["reward"] for scores in (run.before, run.after))
     return f"{before:.3g} before and {after:.3g} after, on held-out tasks at temperature 1"
@@ -265,7 +265,7 @@ def _summary(
         template = f"other programs do not render as the run did, by {weights.renderer}"
     ask = f'pipeline("text-generation", "{settings.out}")([{{"role": "user", "content": "Hi"}}])'
     python = f"python -c {quote(f'from transformers import pipeline; print({ask})')}"
-    rank = weights.named.run.get("lora_rank") or 32
+    rank = weights.named_weights.run.get("lora_rank") or 32
     commands = {
         "merged": [python, f"vllm serve {out}"],
         "adapter": [

@@ -1,6 +1,6 @@
-"""What a model will take: ``evert engine plan model=NAME``.
+"""What a model costs to train: ``evert engine plan model=NAME``.
 
-That is memory, from a local model's configuration alone, or dollars, for one of the service.
+For a local model, memory, from its configuration alone; for one of the service, dollars.
 """
 
 from typing import TYPE_CHECKING
@@ -56,11 +56,11 @@ class PlanSettings:
 
 def _run(settings: PlanSettings) -> int:
     if settings.model in PRICES:
-        print(hosted(settings))
+        print(hosted_plan(settings))
         return 0
-    found = make_plan(settings)
-    print(said(found, settings.tokens))
-    return 0 if found.fits else 1
+    plan = make_plan(settings)
+    print(as_text(plan, settings.tokens))
+    return 0 if plan.fits else 1
 
 
 COMMAND = Command(PlanSettings, USAGE, _run, "model", "engine plan")
@@ -70,7 +70,7 @@ main = COMMAND.main
 def make_plan(settings: PlanSettings) -> "Plan":
     """Estimate the memory that the settings' model takes."""
     model = find_model(settings.model, is_local=True)
-    found = check_weights(model, f"model={settings.model}", "planned", OR_RUN)
+    weights = check_weights(model, f"model={settings.model}", "planned", OR_RUN)
 
     from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars
@@ -85,38 +85,38 @@ def make_plan(settings: PlanSettings) -> "Plan":
     )
     with trusting_code(settings.trust_remote_code), no_network(), no_progress_bars():
         return plan(
-            found.base_model or "", engine, rank=settings.lora_rank, samplers=settings.samplers
+            weights.base_model or "", engine, rank=settings.lora_rank, samplers=settings.samplers
         )
 
 
-def said(found: "Plan", tokens: int) -> str:
-    """Return the plan as text, with advice if it does not fit; a row has ``tokens`` tokens."""
-    trains = "all weights" if found.rank is None else f"an adapter of rank {found.rank}"
-    again = ", layers computed again in the backward pass" if found.checkpointing else ""
+def as_text(plan: "Plan", tokens: int) -> str:
+    """Return the plan as text, with advice if it does not fit; rows have ``tokens`` tokens."""
+    trains = "all weights" if plan.rank is None else f"an adapter of rank {plan.rank}"
+    suffix = ", layers computed again in the backward pass" if plan.checkpointing else ""
     rows = [
-        ("the base's weights", in_bytes(found.base), str(found.dtype).removeprefix("torch.")),
-        ("the adapter", in_bytes(found.adapter), "float32") if found.rank else None,
-        ("gradient and Adam", in_bytes(found.optimizer), ""),
-        ("to sample from", in_bytes(found.samplers), "beside the base" if found.rank else "copies"),
-        ("a training pass", in_bytes(found.training_pass), f"{found.pass_tokens:,} tokens{again}"),
-        ("keys and values", in_bytes(found.cache), f"at most: {found.cache_tokens:,} tokens"),
-        ("rows at a time", f"{found.rows(tokens):,}", f"of {tokens:,} tokens; others wait"),
+        ("the base's weights", in_bytes(plan.base), str(plan.dtype).removeprefix("torch.")),
+        ("the adapter", in_bytes(plan.adapter), "float32") if plan.rank else None,
+        ("gradient and Adam", in_bytes(plan.optimizer), ""),
+        ("to sample from", in_bytes(plan.samplers), "beside the base" if plan.rank else "copies"),
+        ("a training pass", in_bytes(plan.training_pass), f"{plan.pass_tokens:,} tokens{suffix}"),
+        ("keys and values", in_bytes(plan.cache), f"at most: {plan.cache_tokens:,} tokens"),
+        ("rows at a time", f"{plan.rows(tokens):,}", f"of {tokens:,} tokens; others wait"),
     ]
     lines = [
-        f"{found.model}: {found.parameters:,} parameters; trains {trains} on {found.device}",
+        f"{plan.model}: {plan.parameters:,} parameters; trains {trains} on {plan.device}",
         *(f"  {row[0]:<20}{row[1]:>10}  {row[2]}".rstrip() for row in rows if row is not None),
-        f"held all the time: {in_bytes(found.held)}; free now: {in_bytes(found.free)}",
-        f"a datum may have about {found.longest:,} tokens",
+        f"held all the time: {in_bytes(plan.held)}; free now: {in_bytes(plan.free)}",
+        f"a datum may have about {plan.longest:,} tokens",
     ]
-    return "\n".join([*lines, *([] if found.fits else [_advice(found)])])
+    return "\n".join([*lines, *([] if plan.fits else [_advice(plan)])])
 
 
-def hosted(settings: PlanSettings) -> str:
+def hosted_plan(settings: PlanSettings) -> str:
     """Return the plan of a run on the service, whose model is one of ``PRICES``."""
     episodes = settings.steps * settings.batch_size * settings.group_size
     tokens, turns = settings.tokens, settings.turns
     cost = run_cost(PRICES[settings.model], episodes, tokens, turns)
-    step = Cost(cost.least / settings.steps, cost.most / settings.steps)
+    step = Cost(cost.minimum / settings.steps, cost.maximum / settings.steps)
     shape = f"{settings.steps} steps of {settings.batch_size} tasks, {settings.group_size} each"
     rows = [
         ("episodes", f"{episodes:,}", shape),
@@ -134,12 +134,12 @@ def hosted(settings: PlanSettings) -> str:
     return "\n".join(lines)
 
 
-def _advice(found: "Plan") -> str:
-    need = in_bytes(found.held + found.training_pass)
+def _advice(plan: "Plan") -> str:
+    need = in_bytes(plan.held + plan.training_pass)
     ways = [
-        "an adapter (full_parameter=False)" if found.rank is None else "",
-        "dtype=bfloat16" if found.dtype.itemsize > 2 else "",
-        "gradient_checkpointing=True" if not found.checkpointing else "",
+        "an adapter (full_parameter=False)" if plan.rank is None else "",
+        "dtype=bfloat16" if plan.dtype.itemsize > 2 else "",
+        "gradient_checkpointing=True" if not plan.checkpointing else "",
         "a smaller model, or a machine with more memory",
     ]
     return f"It does not fit: {need} are needed. Try {', '.join(filter(None, ways))}."

@@ -90,7 +90,7 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
     tasks = settings.tasks_by_split()
     number = settings.number_of(next(iter(tasks.values())))
     episode = planned(contestant.name, "", tasks, [settings.seed])[number]
-    shown, turn = dict[ChatAgentEnv, Shown](), asyncio.Lock()
+    views, turn = dict[ChatAgentEnv, Shown](), asyncio.Lock()
     if episode[1] is not NO_TASK:
         say(f"task {number}: {episode[0].target}")
     record = None
@@ -101,10 +101,10 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
     with contestant.ready(say) as ready:
         player = replace(
             ready,
-            policy=lambda env, seed: shown.setdefault(
+            policy=lambda env, seed: views.setdefault(
                 env, Shown(ready.policy(env, seed), env, console, turn)
             ),
-            hooks=shown.get,
+            hooks=views.get,
             record=record,
             opponents=settings.opponents(),
         )
@@ -113,9 +113,9 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
         except EndOfInputError as ended:
             say(f"\n{ended}")
             results = []
-    for one in shown.values():
-        one.explain()
-    failed = failures(results)
-    if failed.count:
-        say(failed.said())
+    for view in views.values():
+        view.explain()
+    counts = failures(results)
+    if counts.count:
+        say(counts.said())
     return int(any(result.reward is None for result in results))

@@ -42,14 +42,14 @@ class ReportSettings:
 
     @property
     def prices(self) -> dict[str, float]:
-        """The given prices, in dollars per million tokens, by name: prefill, sample, train."""
-        named = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
-        return {name: price for name, price in named.items() if price is not None}
+        """The prices set, in dollars per million tokens, by name: prefill, sample, train."""
+        prices = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
+        return {name: price for name, price in prices.items() if price is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(_run, argv, lambda given: USAGE + settings_help(ReportSettings, {}))
+    return run_command(_run, argv, lambda arguments: USAGE + settings_help(ReportSettings, {}))
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -96,8 +96,8 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs; of several paths, what is there and is no run is left out and named."""
-    for path in paths:  # before any is read, which takes seconds
+    """Read the runs; of several paths, those that are not runs are named and left out."""
+    for path in paths:  # before reading any, which takes seconds
         if not path.exists():
             raise ReportError(no_run(path))
     runs = list[Run]()

@@ -75,7 +75,7 @@ class ServeSettings:
     temperature: float | None = size(
         None, "temperature of every chat reply; None: as the request asks, else 1", 0
     )
-    keep: int = size(2**21, "tokens of past conversations to keep, exact, for each model")
+    keep: int = size(2**21, "tokens of past conversations to keep, as sampled, for each model")
     record: str = setting("", "folder to record conversations in; '': nothing is recorded")
     record_share: float = share(1.0, "share of the conversations to record")
     record_bytes: int = size(2**30, "most bytes of the records; the oldest are deleted")
@@ -83,8 +83,8 @@ class ServeSettings:
 
 
 def _run(settings: ServeSettings) -> None:
-    with serving(settings) as said:
-        print(said, flush=True)
+    with serving(settings) as message:
+        print(message, flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -94,10 +94,10 @@ def _run(settings: ServeSettings) -> None:
 @contextmanager
 def serving(settings: ServeSettings) -> Iterator[str]:
     """Serve inside the block; yield the text that tells users how to connect."""
-    named = {
+    weights_by_name = {
         name: local_weights(text, key, "served") for name, (text, key) in _names(settings).items()
     }
-    first = next(iter(named.values()))
+    first = next(iter(weights_by_name.values()))
 
     import tinker
 
@@ -115,7 +115,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
         ),
     ):
         make: Any = tinker.ServiceClient().create_sampling_client
-        clients = {name: make(*_place(weights)) for name, weights in named.items()}
+        clients = {name: make(*_place(weights)) for name, weights in weights_by_name.items()}
         for client in clients.values():
             assert client.sampler  # loads the weights, or raises
         key = os.environ.get(settings.api_key_env)
@@ -129,17 +129,17 @@ def serving(settings: ServeSettings) -> Iterator[str]:
         with service:
             models = {
                 name: _chat_model(settings, weights, service.sample(clients[name]))
-                for name, weights in named.items()
+                for name, weights in weights_by_name.items()
             }
             with _records(settings, models, service) as records:
                 for name, client in clients.items():
                     service.offer(client, name)
                 service.chat(models, records)
-                yield _message(service.url, [*named], key and settings.api_key_env, service.key)
+                yield _message(service.url, [*models], key and settings.api_key_env, service.key)
 
 
 def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
-    """The models by the names that clients use: each one's own name, and its setting."""
+    """Name that clients use -> the model's own name, and the setting that has it."""
     name = settings.name or Path(settings.model).name
     more = {name: (str(model), f"models.{name}") for name, model in settings.models.items()}
     if name in more:
@@ -151,7 +151,7 @@ def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
 
 
 def _place(weights: NamedWeights) -> tuple[str | None, str | None]:
-    """The path and the base of weights, one of them None. A path is one of any store."""
+    """The path and the base of weights; one of them is None. The path may be of any store."""
     if weights.model_path is None:
         return None, weights.base_model
     return str(weights.folder or weights.model_path), None
@@ -179,7 +179,7 @@ def _chat_model(settings: ServeSettings, weights: NamedWeights, sample: "Sample"
 def _records(
     settings: ServeSettings, models: "Mapping[str, ChatModel]", service: "PolicyService"
 ) -> "Iterator[ServedRecords | None]":
-    """The records of what the service serves, which ends with the block; then all are written."""
+    """Record what the service serves; after the block it is closed, and all is written."""
     if not settings.record:
         yield None
         return
@@ -200,24 +200,24 @@ def _records(
 
 def _message(url: str, models: list[str], variable: str | None, key: str) -> str:
     """Return address, key and examples; a key from the environment is not shown."""
-    shown, model = f"${variable}" if variable else key, models[0]
+    key_text, model = f"${variable}" if variable else key, models[0]
     return f"""\
 serving {", ".join(models)} at {url}  (Ctrl-C stops it)
-key: {shown}
+key: {key_text}
 
 for programs that use OpenAI's SDK:
-  export OPENAI_BASE_URL={url} OPENAI_API_KEY={shown}
+  export OPENAI_BASE_URL={url} OPENAI_API_KEY={key_text}
 Anthropic's:
-  export ANTHROPIC_BASE_URL={url.removesuffix("/v1")} ANTHROPIC_API_KEY={shown}
+  export ANTHROPIC_BASE_URL={url.removesuffix("/v1")} ANTHROPIC_API_KEY={key_text}
 Google's:
-  export GOOGLE_GEMINI_BASE_URL={url.removesuffix("/v1")} GEMINI_API_KEY={shown}
+  export GOOGLE_GEMINI_BASE_URL={url.removesuffix("/v1")} GEMINI_API_KEY={key_text}
 
-  curl {url}/chat/completions -H "Authorization: Bearer {shown}" \\
+  curl {url}/chat/completions -H "Authorization: Bearer {key_text}" \\
     -H "Content-Type: application/json" \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
 token ids, for workers and trainers:
-  VLLM_API_KEY={shown} evert evaluate env=identity models=vllm:{url}#{model}
+  VLLM_API_KEY={key_text} evert evaluate env=identity models=vllm:{url}#{model}
 """
 
 

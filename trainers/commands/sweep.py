@@ -63,53 +63,53 @@ searches those with a list or a range; the others are the same in all runs:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(sweep, argv, lambda given: HELP + settings_help(SweepSettings, {}))
+    return run_command(sweep, argv, lambda arguments: HELP + settings_help(SweepSettings, {}))
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Do all runs that have not completed, and report; return 1 if one failed."""
+    """Do all runs that have not completed, and report; return 1 if a run failed."""
     if sys.platform == "win32":
         raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()
-    known = {*chz.chz_fields(SweepSettings), *chz.chz_fields(TrainSettings)} - {"log_path"}
-    folder, plan = open_sweep(read_pairs(arguments, known, "env"), ["evert", "sweep", *arguments])
-    go_on = f":\n  {shlex.join(['evert', 'sweep', f'out={folder.path}'])}"
+    names = {*chz.chz_fields(SweepSettings), *chz.chz_fields(TrainSettings)} - {"log_path"}
+    folder, plan = open_sweep(read_pairs(arguments, names, "env"), ["evert", "sweep", *arguments])
+    resume = f":\n  {shlex.join(['evert', 'sweep', f'out={folder.path}'])}"
     with run_folder.alone_in(folder.path, "sweeping", "out"):
-        doing = Sweep(folder, plan)
-        doing.say(f"sweep folder: {folder.path}")
+        search = Sweep(folder, plan)
+        search.say(f"sweep folder: {folder.path}")
         try:
-            run_async(doing.run())
+            run_async(search.run())
         except KeyboardInterrupt as stopped:
             stopped.add_note(
-                f"Interrupted after {doing.done} of {plan.trials} runs. To resume{go_on}"
+                f"Interrupted after {search.completed} of {plan.trials} runs. To resume{resume}"
             )
             raise
         finally:
-            doing.report()
-    if doing.done < plan.trials:
-        doing.say(f"To try the failed runs again{go_on}")
-    return int(doing.done < plan.trials)
+            search.report()
+    if search.completed < plan.trials:
+        search.say(f"To try the failed runs again{resume}")
+    return int(search.completed < plan.trials)
 
 
-def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, Plan]:
+def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, Plan]:
     """Open the folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
-    asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}
-    out = given.get("out")
-    recorded = _recorded(Path(out).expanduser(), asked) if out else {}
-    plan = read_plan({**recorded, **given})
+    pairs = {key: text for key, text in arguments.items() if key not in ("out", "parallel")}
+    out = arguments.get("out")
+    recorded = _recorded_arguments(Path(out).expanduser(), pairs) if out else {}
+    plan = read_plan({**recorded, **arguments})
     folder = RunFolder(run_folder.output_folder(out, "sweeps", plan.name, SWEEP))
-    about = {"arguments": {**recorded, **asked}, "command": [*command]}
+    about = {"arguments": {**recorded, **pairs}, "command": [*command]}
     folder.write_json(SWEEP, {**about, **origin()})
     return folder, plan
 
 
-def _recorded(out: Path, asked: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of the sweep in a folder, which must be those asked for; {} for a new one."""
+def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of the sweep in a folder, which must equal ``pairs``; {} for a new one."""
     run_folder.check_output(out, "sweeps", SWEEP)
     recorded: dict[str, str] = (read_json(out / SWEEP) or {}).get("arguments") or {}
     if not recorded and (out / SWEEP).exists():
         raise cannot_read(out / SWEEP)
-    if recorded and any(recorded.get(key) != asked[key] for key in asked.keys() - {"trials"}):
+    if recorded and any(recorded.get(key) != pairs[key] for key in pairs.keys() - {"trials"}):
         raise RunFolderError(
             f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
             "To resume it, give out= alone; for the new one, choose another out=."
@@ -125,7 +125,7 @@ class Sweep:
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
         self._measured = plan.settings.parallel is not None
-        """Whether it is known how many runs fit on the machine; until then, one runs at a time."""
+        """Whether we know how many runs fit on the machine; until then, one runs at a time."""
         # A table is as wide as the terminal; a file has no width.
         wide = None if sys.stdout.isatty() else FILE_WIDTH
         console = Console(highlight=False, width=wide)
@@ -133,11 +133,11 @@ class Sweep:
         self._bar = self._progress.add_task("runs", total=plan.trials)
 
     def say(self, text: str) -> None:
-        """Print a line or more."""
+        """Print one or more lines."""
         self._progress.console.print(text, soft_wrap=True, markup=False)
 
     @property
-    def done(self) -> int:
+    def completed(self) -> int:
         """The number of completed runs."""
         return sum(run.objective is not None for run in self._record.runs)
 
@@ -145,9 +145,9 @@ class Sweep:
         """Do every run that has not completed."""
         with self._progress:
             try:
-                async with asyncio.TaskGroup() as under_way:
+                async with asyncio.TaskGroup() as tasks:
                     while await self._room.acquire() and (run := self._record.next()) is not None:
-                        under_way.create_task(self._do(run))
+                        tasks.create_task(self._do(run))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
@@ -160,18 +160,18 @@ class Sweep:
             parent.mkdir(exist_ok=True)
         arguments = [*self._plan.arguments(run.values), f"log_path={folder.path}"]
         group = {"WANDB_RUN_GROUP": self._folder.path.resolve().name}
-        began, under_way = time.monotonic(), process.start(arguments, output, group)
+        began, child = time.monotonic(), process.start(arguments, output, group)
         try:
-            while under_way.is_alive():
+            while child.is_alive():
                 await asyncio.sleep(POLL_SECONDS)
-                if not self._measured and (fit := process.room_for(folder, under_way.pid)):
+                if not self._measured and (fit := process.room_for(folder, child.pid)):
                     self._measured = True
                     for _ in range(fit - 1):
                         self._room.release()
         finally:
-            stopped = await process.stop(under_way, folder)
-            ended = process.ending(under_way.exitcode, output, stopped=stopped)
-            self._finish(run, folder, *ended, round(time.monotonic() - began, 2))
+            stopped = await process.stop(child, folder)
+            ending = process.ending(child.exitcode, output, stopped=stopped)
+            self._finish(run, folder, *ending, round(time.monotonic() - began, 2))
             self._room.release()
 
     def _finish(self, run: Run, folder: RunFolder, status: str, error: str, seconds: float) -> None:
@@ -183,11 +183,11 @@ class Sweep:
                 status, error = "failed", f"error: {missing}"
         self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
         values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
-        lines = error.splitlines()  # of a traceback the last says why; of ours, the first
+        lines = error.splitlines()  # the reason: a traceback's last line, our errors' first
         why = f" ({lines[0 if error.startswith('error: ') else -1]})" if lines else ""
         score = status if objective is None else f"{status} {show(objective)}"
         self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")
-        self._progress.update(self._bar, completed=self.done)
+        self._progress.update(self._bar, completed=self.completed)
 
     def report(self) -> None:
         """Write and show the results, and the command that trains with the best values."""
@@ -201,10 +201,10 @@ class Sweep:
         if not rows:
             return
         self._folder.write(CSV, as_csv(rows))
-        shown = [name for name in rows[0] if name not in ("status", "error")]
-        table = Table(*shown)
+        columns = [name for name in rows[0] if name not in ("status", "error")]
+        table = Table(*columns)
         for row in rows:
-            table.add_row(*(show(row[name]) for name in shown))
+            table.add_row(*(show(row[name]) for name in columns))
         self._progress.console.print(table)
         self.say(f"results: {self._folder.path / CSV}")
         if ranked:
@@ -215,9 +215,9 @@ class Sweep:
         from evert.trainers.reporting.figures.style import save
         from evert.trainers.reporting.figures.sweep import Scale, draw_sweep
 
-        space: dict[str, Any] = {key: vars(found) for key, found in self._plan.space.items()}
+        space: dict[str, Any] = {key: vars(choice) for key, choice in self._plan.space.items()}
         keys = ("choices", "low", "high", "log")
         scales = [Scale(k, **{n: d[n] for n in keys if n in d}) for k, d in space.items()]
-        done = [(r.values, r.objective) for r in self._record.runs if r.objective is not None]
+        points = [(r.values, r.objective) for r in self._record.runs if r.objective is not None]
         title = f"{self._plan.name}: {self._plan.search} search"
-        save(draw_sweep(title, scales, done, self._plan.settings.objective), path)
+        save(draw_sweep(title, scales, points, self._plan.settings.objective), path)

@@ -39,8 +39,8 @@ from evert.trainers.training.resuming import (
     check_folder,
     clean_up,
     open_run,
+    prepare_folder,
     settings_of_run,
-    take_up,
 )
 from evert.trainers.training.workers import rollout_workers
 
@@ -65,17 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(arguments: list[str]) -> None:
     quiet_progress_bars()
-    kept = [each for each in arguments if not each.startswith("log_path=")]
+    options = [argument for argument in arguments if not argument.startswith("log_path=")]
     run(
         parse(arguments),
         Console(highlight=False),
-        lambda path: shlex.join(["evert", "train", *kept, f"log_path={path}"]),
+        lambda path: shlex.join(["evert", "train", *options, f"log_path={path}"]),
         ["evert", "train", *arguments],
     )
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Read ``key=value`` arguments; the recipe, or the run to resume, gives the other settings."""
+    """Read ``key=value`` arguments; the recipe, or the run to resume, has the other settings."""
     return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
@@ -85,11 +85,11 @@ def usage(arguments: list[str]) -> str:
         from evert.trainers.training.cookbook import cookbook_help
 
         return f"Fields of the Cookbook's rl.train.Config:\n\n{cookbook_help()}"
-    given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
-    layer, preset = choose_recipe(given)
+    pairs = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
+    layer, preset = choose_recipe(pairs)
     return (
         "Usage: evert train key=value ...\n\nTrains an agent by reinforcement learning.\n\n"
-        + settings_help(TrainSettings, given, {layer: preset})
+        + settings_help(TrainSettings, pairs, {layer: preset})
     )
 
 
@@ -125,19 +125,19 @@ def train(
         EvertError: The run failed; the message says why.
         KeyboardInterrupt: The run was interrupted and can be resumed.
     """
-    what = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
-    named = {"agent": agent, what: tasks, "test_tasks": test_tasks}
-    given = {**settings, **{key: value for key, value in named.items() if value is not None}}
-    given = {key: _plain(value) for key, value in given.items()}
+    tasks_key = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
+    arguments = {"agent": agent, tasks_key: tasks, "test_tasks": test_tasks}
+    values = {**settings, **{key: value for key, value in arguments.items() if value is not None}}
+    values = {key: _plain(value) for key, value in values.items()}
     return run(
-        settings_of_run(given),
+        settings_of_run(values),
         console or Console(highlight=False),
         lambda path: f"call evert.train as before, with log_path={str(path)!r}.",
     )
 
 
 def _plain(value: Any) -> Any:
-    """A path as a text; an array as a list, since settings are compared and it has no truth."""
+    """A path as a text; an array as a list, since comparing arrays gives no single truth."""
     if isinstance(value, Path):
         return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
 def run(
     settings: TrainSettings,
     console: Console,
-    go_on: Callable[[Path], str],
+    resume_command: Callable[[Path], str],
     command: Sequence[str] = (),
 ) -> RunFolder:
     """Train from the first step, or resume the run that the folder holds."""
@@ -158,8 +158,8 @@ def run(
     from evert.trainers.training.tracking import final_scores, tracking
 
     engine = prepared.engine
-    with seeded(settings.seed), open_run(settings, go_on) as folder:
-        about = take_up(folder, settings, command, engine.kind, console)
+    with seeded(settings.seed), open_run(settings, resume_command) as folder:
+        about = prepare_folder(folder, settings, command, engine.kind, console)
         with (
             trusting_code(settings.trust_remote_code),
             logging_to(folder.path),
@@ -167,16 +167,16 @@ def run(
             rollout_workers(settings) as workers,
         ):
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
-            begun = f"{say(facts)}\nrun folder: {folder.path}{frozen}"
-            console.print(redacted(begun), soft_wrap=True, markup=False)
+            header = f"{say(facts)}\nrun folder: {folder.path}{frozen}"
+            console.print(redacted(header), soft_wrap=True, markup=False)
             for text in () if folder.resumed else prepared.warnings:
                 _warn(console, text)
             about["engine"] = facts
             folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:
-                done = _run_async(_run(prepared, folder, console, logger, workers))
-                done.seconds["total"] = time.monotonic() - began
-                logger.log_metrics(final_scores(summarise(facts, folder, done, console)))
+                report = _run_async(_run(prepared, folder, console, logger, workers))
+                report.seconds["total"] = time.monotonic() - began
+                logger.log_metrics(final_scores(summarise(facts, folder, report, console)))
             clean_up(folder)
         return folder
 
@@ -222,7 +222,7 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    gc.collect()  # inside the loop: Ctrl-C cancels its task, where a finalizer would swallow it
+    gc.collect()  # inside the loop: Ctrl-C cancels its task; a finalizer would swallow it
     gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
@@ -231,14 +231,14 @@ async def _run(
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))
     build: Any = config.dataset_builder  # an AgentDatasetBuilder
     _, held_out = await build()
-    at_once = at_a_time(settings.parallel)
-    score = partial(score_weights, config, held_out, samples=settings.samples, parallel=at_once)
+    parallel = at_a_time(settings.parallel)
+    score = partial(score_weights, config, held_out, samples=settings.samples, parallel=parallel)
     before = await _score_before(config, folder, warm, score)
     start = folder.steps_done()
     tally = Tally(folder, say, start, settings.steps, settings.failed_steps)
     first = FirstSteps(settings, partial(_warn, console))
     if before is not None and not start:
-        tally.tell("held-out tasks, untrained", before.failures)
+        tally.report("held-out tasks, untrained", before.failures)
         first.see_replies("of the held-out tasks", before.cut)
     if start >= settings.steps:
         say(f"all {start} steps are done; a larger steps= trains further")
@@ -248,12 +248,12 @@ async def _run(
     if workers is not None:
         say(f"rollouts: {workers}")
         tally.count_lost(None)
-    places = asyncio.Semaphore(max(1, at_once // settings.test_group_size))
+    places = asyncio.Semaphore(max(1, parallel // settings.test_group_size))
     strategy = Counted(config.effective_rollout_strategy(), tally, places)
     config = chz.replace(config, rollout_error_tolerance=strategy)
     await _train(config, folder, console, logger, tally, first, workers)
     seconds = time.monotonic() - began
-    after = await score(model_path=await _trained(config, folder))
+    after = await score(model_path=await _last_sampler_path(config, folder))
     return Report(settings, before, after, max(start, settings.steps), {"training": seconds})
 
 
@@ -288,7 +288,7 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
     return str((await saved).path)
 
 
-async def _trained(config: "Config", folder: RunFolder) -> str:
+async def _last_sampler_path(config: "Config", folder: RunFolder) -> str:
     """Return the sampler path of the last weights.
 
     Save them first if the run stopped after its last step, before the Cookbook saved them.
@@ -296,8 +296,8 @@ async def _trained(config: "Config", folder: RunFolder) -> str:
     import tinker
     from tinker_cookbook import checkpoint_utils as cookbook
 
-    done = folder.steps_done()
-    last = [record for record in folder.checkpoints() if record.get("batch") == done]
+    steps = folder.steps_done()
+    last = [record for record in folder.checkpoints() if record.get("batch") == steps]
     saved = [record["sampler_path"] for record in last if record.get("sampler_path")]
     if not saved:
         service, about = tinker.ServiceClient(base_url=config.base_url), dict[str, str]()
@@ -306,7 +306,7 @@ async def _trained(config: "Config", folder: RunFolder) -> str:
             last[-1]["state_path"], user_metadata=about
         )
         paths = await cookbook.save_checkpoint_async(
-            client, "final", config.log_path, {"batch": done}, "both"
+            client, "final", config.log_path, {"batch": steps}, "both"
         )
         saved.append(paths["sampler_path"])
     return str(saved[-1])
@@ -330,20 +330,20 @@ async def _train(
 
     total = config.max_steps or 0
 
-    def take(row: Mapping[str, Any]) -> None:
+    def on_row(row: Mapping[str, Any]) -> None:
         step = row.get("step", total)
-        whole = {**tally.row(step), **with_before(row, folder.path)}
-        show(whole)
-        first.take(whole)
+        full_row = {**tally.row(step), **with_before(row, folder.path)}
+        show(full_row)
+        first.check_row(full_row)
         if step < total:  # the Cookbook 0.6 ends with a row that belongs to no step
-            logger.log_metrics(whole, step)
+            logger.log_metrics(full_row, step)
 
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
-    with display(console, folder.path, total) as show, unsaved_shown(console), follow(take):
+    with display(console, folder.path, total) as show, unsaved_shown(console), follow(on_row):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:  # a bare one, of an empty batch
+        except AssertionError as error:  # without a message: the batch is empty
             removes = config.remove_constant_reward_groups
             could_be_empty = tally.has_skipped or removes
             if config.stream_minibatch_config is None or error.args or not could_be_empty:

@@ -30,7 +30,7 @@ folder with such folders in it, or a file of rollouts; the default is runs/. It 
 """
 
 
-KEPT = 30 * 24 * 3600
+CACHE_SECONDS = 30 * 24 * 3600
 """Seconds that an index stays in the cache after the last write to it."""
 
 
@@ -47,7 +47,7 @@ class ViewSettings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(_run, argv, lambda given: USAGE + settings_help(ViewSettings, {}))
+    return run_command(_run, argv, lambda arguments: USAGE + settings_help(ViewSettings, {}))
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
@@ -112,16 +112,16 @@ def _database(paths: Sequence[Path]) -> Iterator[Path]:
 
     from evert.trainers.viewing.index import VERSION
 
-    named = "\0".join(sorted(str(path.resolve()) for path in paths)).encode("utf-8", "replace")
-    name = f"view-{VERSION}-{hashlib.sha256(named).hexdigest()[:16]}.sqlite"
+    path_bytes = "\0".join(sorted(str(path.resolve()) for path in paths)).encode("utf-8", "replace")
+    name = f"view-{VERSION}-{hashlib.sha256(path_bytes).hexdigest()[:16]}.sqlite"
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "evert"
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             for file in home.glob("view-*"):
-                if file.stat().st_mtime < time.time() - KEPT:
+                if file.stat().st_mtime < time.time() - CACHE_SECONDS:
                     file.unlink(missing_ok=True)
-            held.enter_context(FileLock(home / f"{name}.lock", timeout=0))
+            stack.enter_context(FileLock(home / f"{name}.lock", timeout=0))
         except (OSError, Timeout):
-            home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="evert-view-")))
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evert-view-")))
         yield home / name

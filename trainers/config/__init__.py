@@ -10,11 +10,11 @@ In reading order:
     episode.py        settings of an episode: an Env's options
     recipes.py        the game that the settings name, and its recipe
     model_names.py    a model by name: a base, a run, an endpoint
-    frozen_models.py  the frozen models beside the policy, by name
+    frozen_models.py  frozen models beside the policy, by name
     opponents.py      the players of the other seats, by name
     prices.py         what a run will cost on the hosted service
     backend.py        the choice between the in-process engine and a service
     train.py          settings of a training run
-    options.py        the same as a TypedDict, for type checkers
+    options.py        the settings of train.py as a TypedDict, for type checkers
     evaluate.py       settings of an evaluation
 """

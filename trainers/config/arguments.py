@@ -40,151 +40,151 @@ FIELDS = {
 
 
 class UsageError(EvertError, ValueError):
-    """An argument is no setting of the command, or the setting does not take the value."""
+    """An argument is not a setting of the command, or the setting does not take its value."""
 
 
-def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "") -> dict[str, str]:
-    """Read arguments ``key=value``; a key's last value counts.
+def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "") -> dict[str, str]:
+    """Read arguments ``key=value``; the last value of a key counts.
 
     ``bare`` is the key that the error suggests for an argument without ``=``.
     """
-    given: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or key.startswith("-"):
-            raise UsageError(_spaced(argument, arguments) or _no_pair(argument, known, bare))
-        if key.partition(".")[0] not in known:
-            raise UsageError(f"There is no setting {key!r} (got {argument!r}).{_near(key, known)}")
-        given[key] = value
-    return given
+            raise UsageError(_spaces_hint(argument, arguments) or _no_pair(argument, names, bare))
+        if key.partition(".")[0] not in names:
+            raise UsageError(f"There is no setting {key!r} (got {argument!r}).{_near(key, names)}")
+        pairs[key] = value
+    return pairs
 
 
 def read_paths_and_settings(kind: type[T], arguments: Sequence[str]) -> tuple[list[Path], T]:
-    """Return the paths among a command's arguments, each once, and its settings."""
-    asked = [each for each in arguments if "=" in each or each.startswith("-")]
-    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may contain =
-    named = [Path(each).expanduser() for each in arguments if each not in pairs]
+    """Return the paths among a command's arguments, without duplicates, and its settings."""
+    options = [argument for argument in arguments if "=" in argument or argument.startswith("-")]
+    pairs = [text for text in options if not Path(text).exists()]  # a folder's name may contain =
+    paths = [Path(argument).expanduser() for argument in arguments if argument not in pairs]
     settings = read_settings(kind, read_pairs(pairs, chz.chz_fields(kind)))
-    return list({path.resolve(): path for path in named}.values()), settings
+    return list({path.resolve(): path for path in paths}.values()), settings
 
 
-def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
+def _no_pair(argument: str, names: Collection[str], bare: str) -> str:
     key, _, value = argument.lstrip("-").replace("-", "_").partition("=")
-    meant = f"{key}={value or '...'}" if key in known else ""
+    meant = f"{key}={value or '...'}" if key in names else ""
     if bare and not meant and not argument.startswith("-"):
         meant = f"{bare}={argument}"
-    hint = f" Did you mean {meant}?" if meant else _more(known)
+    hint = f" Did you mean {meant}?" if meant else _more(names)
     return f"Got {argument!r}; settings are given as key=value.{hint}"
 
 
-def _spaced(argument: str, arguments: Sequence[str]) -> str:
-    """The message for settings with spaces around their =; "" if there are none."""
-    if not any(each.startswith("=") or each.endswith("=") for each in arguments):
+def _spaces_hint(argument: str, arguments: Sequence[str]) -> str:
+    """The message for settings with spaces around the =; "" if no argument has any."""
+    if not any(word.startswith("=") or word.endswith("=") for word in arguments):
         return ""
     joined = re.sub(" *= *", "=", " ".join(arguments))
     return f"Got {argument!r}; settings are given as key=value, without spaces: {joined}"
 
 
-def check_name(key: str, known: Collection[str], called: Callable[[str], str] = str) -> None:
-    """Raise for a setting that is not in ``known``; ``called`` is as for ``read_settings``."""
-    if key not in known:
-        raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known, called)}")
+def check_name(key: str, names: Collection[str], name_of: Callable[[str], str] = str) -> None:
+    """Raise for a setting that is not in ``names``; ``name_of`` is as for ``read_settings``."""
+    if key not in names:
+        raise UsageError(f"There is no setting {name_of(key)!r}.{_near(key, names, name_of)}")
 
 
 def cookbook_fields(name: str) -> list[str]:
     """Return the keys of a mapping in ``FIELDS``, from the Cookbook's source: imports are slow."""
     file, kind = FIELDS[name]
     tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
-    [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
-    lines = [line.target for line in found.body if isinstance(line, ast.AnnAssign)]
+    [definition] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
+    lines = [line.target for line in definition.body if isinstance(line, ast.AnnAssign)]
     return [line.id for line in lines if isinstance(line, ast.Name)]
 
 
-def _near(key: str, known: Collection[str], called: Callable[[str], str] = str) -> str:
-    mappings = [name for name in FIELDS if name in known and key in cookbook_fields(name)]
-    near = [f"{name}.{key}" for name in mappings] or difflib.get_close_matches(key, known, n=1)
-    return f" Did you mean {called(near[0])!r}?" if near else _more(known)
+def _near(key: str, names: Collection[str], name_of: Callable[[str], str] = str) -> str:
+    mappings = [name for name in FIELDS if name in names and key in cookbook_fields(name)]
+    near = [f"{name}.{key}" for name in mappings] or difflib.get_close_matches(key, names, n=1)
+    return f" Did you mean {name_of(near[0])!r}?" if near else _more(names)
 
 
-def _more(known: Collection[str]) -> str:
-    if not known:
+def _more(names: Collection[str]) -> str:
+    if not names:
         return ""
-    there = textwrap.shorten(", ".join(known), 200, placeholder=" ...")
-    return f" There are: {there}. --help explains them."
+    listing = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
+    return f" Settings: {listing}. --help explains them."
 
 
 def gather(
-    given: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings, with those in ``examples`` as flat mappings over the ones in ``under``.
+    """Return the settings; those in ``examples`` are flat mappings, laid over those in ``under``.
 
     ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
-    def take(name: str, path: str, value: Any) -> None:
+    def add(name: str, path: str, value: Any) -> None:
         if chz.is_chz(value) and not path:
             value = {k: v for k, v in chz.asdict(value).items() if v is not None}
         if isinstance(value, Mapping):
-            for inner, each in value.items():
-                take(name, f"{path}.{inner}" if path else str(inner), each)
+            for inner, item in value.items():
+                add(name, f"{path}.{inner}" if path else str(inner), item)
         elif path:
-            found[name][path] = value
+            result[name][path] = value
         elif value is not None:
             raise UsageError(
                 f"{name} takes a key after a dot, for example {examples[name]}; got {value!r}."
             )
 
-    for key, value in given.items():
+    for key, value in settings.items():
         name, _, path = key.partition(".")
         if name in examples:
-            found.setdefault(name, {**(under or {}).get(name, {})})
-            take(name, path, value)
+            result.setdefault(name, {**(under or {}).get(name, {})})
+            add(name, path, value)
         else:
-            found[key] = value
-    return found
+            result[key] = value
+    return result
 
 
 def read_settings(
     kind: Callable[..., T],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     under: Mapping[str, Any] | None = None,
-    called: Callable[[str], str] = str,
+    name_of: Callable[[str], str] = str,
 ) -> T:
     """Return the settings as an object of a chz class.
 
-    ``given`` has texts, which are read as the field's type, or values from Python; ``under`` has
-    the values of settings that are not given. ``called`` maps a key to its name in messages.
+    ``settings`` has texts, which are read as the field's type, or values from Python; ``under`` has
+    the values of settings that are missing. ``name_of`` maps a key to its name in messages.
     """
-    values, typed = {**(under or {}), **given}, {**given}
-    _check_passwords(values, called)
-    for key, value in given.items():
+    values, castables = {**(under or {}), **settings}, {**settings}
+    _check_passwords(values, name_of)
+    for key, value in settings.items():
         if _type_at(kind, key) not in (str, str | None):
-            _check_finite(called(key), value)
+            _check_finite(name_of(key), value)
         if isinstance(value, str):
-            typed[key] = chz.blueprint.Castable(value)
+            castables[key] = chz.blueprint.Castable(value)
     try:
-        return chz.Blueprint(kind).apply(under or {}).apply(typed).make()
+        return chz.Blueprint(kind).apply(under or {}).apply(castables).make()
     except EvertError:
         raise
     except (*_REFUSALS, TypeError, ValueError) as error:
-        raise UsageError(_in_our_words(error, kind, values, called)) from error
+        raise UsageError(_in_our_words(error, kind, values, name_of)) from error
 
 
-def _check_passwords(values: Mapping[str, Any], called: Callable[[str], str]) -> None:
+def _check_passwords(values: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
     for key, value in values.items():
         if isinstance(value, Mapping):
-            _check_passwords({f"{key}.{inner}": each for inner, each in value.items()}, called)
+            _check_passwords({f"{key}.{inner}": item for inner, item in value.items()}, name_of)
         texts = value if isinstance(value, tuple) else [value]
         if any(isinstance(text, str) and f"{PASSWORD_MARK}@" in text for text in texts):
             raise UsageError(
-                f"{called(key)} is {value!r}: a record keeps no passwords. Give it again, with its "
-                f"password: {called(key)}=..."
+                f"{name_of(key)} is {value!r}: records keep no passwords. Give it again, with its "
+                f"password: {name_of(key)}=..."
             )
 
 
 def number_in(value: Any) -> float | None:
-    """Return the number that a setting has, perhaps as a text; None: it has none."""
+    """Return a setting's value, perhaps a text, as a number; None: it is not a number."""
     try:
         return float(value) if isinstance(value, str | int | float) else None
     except (OverflowError, ValueError):
@@ -200,25 +200,25 @@ def _in_our_words(
     error: Exception,
     kind: Callable[..., Any],
     values: Mapping[str, Any],
-    called: Callable[[str], str],
+    name_of: Callable[[str], str],
 ) -> str:
     text = str(error)
-    if found := re.search(r"for param '([^']+)'|Expected '([^']+)' to be", text):
-        key = found[1] or found[2]
-        if below := [each for each in values if each.startswith(f"{key}.")]:
+    if match := re.search(r"for param '([^']+)'|Expected '([^']+)' to be", text):
+        key = match[1] or match[2]
+        if below := [path for path in values if path.startswith(f"{key}.")]:
             expected = in_words(_type_at(kind, key))
-            return f"There is no setting {called(below[0])!r}: {called(key)} takes {expected}."
-        return f"{called(key)} takes {in_words(_type_at(kind, key))}, got {values.get(key)!r}."
-    if found := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
-        missing = ", ".join(map(called, found[1].split(", ")))
-        return f"{missing} must be given, too: there is no default."
-    if found := re.match(r"Extraneous argument '([^']+)'", text):
-        parent, _, name = found[1].rpartition(".")
-        known = fields_of(_type_at(kind, parent) if parent else kind)
-        where = f" in {called(parent)}" if parent else ""
-        near = _near(name, known, lambda near: called(found[1].removesuffix(name) + near))
-        return f"There is no setting {called(found[1])!r}{where}.{near}"
-    return re.sub(r"\bX_(\w+)", lambda found: called(found[1]), text)  # chz's name of a field
+            return f"There is no setting {name_of(below[0])!r}: {name_of(key)} takes {expected}."
+        return f"{name_of(key)} takes {in_words(_type_at(kind, key))}, got {values.get(key)!r}."
+    if match := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
+        missing = ", ".join(map(name_of, match[1].split(", ")))
+        return f"{missing} must be set: there is no default."
+    if match := re.match(r"Extraneous argument '([^']+)'", text):
+        parent, _, name = match[1].rpartition(".")
+        fields = fields_of(_type_at(kind, parent) if parent else kind)
+        where = f" in {name_of(parent)}" if parent else ""
+        near = _near(name, fields, lambda near: name_of(match[1].removesuffix(name) + near))
+        return f"There is no setting {name_of(match[1])!r}{where}.{near}"
+    return re.sub(r"\bX_(\w+)", lambda match: name_of(match[1]), text)  # chz's name of a field
 
 
 def _type_at(kind: Any, path: str) -> Any:
@@ -232,14 +232,14 @@ def _type_at(kind: Any, path: str) -> Any:
 
 def fields_of(kind: Any) -> dict[str, Any]:
     """Return the fields of a chz class, or of the chz classes in a union, by name."""
-    held = [each for each in (kind, *typing.get_args(kind)) if chz.is_chz(each)]
-    return {name: field for each in held for name, field in chz.chz_fields(each).items()}
+    classes = [cls for cls in (kind, *typing.get_args(kind)) if chz.is_chz(cls)]
+    return {name: field for cls in classes for name, field in chz.chz_fields(cls).items()}
 
 
 def in_words(kind: Any) -> str:
     """Describe a type in words."""
     words: dict[Any, str] = {
-        int: "a whole number", float: "a number", bool: "True or False", str: "a text",
+        int: "a whole number", float: "a number", bool: "True or False", str: "a string",
         type(None): "None", None: "another value", Any: "a value",
     }  # fmt: skip
     parts = typing.get_args(kind)
@@ -249,7 +249,7 @@ def in_words(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(in_words, parts))
     if origin in (tuple, list, Sequence):
-        return f"{in_words(parts[0])}, or several with commas between"
+        return f"{in_words(parts[0])}, or several, separated by commas"
     return words.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
 
@@ -258,15 +258,15 @@ LEFT = 39
 
 
 def settings_help(
-    kind: type, given: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
+    kind: type, settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
     """Describe each setting of a chz class: ``key=value``, meaning, and the value's source."""
     fields = chz.chz_fields(kind)
     classes = [chz.chz_fields(base) for base in kind.__mro__ if chz.is_chz(base)]
     lines: list[str] = []
-    for name in sorted(fields, key=lambda name: sum(name in each for each in classes)):
+    for name in sorted(fields, key=lambda name: sum(name in names for names in classes)):
         value, origin = fields[name]._default, ""
-        for layer, values in {**(presets or {}), "given": given}.items():
+        for layer, values in {**(presets or {}), "given": settings}.items():
             if name in values:
                 value, origin = values[name], f" (from {layer})"
         is_mapping = typing.get_origin(fields[name].x_type) is Mapping
@@ -275,14 +275,14 @@ def settings_help(
     return "\n".join(lines)
 
 
-def help_line(key: str, value: Any, said: str) -> str:
+def help_line(key: str, value: Any, doc: str) -> str:
     """Format ``key=value`` and its description, wrapped to the terminal."""
     if isinstance(value, tuple | list):
         value = ",".join(map(str, value))
     value = "" if type(value).__name__ == "MISSING_TYPE" else value
     head = f"  {key}={value} "
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    wrapped = textwrap.indent(textwrap.fill(said, width - LEFT), " " * LEFT)
+    wrapped = textwrap.indent(textwrap.fill(doc, width - LEFT), " " * LEFT)
     if len(head) > LEFT:
         return f"{head.rstrip()}\n{wrapped}"
     return (head.ljust(LEFT) + wrapped[LEFT:]).rstrip()

@@ -25,7 +25,7 @@ KEY = "TINKER_API_KEY"
 URL = "TINKER_BASE_URL"
 
 TINY = 2**25
-"""Most bytes of the weights of a model that one thread computes fastest."""
+"""Up to this many bytes of weights, one thread is fastest."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
         if not os.environ.get(KEY) and not settings.base_url:
             return EngineChoice("embedded", f"no {KEY} is set")
         if local:
-            name, given = Path(settings.model_name).name, f"{KEY} is set"
+            name, reason = Path(settings.model_name).name, f"{KEY} is set"
             if settings.base_url:
-                given = f"base_url={settings.base_url} is given"
-            return EngineChoice("embedded", f"{given}, but {name} is on no service")
+                reason = f"base_url={settings.base_url} is set"
+            return EngineChoice("embedded", f"{reason}, but {name} is not on any service")
     if not os.environ.get(KEY):
         raise RecipeError(
-            f"A Tinker service was asked for (engine=service or base_url), but {KEY} is not set. "
+            f"A Tinker service is requested (engine=service or base_url), but {KEY} is not set. "
             "Set it to your key (for your own service: to any key it accepts), or pass "
             "engine=embedded to train on this machine."
         )
     if settings.model_name in BASES and not settings.base_url:
         raise RecipeError(
             f"engine=service got model_name={settings.model_name}, which ships with evert and is "
-            "on no service. Pass a model the service trains, for example model_name=Qwen/Qwen3-8B."
+            "not on any service. Pass a model that the service trains: model_name=Qwen/Qwen3-8B."
         )
     return EngineChoice("service", f"{KEY} is set")
 
@@ -86,14 +86,13 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
     resolve_model(settings.model_name)
 
 
-def threads_of(given: int | None, model_name: str) -> int | None:
-    """PyTorch's threads for one pass, as given or by the model; None: PyTorch chooses.
+def threads_of(threads: int | None, model_name: str) -> int | None:
+    """PyTorch's threads for one pass, as set or by the model; None: PyTorch chooses.
 
-    The operations of a tiny model are too small to divide: one thread is
-    fastest, and adds up in one order, which makes runs repeatable. Whole passes run side by side
-    (``parallel.py``).
+    The operations of a tiny model are too small to divide: one thread is fastest, and adds in one
+    order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
     """
-    return 1 if given is None and (model_name in BASES or _is_tiny(model_name)) else given
+    return 1 if threads is None and (model_name in BASES or _is_tiny(model_name)) else threads
 
 
 def _is_tiny(model_name: str) -> bool:
@@ -151,13 +150,13 @@ def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
 
     name = settings.model_name
     model = load_outline(name)
-    whole = engine.models.trains_whole(model)
+    trains_all = engine.models.trains_whole(model)
     return {
         "device": str(engine.device),
         "threads": torch.get_num_threads(),
         "model": name,
         "parameters": count_parameters(model),
-        "trains": "all parameters" if whole else f"LoRA of rank {settings.lora_rank}",
+        "trains": "all parameters" if trains_all else f"LoRA of rank {settings.lora_rank}",
     }
 
 
@@ -183,6 +182,6 @@ def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
     import wandb
 
     # Settings from the environment and W&B's files. From here on W&B writes to the run's log.
-    found = wandb.setup(wandb.Settings(silent=True)).settings
-    host = urlsplit(found.base_url).hostname
-    return (host,) if host and found.mode in ("online", "run", "shared") else ()
+    wandb_settings = wandb.setup(wandb.Settings(silent=True)).settings
+    host = urlsplit(wandb_settings.base_url).hostname
+    return (host,) if host and wandb_settings.mode in ("online", "run", "shared") else ()

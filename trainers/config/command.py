@@ -41,14 +41,14 @@ class Command(Generic[T]):
                 raise UsageError(
                     f"evert {first} got {word!r}; it takes {second}: evert {self.name} --help"
                 )
-        return read_settings(self.settings, self._given(arguments))
+        return read_settings(self.settings, self._pairs(arguments))
 
     def help(self, arguments: Sequence[str]) -> str:
         """Return the usage, and each setting with the value that these arguments give it."""
-        given = [each for each in arguments if each not in self.name.split()]
-        return self.usage + settings_help(self.settings, self._given(given))
+        options = [argument for argument in arguments if argument not in self.name.split()]
+        return self.usage + settings_help(self.settings, self._pairs(options))
 
-    def _given(self, arguments: Sequence[str]) -> dict[str, Any]:
+    def _pairs(self, arguments: Sequence[str]) -> dict[str, Any]:
         if self.name and arguments and "=" not in arguments[0]:
             arguments = [f"{self.bare}={arguments[0]}", *arguments[1:]]
         pairs = read_pairs(arguments, chz.chz_fields(self.settings), self.bare)

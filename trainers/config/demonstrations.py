@@ -5,7 +5,7 @@ A row has one of these forms, and becomes a ``Demonstration`` in OpenAI's. None 
     {"messages": [...], "tools": [...]}     OpenAI's fine-tuning; weight: 0 is not learned
     {"conversations": [...]}                ShareGPT: messages of "from" and "value"
     {"prompt": ..., "completion": ...}      TRL: texts or messages; the completion is learned
-    a folder of recorded rollouts           what the policy said in those with enough reward
+    a folder of recorded rollouts           the policy's replies in those with enough reward
 """
 
 import json
@@ -45,10 +45,10 @@ class Demonstration(NamedTuple):
 
     Attributes:
         place: Where it is, for messages: "FILE, line 3".
-        messages: Without weights; each call of a tool has an id.
+        messages: Without weights; each tool call has an id.
         learned: For each message, whether it is learned.
-        tools: Those offered; [] for none.
-        unread: Names of the row's fields that mean nothing here.
+        tools: The tools offered; [] for none.
+        unread: Names of the row's fields that are ignored.
     """
 
     place: str
@@ -63,17 +63,17 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
 
     Args:
         path: See ``evert.bridge.records.row_files``.
-        min_reward: Least total reward of a recorded rollout; None: any.
+        min_reward: Lowest total reward of a recorded rollout; None: any.
 
     Raises:
-        DemonstrationsError: The row that is named is wrong, or nothing can be learned.
+        DemonstrationsError: A row, which the message names, is wrong, or none can be learned.
         RecordError: A folder holds neither a dataset nor records.
     """
     if holds_records(path, DemonstrationsError):
-        demonstrations = [*_recorded(path, min_reward)]
+        demonstrations = [*_from_records(path, min_reward)]
     else:
         demonstrations = [demonstration(place, row) for place, row in _rows(path)]
-    if not any(any(each.learned) for each in demonstrations):
+    if not any(any(row.learned) for row in demonstrations):
         raise DemonstrationsError(
             f"{path} has {len(demonstrations)} rows, and none has a reply to learn. Expected "
             "messages of the assistant without weight: 0."
@@ -81,13 +81,13 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
     return demonstrations
 
 
-def counted(demonstrations: Sequence[Demonstration]) -> str:
-    """Return in words how many there are, and what in them may be a slip."""
-    texts = Counter(json.dumps(each[1:4], default=repr) for each in demonstrations)
-    ends = [each for each in demonstrations if any(each.learned) and not each.learned[-1]]
-    unread = Counter(name for each in demonstrations for name in each.unread)
+def describe(demonstrations: Sequence[Demonstration]) -> str:
+    """Return the number of demonstrations, and what may be mistakes in them, in words."""
+    texts = Counter(json.dumps(row[1:4], default=repr) for row in demonstrations)
+    ends = [row for row in demonstrations if any(row.learned) and not row.learned[-1]]
+    unread = Counter(name for row in demonstrations for name in row.unread)
     counts = {
-        "with nothing to learn, left out": sum(not any(each.learned) for each in demonstrations),
+        "with nothing to learn, left out": sum(not any(row.learned) for row in demonstrations),
         "repeated": len(demonstrations) - len(texts),
         "with messages after the last learned reply": len(ends),
         "with a call of a tool that is not among their tools": sum(
@@ -99,9 +99,9 @@ def counted(demonstrations: Sequence[Demonstration]) -> str:
     return "; ".join([f"{len(demonstrations):,} conversations", *parts])
 
 
-def _calls_others(shown: Demonstration) -> bool:
-    offered = {tool["function"]["name"] for tool in shown.tools}
-    calls = (call for message in shown.messages for call in message.get("tool_calls") or ())
+def _calls_others(conversation: Demonstration) -> bool:
+    offered = {tool["function"]["name"] for tool in conversation.tools}
+    calls = (call for message in conversation.messages for call in message.get("tool_calls") or ())
     return any(call["function"].get("name") not in offered for call in calls)
 
 
@@ -114,14 +114,14 @@ def demonstration(place: str, row: Any) -> Demonstration:
     if not isinstance(row, Mapping):
         _refuse(place, "the row", row, "an object with messages")
     fields = {key: value for key, value in row.items() if value is not None}
-    prompted, read = 0, {"messages"}
+    prompted, form_fields = 0, {"messages"}
     if "messages" in fields:
         messages = fields["messages"]
     elif "conversations" in fields:
-        read = {"conversations", "system"}
+        form_fields = {"conversations", "system"}
         messages = [*_texts(place, "system", fields), *_sharegpt(place, fields["conversations"])]
     elif "prompt" in fields and "completion" in fields:
-        read = {"prompt", "completion"}
+        form_fields = {"prompt", "completion"}
         prompt = _texts(place, "prompt", fields)
         prompted, messages = len(prompt), [*prompt, *_texts(place, "completion", fields)]
     else:
@@ -129,13 +129,13 @@ def demonstration(place: str, row: Any) -> Demonstration:
         raise DemonstrationsError(f"{place} has the fields {', '.join(row)}; expected {expected}.")
     if not isinstance(messages, list | tuple) or not messages:
         _refuse(place, "messages", messages, "a list of messages")
-    own, learned, waiting = list[dict[str, Any]](), list[bool](), list[str]()
+    plain_messages, learned, waiting = list[dict[str, Any]](), list[bool](), list[str]()
     for at, message in enumerate(messages):
         plain, weight = _message(place, f"messages[{at}]", message, waiting)
-        own.append(plain)
+        plain_messages.append(plain)
         learned.append(at >= prompted and weight != 0 and plain.get("role") == "assistant")
-    unread = fields.keys() - read - {"tools", "functions", "parallel_tool_calls"}
-    return Demonstration(place, own, learned, _tools(place, fields), sorted(unread))
+    unread = fields.keys() - form_fields - {"tools", "functions", "parallel_tool_calls"}
+    return Demonstration(place, plain_messages, learned, _tools(place, fields), sorted(unread))
 
 
 def _refuse(place: str, field: str, value: object, expected: str) -> NoReturn:
@@ -154,19 +154,19 @@ def _message(
     weight, role = plain.pop("weight", None), plain.get("role")
     if weight not in (None, 0, 1) or (weight and role != "assistant"):
         _refuse(place, f"{at}.weight", weight, "0 or 1, and 1 only for the assistant")
-    if called := plain.pop("function_call", None):  # the API's older form
-        plain["tool_calls"] = [{"function": _json(place, f"{at}.function_call", called)}]
+    if old_call := plain.pop("function_call", None):  # the API's older form
+        plain["tool_calls"] = [{"function": _json(place, f"{at}.function_call", old_call)}]
     if role == "assistant":
         if calls := plain.get("tool_calls"):
             plain["tool_calls"] = _calls(place, f"{at}.tool_calls", calls, waiting)
         elif not {"content", "refusal"} & plain.keys():
-            _refuse(place, f"{at}.content", None, "a text, or tool_calls")
+            _refuse(place, f"{at}.content", None, "a string, or tool_calls")
     elif role in ("tool", "function"):
-        called = plain.setdefault("tool_call_id", waiting[0] if waiting else None)
-        if called not in waiting:
+        call_id = plain.setdefault("tool_call_id", waiting[0] if waiting else None)
+        if call_id not in waiting:
             ids = ", ".join(waiting) or "no result here: no call waits for one"
-            _refuse(place, f"{at}.tool_call_id", called, ids)
-        waiting.remove(called)
+            _refuse(place, f"{at}.tool_call_id", call_id, ids)
+        waiting.remove(call_id)
         plain["role"] = "tool"
     return plain, weight
 
@@ -175,7 +175,7 @@ def _calls(place: str, at: str, calls: Any, waiting: list[str]) -> list[Any]:
     """Calls with ids, and their arguments as text."""
     if not isinstance(calls, list | tuple):
         _refuse(place, at, calls, "a list of calls")
-    own = list[Any]()
+    calls_with_ids = list[Any]()
     for number, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
@@ -184,12 +184,12 @@ def _calls(place: str, at: str, calls: Any, waiting: list[str]) -> list[Any]:
         arguments = function.get("arguments")
         if isinstance(arguments, Mapping):
             arguments = json.dumps(arguments)
-        called = str(call.get("id") or f"call_{len(waiting)}")
-        waiting.append(called)
-        own.append(
-            {"id": called, "type": "function", "function": {**function, "arguments": arguments}}
+        call_id = str(call.get("id") or f"call_{len(waiting)}")
+        waiting.append(call_id)
+        calls_with_ids.append(
+            {"id": call_id, "type": "function", "function": {**function, "arguments": arguments}}
         )
-    return own
+    return calls_with_ids
 
 
 def _tools(place: str, fields: Mapping[str, Any]) -> list[Any]:
@@ -210,13 +210,13 @@ def _json(place: str, field: str, value: Any) -> Any:
 
 
 def _texts(place: str, name: str, fields: Mapping[str, Any]) -> list[Any]:
-    """The messages of a field that has a text or messages."""
+    """The messages of a field that holds a string or messages."""
     value = fields.get(name, [])
     if isinstance(value, str):
         role = {"system": "system", "prompt": "user", "completion": "assistant"}[name]
         return [{"role": role, "content": value}]
     if not isinstance(value, list):
-        _refuse(place, name, value, "a text or a list of messages")
+        _refuse(place, name, value, "a string or a list of messages")
     return value
 
 
@@ -227,9 +227,9 @@ def _sharegpt(place: str, messages: Any) -> Iterator[Any]:
         if speaker not in SHAREGPT:
             expected = f"an object with value, and from: {', '.join(SHAREGPT)}"
             _refuse(place, where, message, expected)
-        rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+        extras = {key: value for key, value in message.items() if key not in ("from", "value")}
         field = "function_call" if speaker == "function_call" else "content"
-        yield {"role": SHAREGPT[speaker], field: message.get("value"), **rest}
+        yield {"role": SHAREGPT[speaker], field: message.get("value"), **extras}
 
 
 def _rows(path: str) -> Iterator[tuple[str, Any]]:
@@ -239,14 +239,14 @@ def _rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row without what a table has for the fields of other rows: nulls, at any depth."""
+    """A row without nulls, at any depth: a table has them for the fields of other rows."""
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
-def _recorded(path: str, min_reward: float | None) -> Iterator[Demonstration]:
-    """The conversations of rollouts with enough reward; what cannot be read teaches nothing."""
+def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration]:
+    """The conversations of rollouts with enough reward; unreadable ones teach nothing."""
     from evert.bridge.records.record import read_records
 
     least, best = -math.inf if min_reward is None else min_reward, -math.inf
@@ -265,9 +265,9 @@ def _recorded(path: str, min_reward: float | None) -> Iterator[Demonstration]:
 
 
 def _conversation(record: "RolloutRecord", turn: int) -> dict[str, Any]:
-    """The agent's conversation up to a turn's reply; only what the policy said is learned."""
-    said = [each for each in record.path(turn) if record.row["steps"][each].get("reply")]
-    replies = {len(record.asked(each)) for each in said}
+    """The agent's conversation up to a turn's reply; only the policy's replies are learned."""
+    steps = [step for step in record.path(turn) if record.row["steps"][step].get("reply")]
+    replies = {len(record.asked(step)) for step in steps}
     messages = list[dict[str, Any]]()
     for at, message in enumerate(record.messages(turn)):
         weight = {"weight": 0} if message["role"] == "assistant" and at not in replies else {}

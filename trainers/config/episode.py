@@ -29,16 +29,16 @@ class EpisodeSettings:
     limits: Mapping[str, Any] = by_path(
         "budgets of an episode: max_turns, max_trajectory_tokens, "
         "max_sampled_tokens, max_tool_calls, max_turn_tokens, rollout_timeout_seconds, "
-        "sampling_turn_timeout_seconds; none unless given"
+        "sampling_turn_timeout_seconds; unlimited by default"
     )
     context_length: int | None = size(
-        None, "most tokens of a prompt with its reply; None: the model's context", 3
+        None, "most tokens of a prompt and its reply; None: the model's context", 3
     )
     agent_timeout: float | None = size(
-        600.0, "seconds an agent may take between calls; None: for ever", 0, or_more=False
+        600.0, "seconds an agent may take between calls; None: no limit", 0, or_more=False
     )
     model_timeout: float | None = size(
-        600.0, "seconds a frozen model has to reply; None: for ever", 0, or_more=False
+        600.0, "seconds a frozen model has to reply; None: no limit", 0, or_more=False
     )
     on_agent_error: float | None = setting(
         None,
@@ -46,13 +46,13 @@ class EpisodeSettings:
         "episode is left out of the training",
     )
     on_truncation: Literal["deliver", "end"] = setting(
-        "deliver", "what to do with a reply cut at its most tokens: deliver it, or end the episode"
+        "deliver", "what to do with a reply that was cut: deliver it, or end the episode"
     )
     context_overflow_reward: float = setting(
         -0.1, "added to the reward if an episode ends because its prompt is too long"
     )
     format_retries: int = size(
-        2, "most times that a reply is sampled again for lack of the requested format", 0
+        2, "how often a reply without the requested format is sampled again", 0
     )
     keep_completed_arguments: bool = setting(
         False,
@@ -67,20 +67,20 @@ class EpisodeSettings:
 
 
 def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
-    """The settings that are not the default, as options of ``ChatAgentEnv``.
+    """The settings that differ from the defaults, as options of ``ChatAgentEnv``.
 
-    For the others the agent's own options (``env_options``) or the Env's defaults count.
+    For the others, the agent's own options (``env_options``) or the Env's defaults apply.
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-    given: Any = {"models": models} if models else {}
+    values: Any = {"models": models} if models else {}
     plain = EpisodeSettings()
     for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # an option of the group
         if getattr(settings, name) != getattr(plain, name):
-            given[name] = getattr(settings, name)
+            values[name] = getattr(settings, name)
     kinds: Mapping[str, Any] = {"limits": RolloutLimits, "parse_error_policy": ParseErrorPolicy}
     for name, kind in kinds.items():
-        if name in given:
-            given[name] = read_settings(kind, given[name], called=f"{name}.{{}}".format)
-    options: EnvOptions = given
+        if name in values:
+            values[name] = read_settings(kind, values[name], name_of=f"{name}.{{}}".format)
+    options: EnvOptions = values
     return options

@@ -46,7 +46,7 @@ NAMES = (
 
 @chz.chz
 class PlayingSettings(EpisodeSettings):
-    """Settings of episodes in which a model that is named plays an agent that is named."""
+    """Settings of episodes in which a named model plays a named agent."""
 
     env: str = chz.field(
         default="",
@@ -103,19 +103,19 @@ class PlayingSettings(EpisodeSettings):
     @property
     def name(self) -> str:
         """Short name of the game, the taskset or the agent."""
-        named = self.env or self.tasks.get("id")
-        return named or self.agent.partition(":")[2]
+        name = self.env or self.tasks.get("id")
+        return name or self.agent.partition(":")[2]
 
     @cached_property
     def game(self) -> Game | None:
         """The game or taskset; None for an agent."""
-        return game_of(self.named) if self.env or self.tasks else None
+        return game_of(self.subject) if self.env or self.tasks else None
 
     @property
-    def named(self) -> dict[str, Any]:
+    def subject(self) -> dict[str, Any]:
         """The game, taskset or agent, as settings of a training run."""
-        named = {"env": self.env, "tasks": self.tasks, "agent": self.agent}
-        return {key: value for key, value in named.items() if value}
+        settings = {"env": self.env, "tasks": self.tasks, "agent": self.agent}
+        return {key: value for key, value in settings.items() if value}
 
     @property
     def players(self) -> Mapping[str, str]:
@@ -123,7 +123,7 @@ class PlayingSettings(EpisodeSettings):
         return self.game.players if self.game else {}
 
     @property
-    def beside(self) -> Mapping[str, Any]:
+    def frozen_models(self) -> Mapping[str, Any]:
         """The frozen models, including an opponent that is a model."""
         if not self.opponent or own_opponent(self.env, self.opponent):
             return self.frozen
@@ -134,23 +134,23 @@ class PlayingSettings(EpisodeSettings):
         return opponent(self.env, self.opponent, self.max_tokens or self.run_of("").max_tokens)
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """Settings that overrule a run's: device, threads, and a given renderer and dtype."""
-        named = {"renderer_name": self.renderer_name, "dtype": self.dtype}
-        given: dict[str, Any] = {
-            key: value for key, value in named.items() if value not in (None, "", "auto")
+    def overrides(self) -> dict[str, Any]:
+        """Settings that overrule a run's: device and threads; renderer and dtype, if set."""
+        candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
+        overrides: dict[str, Any] = {
+            key: value for key, value in candidates.items() if value not in (None, "", "auto")
         }
         if self.chat_template:
-            given["chat_template"] = self.chat_template
-        return {"device": self.device, "threads": self.threads, **given}
+            overrides["chat_template"] = self.chat_template
+        return {"device": self.device, "threads": self.threads, **overrides}
 
     def run_of(self, model: str) -> TrainSettings:
         """Settings of a run that would train the model on these tasks, for engine and agent."""
-        given = self.named
+        settings = self.subject
         if model:
-            given["model_name"] = model
-        _, preset = choose_recipe(given)
-        values = {**preset, **given, **self.asked}
+            settings["model_name"] = model
+        _, preset = choose_recipe(settings)
+        values = {**preset, **settings, **self.overrides}
         if self.agent:
             values["train_tasks"] = self.train_tasks or self.test_tasks or [None]  # not played
         return self.played_as(TrainSettings(**values))
@@ -158,14 +158,14 @@ class PlayingSettings(EpisodeSettings):
     def played_as(self, run: TrainSettings) -> TrainSettings:
         """A run's settings with this evaluation's episode settings and frozen models."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
-        return chz.replace(run, **episodes, models=self.beside)
+        return chz.replace(run, **episodes, models=self.frozen_models)
 
     def agent_of(self, run: TrainSettings) -> str:
         """Import path of the run's agent, or with ``search`` of its twin with a search tool."""
         if not self.search:
             return str(run.agent)
-        played = [game for game in (self.game, *games().values()) if game is not None]
-        twins = dict(twin for game in played for twin in game.searching.items())
+        all_games = [game for game in (self.game, *games().values()) if game is not None]
+        twins = dict(twin for game in all_games for twin in game.searching.items())
         if run.agent not in twins:
             raise RecipeError(
                 f"search=True: {run.agent} has no twin with a search tool. Leave search out, or "
@@ -176,23 +176,23 @@ class PlayingSettings(EpisodeSettings):
     def paths_by_split(self) -> dict[str, str]:
         """Import paths of the tasks, by split; raises a ``RecipeError`` if there are none."""
         where = self.game or self
-        both = {"train": where.train_tasks, "test": where.test_tasks}
-        found = {split: path for split, path in both.items() if self.split in ("all", split)}
-        if not any(found.values()):
+        all_paths = {"train": where.train_tasks, "test": where.test_tasks}
+        paths = {split: path for split, path in all_paths.items() if self.split in ("all", split)}
+        if not any(paths.values()):
             raise self._no_tasks()
-        return {split: path for split, path in found.items() if path}
+        return {split: path for split, path in paths.items() if path}
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
         """The tasks to play, by split; raises a ``RecipeError`` if there are none."""
         from evert.bridge.groups.tasks import load_tasks
 
-        found = {
+        tasks = {
             split: spread(load_tasks(path), self.max_tasks)
             for split, path in self.paths_by_split().items()
         }
-        if not any(map(len, found.values())):
+        if not any(map(len, tasks.values())):
             raise self._no_tasks()
-        return found
+        return tasks
 
     def _no_tasks(self) -> RecipeError:
         return RecipeError(
@@ -237,7 +237,7 @@ class EvaluateSettings(PlayingSettings):
 
 
 ME = "me"
-"""The name of the person at the terminal, as a model."""
+"""The model name that stands for the person at the terminal."""
 
 
 @chz.chz
@@ -266,7 +266,7 @@ class PlaySettings(PlayingSettings):
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks among which ``task`` is a number, of one split: held-out ones, if there are."""
+        """The tasks among which ``task`` is a number, of one split: held-out ones, if any."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
@@ -290,39 +290,39 @@ class PlaySettings(PlayingSettings):
 
 
 def read_evaluate_settings(
-    given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
     """Read an evaluation's settings, over recorded ones or the recipe's episode settings."""
-    return read_playing_settings(EvaluateSettings, given, recorded)
+    return read_playing_settings(EvaluateSettings, settings, recorded)
 
 
 def read_playing_settings(
-    kind: type[T], given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
+    kind: type[T], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> T:
     """Read settings of one kind, over recorded ones or the recipe's episode settings."""
-    taskset = taskset_of(given)
-    _, preset = choose_recipe({"env": given.get("env"), "tasks": taskset})
-    theirs = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
-    under = recorded or {**theirs, "frozen": preset.get("models", {})}
-    named = {re.sub(r"^models\.", "frozen.", key): value for key, value in given.items()}
-    gathered = gather({**named, "tasks": taskset}, MAPPINGS, under)
-    return read_settings(kind, gathered, under, _called)
+    taskset = taskset_of(settings)
+    _, preset = choose_recipe({"env": settings.get("env"), "tasks": taskset})
+    shared = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
+    under = recorded or {**shared, "frozen": preset.get("models", {})}
+    fields = {re.sub(r"^models\.", "frozen.", key): value for key, value in settings.items()}
+    gathered = gather({**fields, "tasks": taskset}, MAPPINGS, under)
+    return read_settings(kind, gathered, under, _name_of)
 
 
-def playing_help(kind: type[PlayingSettings], given: Mapping[str, str]) -> str:
+def playing_help(kind: type[PlayingSettings], settings: Mapping[str, str]) -> str:
     """Describe the settings of one kind; frozen models are ``models.KEY``."""
-    return settings_help(kind, given).replace("frozen.KEY", "models.KEY")
+    return settings_help(kind, settings).replace("frozen.KEY", "models.KEY")
 
 
-def _called(key: str) -> str:
-    """A setting as it is typed: frozen models are ``models.NAME``."""
+def _name_of(key: str) -> str:
+    """A setting's name as users type it: frozen models are ``models.NAME``."""
     return key.replace("frozen", "models", 1) if key.startswith("frozen") else key
 
 
-def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:
-    """At most ``most`` of the tasks, spread evenly; None: all. A text stays a text."""
-    if most is None or len(tasks) <= most:
+def spread(tasks: Sequence[Any], limit: int | None) -> Sequence[Any]:
+    """At most ``limit`` of the tasks, spread evenly; None: all. A text stays a text."""
+    if limit is None or len(tasks) <= limit:
         return tasks
     if isinstance(tasks, str):
-        return tasks[:most]
-    return [tasks[index * len(tasks) // most] for index in range(most)]
+        return tasks[:limit]
+    return [tasks[index * len(tasks) // limit] for index in range(limit)]

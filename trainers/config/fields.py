@@ -27,7 +27,7 @@ def setting(default: Any, doc: str) -> Any:
     return chz.field(default=default, doc=doc)
 
 
-def _checked(default: Any, doc: str, fits: Callable[[Any], bool], rule: str) -> Any:
+def _checked_field(default: Any, doc: str, fits: Callable[[Any], bool], rule: str) -> Any:
     def check(settings: Any, attribute: str) -> None:
         name = attribute.removeprefix("X_")
         if not fits(value := getattr(settings, name)):
@@ -45,41 +45,41 @@ def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) ->
         return math.isfinite(value) and (value >= minimum if or_more else value > minimum)
 
     bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
-    return _checked(default, doc, fits, f"must be {bound}")
+    return _checked_field(default, doc, fits, f"must be {bound}")
 
 
 def share(default: float, doc: str) -> Any:
     """A field for a share from 0 (or False) to 1 (or True)."""
     rule = "must be a share from 0 (none) to 1 (all)"
-    return _checked(default, doc, lambda value: 0 <= value <= 1, rule)
+    return _checked_field(default, doc, lambda value: 0 <= value <= 1, rule)
 
 
 def device(doc: str) -> Any:
     """The field for a model's device. Whether the device exists is checked later."""
-    known = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
+    pattern = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
     rule = "takes auto, cpu, cuda, cuda with a number (cuda:1) or mps"
-    return _checked("auto", doc, lambda value: bool(known.fullmatch(value)), rule)
+    return _checked_field("auto", doc, lambda value: bool(pattern.fullmatch(value)), rule)
 
 
 def port(doc: str) -> Any:
     """The field for a port to listen on; 0: any free port."""
-    return _checked(0, doc, lambda value: 0 <= value < 2**16, "must be from 0 to 65535")
+    return _checked_field(0, doc, lambda value: 0 <= value < 2**16, "must be from 0 to 65535")
 
 
 def parallel() -> Any:
-    """The field for how many episodes are played at a time; ``at_a_time`` reads it."""
+    """The field for the number of episodes at a time; ``at_a_time`` reads it."""
     return size(
         None,
         "held-out and evaluated episodes played at a time; None: 16 per core, at most 256",
     )
 
 
-def at_a_time(given: int | None) -> int:
-    """The most episodes at a time; None: 16 per core, at most 256.
+def at_a_time(limit: int | None) -> int:
+    """How many episodes are played at a time; None: 16 per core, at most 256.
 
-    Each may be a thread of the agent, or several processes of a command.
+    An episode may be a thread of the agent, or several processes of a command.
     """
-    return min(16 * cores(), 256) if given is None else given
+    return min(16 * cores(), 256) if limit is None else limit
 
 
 def by_path(doc: str) -> Any:

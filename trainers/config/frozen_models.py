@@ -7,7 +7,7 @@
     models.critic.api_key_env=HOST_KEY           whose key is in that environment variable
 
 The settings map what follows ``models.`` to a text; from Python a value may be the model itself.
-``pinned`` lets a resumed run keep the frozen weights that it began with.
+``pin_steps`` lets a resumed run keep the frozen weights that it began with.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,25 +68,25 @@ OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOp
 
 
 def frozen_models(
-    given: Mapping[str, Any], base_url: str | None = None
+    settings: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
     """The models of the settings, as an Env takes them; ``base_url``: the run's Tinker service."""
     return {
-        name: model if how is None else make_model(model, how, base_url)
-        for name, (model, how) in read_models(given).items()
+        name: model if options is None else make_model(model, options, base_url)
+        for name, (model, options) in read_models(settings).items()
     }
 
 
-def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | None]]":
+def read_models(settings: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | None]]":
     """Each model of the settings by its name, with its options. Imports nothing heavy.
 
-    A model object that was given from Python is returned as it is, with None for the options.
+    A model object from Python is returned as it is, with None for the options.
 
     Raises:
         EvertError: There is no such model, renderer or option.
     """
-    found: dict[str, tuple[Any, _Options | None]] = {}
-    for name, options in _by_name(given).items():
+    models: dict[str, tuple[Any, _Options | None]] = {}
+    for name, options in _by_name(settings).items():
         model = options.pop("", None)
         if model is None:
             key = ".".join(["models", name, *[*options][:1]])
@@ -95,17 +95,17 @@ def read_models(given: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | No
                 f"models.{name}=evert-tiny."
             )
         is_named = isinstance(model, str)
-        found[name] = read_model(f"models.{name}", model, options) if is_named else (model, None)
-    return found
+        models[name] = read_model(f"models.{name}", model, options) if is_named else (model, None)
+    return models
 
 
-def _by_name(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _by_name(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Map each name to its options; the option "" is the model itself."""
-    found: dict[str, dict[str, Any]] = {}
-    for key, value in given.items():
+    by_name: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
         name, option = _split(key)
-        found.setdefault(name, {})[option] = value
-    return found
+        by_name.setdefault(name, {})[option] = value
+    return by_name
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -124,11 +124,11 @@ def read_model(
             f"Call evert.train with it again, or name a model: {setting}=evert-tiny."
         )
 
-    def called(key: str) -> str:
+    def name_of(key: str) -> str:
         return f"{setting}.{key}"
 
     if (renderer := options.get("renderer_name")) is not None:
-        check_renderer(renderer, called("renderer_name"))
+        check_renderer(renderer, name_of("renderer_name"))
     with _naming(setting):
         model = check_model(text, renderer)
     if isinstance(model, NamedServer):
@@ -139,8 +139,8 @@ def read_model(
         )
     if isinstance(model, NamedEndpoint):
         address = {"base_url": model.base_url} if model.base_url else {}
-        return model, read_settings(EndpointOptions, options, address, called)
-    return model, read_settings(WeightsOptions, options, called=called)
+        return model, read_settings(EndpointOptions, options, address, name_of)
+    return model, read_settings(WeightsOptions, options, name_of=name_of)
 
 
 @contextmanager
@@ -154,36 +154,37 @@ def _naming(setting: str) -> Iterator[None]:
         raise ModelNameError(f"{setting}: {error}{hint}") from error
 
 
-def make_model(model: Any, how: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
+def make_model(model: Any, options: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
     """Make the model that ``read_model`` has read; ``base_url``: the run's Tinker service."""
     from evert.bridge.models.remote import RemoteModel
     from evert.bridge.models.tinker_model import TinkerModel
 
     if isinstance(model, NamedEndpoint):
-        return RemoteModel(model.model, how.base_url, how.api_key_env, how.timeout, how.temperature)
-    renderer = how.renderer_name or recorded_renderer(model.run)
+        access = options.base_url, options.api_key_env, options.timeout
+        return RemoteModel(model.model, *access, options.temperature)
+    renderer = options.renderer_name or recorded_renderer(model.run)
     path = model.model_path
     if path is not None and model.folder is not None:
         path = str(model.folder.resolve())
-    sampled = renderer, how.temperature, how.max_tokens
-    return TinkerModel(model.base_model, path, *sampled, base_url)
+    sampling = renderer, options.temperature, options.max_tokens
+    return TinkerModel(model.base_model, path, *sampling, base_url)
 
 
-def fingerprint(given: Mapping[str, Any]) -> list[Any]:
-    """Everything that decides the models' replies: names, options, and digests of weights."""
-    found: list[Any] = []
-    for name, options in sorted(_by_name(given).items()):
+def fingerprint(settings: Mapping[str, Any]) -> list[Any]:
+    """Everything that determines the models' replies: names, options, and digests of weights."""
+    parts: list[Any] = []
+    for name, options in sorted(_by_name(settings).items()):
         model = find_model(str(options.pop("")))
         weights = model.digests if isinstance(model, NamedWeights) else [*astuple(model)]
-        found.append([name, weights, sorted(options.items())])
-    return found
+        parts.append([name, weights, sorted(options.items())])
+    return parts
 
 
-def in_words(given: Mapping[str, Any]) -> str:
+def in_words(settings: Mapping[str, Any]) -> str:
     """List the models in one line, by the names that the agent calls."""
-    found = {name: options[""] for name, options in _by_name(given).items()}
-    named = {n: m if isinstance(m, str) else type(m).__name__ for n, m in found.items()}
-    return "frozen: " + ", ".join(f"{name} is {model}" for name, model in named.items())
+    models = {name: options[""] for name, options in _by_name(settings).items()}
+    texts = {n: m if isinstance(m, str) else type(m).__name__ for n, m in models.items()}
+    return "frozen: " + ", ".join(f"{name} is {model}" for name, model in texts.items())
 
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
@@ -191,7 +192,7 @@ def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
     from evert.bridge.models.remote import RemoteModel
 
     endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
-    return tuple(host for each in endpoints if (host := urlsplit(each.base_url).hostname))
+    return tuple(host for endpoint in endpoints if (host := urlsplit(endpoint.base_url).hostname))
 
 
 def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
@@ -213,14 +214,14 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
         on_service = (model.model_path or "").startswith("tinker://")
         base = model.base_model or ""
         local = base in BASES or Path(base or "/nowhere").expanduser().is_dir()
-        here = bool(model.model_path) and not on_service
+        on_disk = bool(model.model_path) and not on_service
         if embedded and on_service:
             raise RecipeError(
-                f"models.{name} are weights on a Tinker service ({model.model_path}), and the "
-                "embedded engine has none of those. Train on the service (model_name=), or "
-                "name a frozen model that is on this machine."
+                f"models.{name} are weights on a Tinker service ({model.model_path}), which the "
+                "embedded engine cannot load. Train on the service (model_name=), or name a "
+                "frozen model that is on this machine."
             )
-        if not embedded and (here or local):
+        if not embedded and (on_disk or local):
             raise RecipeError(
                 f"models.{name} is on this machine ({model.model_path or base}), and the run's "
                 "engine is a service, which samples only its own models. Name one of those, "
@@ -250,12 +251,12 @@ def check_episodes(
     episode_envs(agent, task, settings.seats, **env_options(settings, models))
 
 
-def pinned(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+def pin_steps(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Add the step to each ``runs/NAME``: the one on record for a resumed run, else its last."""
-    return {key: _pinned(key, value, str(recorded.get(key, ""))) for key, value in given.items()}
+    return {key: _pin_step(key, text, str(recorded.get(key, ""))) for key, text in settings.items()}
 
 
-def _pinned(key: str, value: Any, before: str) -> Any:
+def _pin_step(key: str, value: Any, before: str) -> Any:
     if _split(key)[1] or not isinstance(value, str) or split_step(value)[1]:
         return value
     if before.startswith(f"{value}@"):

@@ -37,11 +37,11 @@ ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
 ELSEWHERE = ", tinker://..., openai:MODEL, https://HOST/v1#MODEL, vllm:http://HOST/v1#MODEL"
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
-"""Files of a model's folder that decide its replies."""
+"""Files of a model's folder that determine its replies."""
 
 
 class ModelNameError(EvertError, ValueError):
-    """A name stands for no model: its run, checkpoint, folder or address does not exist."""
+    """A name refers to no model: its run, checkpoint, folder or address does not exist."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +84,25 @@ class NamedWeights:
 
     @property
     def digests(self) -> list[str]:
-        """What identifies the weights: digests of their files, or without files their name.
+        """What identifies the weights: digests of their files, or their name if they have none.
 
-        A name on a Hub or a service is taken to stand for the same weights always.
+        A name on a Hub or a service is assumed to mean the same weights always.
         """
-        found = []
+        parts = []
         folder = self.folder or Path("/nowhere")
         for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
             with path.open("rb") as file:
-                found += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
-        return found or [str(self.model_path or self.base_model)]
+                parts += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
+        return parts or [str(self.model_path or self.base_model)]
 
 
 NamedModel = NamedEndpoint | NamedServer | NamedWeights
 
 
-def find_model(name: str, others: Collection[str] = (), *, is_local: bool = False) -> NamedModel:
-    """Find the model that a name stands for.
+def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> NamedModel:
+    """Find the model that a name refers to.
 
-    Error messages also suggest ``others``, and with ``is_local`` only weights on this machine.
+    Error messages also suggest ``players``, and with ``is_local`` only weights on this machine.
     """
     if name.startswith(ENDPOINT):
         return NamedEndpoint(name.removeprefix(ENDPOINT))
@@ -129,17 +129,17 @@ def find_model(name: str, others: Collection[str] = (), *, is_local: bool = Fals
     if recorded := recorded_settings(folder, TrainSettings):
         return _of_run(name, Path(folder).expanduser(), step, recorded)
     if name not in BASES and not (name and Path(name).expanduser().is_dir()):
-        _check_name(name, others, is_local)
+        _check_name(name, players, is_local)
     return NamedWeights(name)
 
 
 def check_player(name: str, game: str, players: Collection[str]) -> None:
-    """Refuse another game's player of that name; ``players`` are those of ``game``."""
-    elsewhere = [other for other, its in games().items() if name in its.players]
-    if name not in players and elsewhere and not Path(name).exists():
-        there = f"its players are {', '.join(players)}" if players else "it has none"
+    """Refuse the name of another game's player; ``players`` are those of ``game``."""
+    other_games = [other_game for other_game, entry in games().items() if name in entry.players]
+    if name not in players and other_games and not Path(name).exists():
+        hint = f"its players are {', '.join(players)}" if players else "it has none"
         raise ModelNameError(
-            f"{game} has no player {name!r}, unlike {' and '.join(elsewhere)}; {there}. Name "
+            f"{game} has no player {name!r}, unlike {' and '.join(other_games)}; {hint}. Name "
             f"{'one, ' if players else ''}a run or a model: models=runs/NAME,evert-tiny."
         )
 
@@ -153,49 +153,49 @@ def split_step(name: str) -> tuple[str, str]:
 
 
 def check_model(
-    name: str, renderer_name: str | None = None, others: Collection[str] = ()
+    name: str, renderer_name: str | None = None, players: Collection[str] = ()
 ) -> NamedModel:
     """As ``find_model``, and check that the model has a renderer. Imports nothing heavy.
 
     Raises:
         ModelNameError: There is no such model, or no renderer for it.
     """
-    found = find_model(name, others)
-    if renderer_name or not isinstance(found, NamedWeights) or not found.base_model:
-        return found
-    if not found.run.get("renderer_name"):
+    model = find_model(name, players)
+    if renderer_name or not isinstance(model, NamedWeights) or not model.base_model:
+        return model
+    if not model.run.get("renderer_name"):
         try:
-            renderer_name_of(found.base_model)
+            renderer_name_of(model.base_model)
         except InvalidModelError as error:
-            there = f" Or did you mean a player? There are: {', '.join(others)}." if others else ""
-            raise ModelNameError(f"{error}{there}") from error
-    return found
+            hint = f" Or did you mean a player? There are: {', '.join(players)}." if players else ""
+            raise ModelNameError(f"{error}{hint}") from error
+    return model
 
 
 OR_RUN = ", runs/NAME or runs/NAME@STEP"
-"""The end of the list of models where a run's weights are taken, too."""
+"""The end of the list of models where a run's weights are accepted, too."""
 
 
-def check_weights(found: NamedModel, setting: str, done: str, also: str = "") -> NamedWeights:
-    """Return weights whose base is known; refuse other models, which cannot be ``done`` here."""
-    if isinstance(found, NamedWeights) and found.base_model is not None:
-        return found
+def check_weights(model: NamedModel, setting: str, purpose: str, more: str = "") -> NamedWeights:
+    """Return weights whose base is known; refuse other models. ``purpose``: "trained", ..."""
+    if isinstance(model, NamedWeights) and model.base_model is not None:
+        return model
     raise ModelNameError(
-        f"{setting} is not on this machine, so it cannot be {done} here; expected a base of "
-        f"evert's, a Hugging Face folder, a model's name on the Hugging Face Hub{also}."
+        f"{setting} is not on this machine, so it cannot be {purpose} here; expected a base of "
+        f"evert's, a Hugging Face folder, a model's name on the Hugging Face Hub{more}."
     )
 
 
-def local_weights(name: str, setting: str, done: str) -> NamedWeights:
-    """The weights that a setting names, which are ``done`` and so must be here.
+def local_weights(name: str, setting: str, purpose: str) -> NamedWeights:
+    """The weights that a setting names, which must be on this machine to be ``purpose``.
 
     Raises:
-        ModelNameError: There are none of this name on this machine.
+        ModelNameError: No weights of this name are on this machine.
     """
-    weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", done, OR_RUN)
+    weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", purpose, OR_RUN)
     if not is_here(weights.base_model or ""):
         raise ModelNameError(
-            f"{setting}={name} is no shipped base, no folder, and not in the local Hugging Face "
+            f"{setting}={name} is not a shipped base, a folder, or in the local Hugging Face "
             f"cache. Check the name, or download it first: hf download {name}."
         )
     return weights
@@ -214,26 +214,26 @@ def is_here(base_model: str) -> bool:
         return False
 
 
-def _check_name(name: str, others: Collection[str], is_local: bool) -> None:
+def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
     path = Path(split_step(name)[0]).expanduser()
-    beside = "/" in name and path.parent.is_dir() and not _is_known(name)
-    there = {*map(str, path.parent.iterdir())} if beside else {*others, *BASES}
-    there.discard(str(Path(name).expanduser()))  # a file, for one
-    near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
+    is_path = "/" in name and path.parent.is_dir() and not _is_known(name)
+    candidates = {*map(str, path.parent.iterdir())} if is_path else {*players, *BASES}
+    candidates.discard(str(Path(name).expanduser()))  # it may be a file
+    near = difflib.get_close_matches(str(path), candidates, n=1, cutoff=0.7)
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
-    if near or beside or strange:
+    if near or is_path or strange:
         hint = f" Did you mean {near[0]}?" if near else _beside(path) if "/" in name else ""
         raise ModelNameError(
-            f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
+            f"There is no run or model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
             f"Hugging Face folder, a model's name{ELSEWHERE * (not is_local)}"
-            + (f", or {' or '.join(others)}." if others else ".")
+            + (f", or {' or '.join(players)}." if players else ".")
         )
 
 
 def _beside(path: Path) -> str:
     if not path.parent.is_dir():
         return f" There is no folder {path.parent} in {Path.cwd()}."
-    names = ", ".join(sorted(each.name for each in path.parent.iterdir() if each.is_dir()))
+    names = ", ".join(sorted(child.name for child in path.parent.iterdir() if child.is_dir()))
     return f" {path.parent} has {textwrap.shorten(names, 200, placeholder=' ...') or 'no folder'}."
 
 

@@ -38,7 +38,7 @@ PATHS = {
 """Setting that is an import path, or from Python the object -> what it names, and its error."""
 
 FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
-"""Those that may name a file instead."""
+"""Those of ``PATHS`` that may name a file instead."""
 
 
 def check_names(settings: EpisodeSettings) -> None:
@@ -48,20 +48,20 @@ def check_names(settings: EpisodeSettings) -> None:
             key = path.partition(".")[0] if name == "cookbook" else path
             check_name(key, cookbook_fields(name), f"{name}.{{}}".format)
     _check_numbers(settings)
-    given = {key: getattr(settings, key, None) for key in PATHS}
+    values = {key: getattr(settings, key, None) for key in PATHS}
     game = getattr(settings, "game", None)  # an evaluation's; a run's settings have its agent
     if game is not None and game.agent[:6] != "evert.":
-        given["agent"] = game.agent
-    own = {key for key, path in given.items() if isinstance(path, str) and path[:6] == "evert."}
-    for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch
-        value, (what, error) = given[key], PATHS[key]
-        found, called = value, key
+        values["agent"] = game.agent
+    builtin = {k for k, path in values.items() if isinstance(path, str) and path[:6] == "evert."}
+    for key in sorted(values, key=builtin.__contains__):  # evert's last: a game may import torch
+        value, (kind, error) = values[key], PATHS[key]
+        target, label = value, key
         if key in FILES and isinstance(value, str) and names_file(value):
-            found = _check_file(key, value, error)
+            target = _check_file(key, value, error)
         elif isinstance(value, str):
-            found, called = resolve(value, what, error) if value else None, f"{key}={value}"
-        if what == "tasks" and found is not None:
-            _check_tasks(called, found)
+            target, label = resolve(value, kind, error) if value else None, f"{key}={value}"
+        if kind == "tasks" and target is not None:
+            _check_tasks(label, target)
     if renderer := getattr(settings, "renderer_name", None):
         check_renderer(renderer)
 
@@ -86,10 +86,10 @@ def _check_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] |
 
 
 def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each text that stands where a list of tasks is expected."""
+    """Return a warning for each string that stands where a list of tasks is expected."""
     return [
-        f"{name} is a text ({text!r:.60}), and each of its characters is a task. Make a list of "
-        "it: TASKS = [...]."
+        f"{name} is a string ({text!r:.60}), so each character is a task. Make it a list: "
+        "TASKS = [...]."
         for name, text in tasks.items()
         if isinstance(text, str | bytes)
     ]
@@ -100,12 +100,12 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
     if "tinker_cookbook.renderers" in sys.modules:  # the agent's module may have registered more
         return
     source = (files("tinker_cookbook") / RENDERERS).read_text(encoding="utf-8")
-    known = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]
-    if name.partition("(")[0] not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+    names = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]
+    if name.partition("(")[0] not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Renderers: {', '.join(names)}."
         raise UsageError(
-            f"{key}={name} is none of the Cookbook's renderers. {hint} Leave {key} out for the one "
+            f"{key}={name} is not a Cookbook renderer. {hint} Leave {key} out for the one "
             "that fits the model."
         )
 
@@ -122,7 +122,7 @@ def _check_numbers(settings: EpisodeSettings) -> None:
             raise UsageError(f"{name}.{key} must be at least 0, got {value}.")
 
 
-def _check_tasks(called: str, tasks: Any) -> None:
-    check_tasks(tasks, called)
+def _check_tasks(label: str, tasks: Any) -> None:
+    check_tasks(tasks, label)
     if len(tasks) == 0:
-        raise InvalidDatasetError(f"{called} has no task; expected at least one.")
+        raise InvalidDatasetError(f"{label} has no task; expected at least one.")

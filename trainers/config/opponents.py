@@ -30,7 +30,7 @@ def check_opponents(settings: TrainSettings) -> None:
 
 
 def check_opponent(setting: str, env: str, name: str) -> None:
-    """Refuse the name of an unknown opponent; the setting has the name."""
+    """Refuse the name of an unknown opponent; ``setting`` names it."""
     if name and not own_opponent(env, name):
         read_model(setting, name, {})
 
@@ -55,13 +55,13 @@ def opponent(
         return Against(resolve(path, "opponent", GameError))
     model = make_model(*read_model("opponent", name, {}), base_url)
     if isinstance(model, TinkerModel):
-        return Against(partial(_seeded, replace(model, max_tokens=max_tokens)))
-    return Against(partial(_itself, model))
+        return Against(partial(_with_seed, replace(model, max_tokens=max_tokens)))
+    return Against(partial(_same_model, model))
 
 
-def _itself(model: "FrozenModel", seed: int) -> "FrozenModel":
+def _same_model(model: "FrozenModel", seed: int) -> "FrozenModel":
     return model
 
 
-def _seeded(model: "TinkerModel", seed: int) -> "TinkerModel":
+def _with_seed(model: "TinkerModel", seed: int) -> "TinkerModel":
     return replace(model, seed=seed % 2**31)

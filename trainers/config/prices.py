@@ -27,18 +27,18 @@ PRICES = {
     "thinkingmachines/Inkling": Price(3.74, 9.36, 11.22),
     "thinkingmachines/Inkling-Small": Price(1.16, 2.88, 3.46),
 }
-"""Models of the service, without discounts; it has more."""
+"""Prices of some of the service's models, without discounts."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Dollars: at least, if episodes are nearly all prompt, and at most, if nearly all replies."""
+    """Dollars: the minimum if episodes are nearly all prompt, the maximum if nearly all replies."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     def __str__(self) -> str:
-        return f"${self.least:,.2f} to ${self.most:,.2f}"
+        return f"${self.minimum:,.2f} to ${self.maximum:,.2f}"
 
 
 def run_cost(price: Price, episodes: int, tokens: int, turns: int) -> Cost:
@@ -46,8 +46,8 @@ def run_cost(price: Price, episodes: int, tokens: int, turns: int) -> Cost:
 
     Args:
         tokens: Of an episode: prompts and replies, each token once.
-        turns: Model calls of an episode. Each prompt after the first repeats what was before; the
-            turns are taken to be equally long, and what they repeat to be cached.
+        turns: Model calls of an episode. Each prompt after the first repeats what came before;
+            turns are assumed to be equally long, and repeated tokens to be cached.
     """
     repeated = CACHED * price.prefill * (turns - 1) / 2
     millions = episodes * tokens / 1e6

@@ -11,55 +11,56 @@ from evert.envs.tasksets import task_game
 from evert.trainers.config.fields import RecipeError
 
 
-def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset for the given settings: its name and its values."""
-    taskset = taskset_of(given)
-    names = {"env": str(given.get("env") or ""), "tasks": str(taskset.get("id", ""))}
-    asked = [f"{key}={name}" for key, name in names.items() if name]
-    both = [*asked, *([f"agent={path_of(given['agent'])}"] if given.get("agent") else [])]
-    if not asked:
+def choose_recipe(settings: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
+    """The preset for these settings: its name and its values."""
+    taskset = taskset_of(settings)
+    names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
+    sources = [f"{key}={name}" for key, name in names.items() if name]
+    agent = settings.get("agent")
+    choices = [*sources, *([f"agent={path_of(agent)}"] if agent else [])]
+    if not sources:
         return "defaults", {}
-    if len(both) > 1:
+    if len(choices) > 1:
         raise RecipeError(
-            f"Got both {both[0]} and {both[1]}; expected one of them. Leave "
-            f"{both[0].partition('=')[0]}= out to train your own agent."
+            f"Got both {choices[0]} and {choices[1]}; expected one of them. Leave "
+            f"{choices[0].partition('=')[0]}= out to train your own agent."
         )
-    game, model = game_of(given), str(given.get("model_name") or "")
-    settings = game.settings(full_size=bool(model) and model not in BASES)
+    game, model = game_of(settings), str(settings.get("model_name") or "")
+    defaults = game.settings(full_size=bool(model) and model not in BASES)
     if taskset:
-        return f"recipe {names['tasks']}", {**settings, "tasks": taskset}
+        return f"recipe {names['tasks']}", {**defaults, "tasks": taskset}
     name = game_name(names["env"])
-    return f"recipe {name}", {**settings, "env": name}
+    return f"recipe {name}", {**defaults, "env": name}
 
 
-def game_of(given: Mapping[str, object]) -> Game:
+def game_of(settings: Mapping[str, object]) -> Game:
     """The game that ``env`` or ``tasks`` names."""
-    if taskset := taskset_of(given):
+    if taskset := taskset_of(settings):
         return task_game(taskset)
-    env = str(given.get("env") or "")
+    env = str(settings.get("env") or "")
     if game := find_game(env):
         return game
     near = difflib.get_close_matches(game_name(env), games(), n=1, cutoff=0.4)
     hint = f" Did you mean env={near[0]}?" if near else ""
     raise RecipeError(
         f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
-        "that has a GAME: env=my_package.my_game. To train an agent that is no game: "
+        "that has a GAME: env=my_package.my_game. To train an agent that is not a game: "
         "agent=package.module:function train_tasks=package.module:TASKS."
     )
 
 
-def taskset_of(given: Mapping[str, object]) -> dict[str, Any]:
+def taskset_of(settings: Mapping[str, object]) -> dict[str, Any]:
     """The named taskset: its ``id`` and its arguments; empty if none is named.
 
     The settings are ``tasks=ID tasks.KEY=VALUE``, or from Python a mapping.
     """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    taskset: dict[str, Any] = {}
+    for name, value in settings.items():
         if name == "tasks" and value:
-            found |= value if isinstance(value, Mapping) else {"id": value}
+            taskset |= value if isinstance(value, Mapping) else {"id": value}
         elif name.startswith("tasks."):
-            found[name.removeprefix("tasks.")] = value
-    return found
+            taskset[name.removeprefix("tasks.")] = value
+    return taskset
 
 
 def game_name(text: str) -> str:

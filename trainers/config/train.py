@@ -1,6 +1,6 @@
 """Settings of a training run, and their form in ``run.json``.
 
-A recipe is part of its game (``evert.envs.games``): defaults, which the given settings overrule.
+A recipe is part of its game (``evert.envs.games``): defaults, which settings overrule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from evert.trainers.config.recipes import choose_recipe, game_name, path_of, tas
 from evert.trainers.engine.training.loss_names import LossFn
 
 
-def _named(doc: str) -> Any:
+def _path_field(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
 
 
@@ -51,13 +51,13 @@ class TrainSettings(EpisodeSettings):
     )
     tasks: Mapping[str, Any] = by_path(TASKS)
     # Import paths, or from Python the objects themselves.
-    agent: Any = _named("your agent's import path, 'package.module:function'")
-    train_tasks: Any = _named(
+    agent: Any = _path_field("your agent's import path, 'package.module:function'")
+    train_tasks: Any = _path_field(
         "import path of a sequence of tasks to train on; or a file, .jsonl, .csv or .parquet, with "
         "a task in each row; or a folder of records, whose conversations' openings are the tasks"
     )
-    test_tasks: Any = _named("import path or file of the held-out tasks; '' for none")
-    sampler: Any = _named(
+    test_tasks: Any = _path_field("import path or file of the held-out tasks; '' for none")
+    sampler: Any = _path_field(
         "import path of a sampler, which chooses each step's tasks: evert:Curriculum leaves out "
         "solved and hopeless ones; '': all in turn"
     )
@@ -96,7 +96,7 @@ class TrainSettings(EpisodeSettings):
     groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
     worker_timeout: float | None = size(
         60.0,
-        "pool, ray: seconds in which a worker's event loop has to answer; None: for ever",
+        "pool, ray: seconds in which a worker's event loop must answer; None: no limit",
         0,
         or_more=False,
     )
@@ -105,7 +105,7 @@ class TrainSettings(EpisodeSettings):
     )
 
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
-    demonstrations: Any = _named(
+    demonstrations: Any = _path_field(
         "warm-up: import path of a function from a seed to conversations; or a file of them (forms "
         "of OpenAI's fine-tuning, ShareGPT, TRL), a dataset's folder, or a folder of records"
     )
@@ -167,17 +167,17 @@ class TrainSettings(EpisodeSettings):
     @chz.validate
     def _agent(self) -> None:
         if is_missing(self.agent) != is_missing(self.train_tasks):
-            given, lost = "agent", "train_tasks"
+            present, missing = "agent", "train_tasks"
             if is_missing(self.agent):
-                given, lost = lost, given
+                present, missing = missing, present
             raise RecipeError(
-                f"{lost}= is missing: got {given}={path_of(getattr(self, given))} alone. Pass "
-                "both: agent=package.module:function train_tasks=package.module:TASKS."
+                f"{missing}= is missing: got {present}={path_of(getattr(self, present))} alone. "
+                "Pass both: agent=package.module:function train_tasks=package.module:TASKS."
             )
         if is_missing(self.agent):
-            lost = f" log_path={self.log_path} holds no run to resume." if self.log_path else ""
+            hint = f" log_path={self.log_path} holds no run to resume." if self.log_path else ""
             raise RecipeError(
-                f"No agent to train.{lost} Pass env= with one of {', '.join(games())}, or an agent "
+                f"No agent to train.{hint} Pass env= with one of {', '.join(games())}, or an agent "
                 "of your own: agent=package.module:function train_tasks=package.module:TASKS."
             )
 
@@ -191,7 +191,7 @@ class TrainSettings(EpisodeSettings):
         path = self.demonstrations
         if not self.warm_up_steps and isinstance(path, str) and names_file(path):
             raise RecipeError(
-                f"demonstrations={path} is given, and warm_up_steps=0 learns nothing from it. Pass "
+                f"demonstrations={path} is set, but warm_up_steps=0 learns nothing from it. Pass "
                 "warm_up_steps=8 or so, or leave demonstrations out."
             )
 
@@ -203,8 +203,8 @@ class TrainSettings(EpisodeSettings):
     @property
     def name(self) -> str:
         """Short name of what the run trains: the game, the taskset or the agent's function."""
-        named = self.env or self.tasks.get("id")
-        return named or path_of(self.agent).rpartition(":")[2]
+        name = self.env or self.tasks.get("id")
+        return name or path_of(self.agent).rpartition(":")[2]
 
 
 MAPPINGS = {
@@ -231,22 +231,22 @@ RESUMABLE = frozenset(
 """Settings that a resumed run may change: what was learned so far does not depend on them."""
 
 
-def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
+def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
     """Read the settings of a run, over the recorded ones or the recipe's."""
-    _, preset = choose_recipe(given)
+    _, preset = choose_recipe(settings)
     under = recorded or preset
-    gathered = gather({**given, "tasks": taskset_of(given)}, MAPPINGS, under)
+    gathered = gather({**settings, "tasks": taskset_of(settings)}, MAPPINGS, under)
     return read_settings(TrainSettings, gathered, under)
 
 
-def recorded(settings: TrainSettings) -> dict[str, Any]:
-    """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
+def as_record(settings: TrainSettings) -> dict[str, Any]:
+    """The settings as ``run.json`` has them, with functions and tasks by import path or name."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
-    named = {key: path_of(plain[key]) for key in PATHS}
+    paths = {key: path_of(plain[key]) for key in PATHS}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
     set_["models"] = {path: _model_text(model) for path, model in settings.models.items()}
-    known: dict[str, Any] = redacted_tree({**plain, **named, **set_})
-    return known
+    record: dict[str, Any] = redacted_tree({**plain, **paths, **set_})
+    return record
 
 
 def _model_text(value: Any) -> str:
@@ -259,21 +259,21 @@ def _plain(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether an agent or tasks were not given."""
+    """Whether an agent or tasks are missing."""
     return value is None or (isinstance(value, str) and not value)
 
 
-def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """Changes that a resumed run may not make, one line ``key: recorded -> now`` each.
+def differences(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
+    """The changes that a resumed run may not make, a line ``key: recorded -> now`` for each.
 
     A setting that is newer than the run is not on record, and counts as its default.
     """
-    now, plain = recorded(settings), TrainSettings(agent="any:agent", train_tasks="any:tasks")
-    then = recorded(plain) | {key: _plain(value) for key, value in before.items()}
+    now, plain = as_record(settings), TrainSettings(agent="any:agent", train_tasks="any:tasks")
+    recorded = as_record(plain) | {key: _plain(value) for key, value in before.items()}
     return [
-        f"{key}: {then[key]!r} -> {now[key]!r}"
+        f"{key}: {recorded[key]!r} -> {now[key]!r}"
         for key in now
-        if key not in RESUMABLE and then[key] != now[key]
+        if key not in RESUMABLE and recorded[key] != now[key]
     ]
 
 

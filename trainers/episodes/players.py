@@ -103,7 +103,7 @@ class Contestant:
         names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
         values: list[Any] = [(name, getattr(self.settings, name)) for name in names]
         values = [(n, dict(sorted(v.items())) if isinstance(v, Mapping) else v) for n, v in values]
-        found = [*values, fingerprint(self.settings.beside)]
+        found = [*values, fingerprint(self.settings.frozen_models)]
         return [*found, self.settings.opponent] if self.settings.opponent else found
 
     def _says_by(self) -> list[Any]:
@@ -256,7 +256,7 @@ def find(name: str, settings: PlayingSettings) -> Contestant:
     run = settings.run_of(base)
     agent = settings.agent_of(run)
     if model.run:
-        trained = chz.replace(TrainSettings(**model.run), **settings.asked)
+        trained = chz.replace(TrainSettings(**model.run), **settings.overrides)
         run = settings.played_as(trained)
     return Contestant(shown, settings, agent, run, model)
 

@@ -36,8 +36,8 @@ from evert.trainers.episodes.failures import Failures
 
 
 @dataclass(frozen=True)
-class Played:
-    """The episodes of one task, at one seat, that did not fail; and their numbers in the group."""
+class TaskEpisodes:
+    """The episodes of one task at one seat that did not fail, and their places in the group."""
 
     group: Group
     members: Sequence[int]
@@ -56,7 +56,7 @@ class Batch:
 
     tasks: Sequence[Any]
     group_size: int
-    played: Mapping[str, Sequence[Played]]
+    played: Mapping[str, Sequence[TaskEpisodes]]
     failures: Failures
 
     # -- arrays ----------------------------------------------------------------------------------
@@ -64,16 +64,16 @@ class Batch:
     @cached_property
     def seats(self) -> "dict[str, Batch]":
         """Seat -> its batch, with the same attributes; empty for an agent with one seat."""
-        names = [seat for seat in self.played if seat]
+        seat_names = [seat for seat in self.played if seat]
         return {
             seat: Batch(self.tasks, self.group_size, {"": self.played[seat]}, self.failures)
-            for seat in names
+            for seat in seat_names
         }
 
     @cached_property
     def rewards(self) -> Floats:
         """[P, G]: the reward of each episode, averaged over seats. NaN: the episode failed."""
-        by_seat = [_filled(self, each) for each in self.played.values()]
+        by_seat = [_reward_table(self, by_task) for by_task in self.played.values()]
         return np.asarray(np.mean(by_seat, axis=0))
 
     @cached_property
@@ -103,34 +103,34 @@ class Batch:
     @cached_property
     def trajectories(self) -> list[list[Trajectory | None]]:
         """[P, G], nested: the Cookbook's trajectories; None for an episode that failed."""
-        found = self._episodes(lambda group: group.trajectories)
-        return [[each or None for each in task] for task in found]
+        rows = self._episodes(lambda group: group.trajectories)
+        return [[trajectory or None for trajectory in task] for task in rows]
 
-    def _episodes(self, of: Any) -> list[list[Any]]:
-        """[P, G], nested: the value that ``of(group)`` has for each episode; [] if it failed."""
+    def _episodes(self, values_of: Any) -> list[list[Any]]:
+        """[P, G], nested: each episode's value in ``values_of(group)``; [] if it failed."""
         if self.seats:
             raise AttributeError(
                 f"This batch has the seats {', '.join(self.seats)}, and each seat has its own "
                 f"turns. Use batch.seats[{next(iter(self.seats))!r}]."
             )
-        found = list[list[Any]]()
-        for each in self.played[""]:
+        rows = list[list[Any]]()
+        for episodes in self.played[""]:
             row: list[Any] = [[] for _ in range(self.group_size)]
-            for member, value in zip(each.members, of(each.group), strict=True):
+            for member, value in zip(episodes.members, values_of(episodes.group), strict=True):
                 row[member] = value
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def metrics(self) -> dict[str, float]:
         """Return means over the batch, by the Cookbook's names: ``env/all/reward/total`` and so on.
 
-        Each seat has its own, too: ``env/judge/reward/total``, and the agent's metrics there.
+        Each seat also has its own: ``env/judge/reward/total``, and the agent's metrics there.
         """
         groups, tags = list[TrajectoryGroup](), list[list[str]]()
-        for seat, played in self.played.items():
-            for each in played:
-                if each.members:
-                    finals, trajectories = each.group.final_rewards, each.group.trajectories
+        for seat, by_task in self.played.items():
+            for episodes in by_task:
+                if episodes.members:
+                    finals, trajectories = episodes.group.final_rewards, episodes.group.trajectories
                     nothing: list[dict[str, float | int]] = [{} for _ in finals]
                     groups.append(TrajectoryGroup([*trajectories], [*finals], nothing))
                     tags.append([seat])
@@ -178,41 +178,41 @@ class Batch:
             return [datum for data in by_seat for datum in data]
         return [
             datum
-            for each, by_token in zip(
+            for episodes, by_token in zip(
                 self.played[""], self._by_token(advantages, gamma), strict=True
             )
-            for datum in _data_of(each.group, by_token)
+            for datum in _data_of(episodes.group, by_token)
         ]
 
     def _by_token(self, advantages: Any, gamma: float | None) -> list[ByToken]:
         """[P]: the advantages of each group's episodes that did not fail."""
         if isinstance(advantages, str) or callable(advantages):
-            how: Any = advantages
+            method: Any = advantages
             return [
-                token_advantages(each.group, how, gamma) if each.members else []
-                for each in self.played[""]
+                token_advantages(episodes.group, method, gamma) if episodes.members else []
+                for episodes in self.played[""]
             ]
         check_gamma(gamma)
         spread_out = spread(advantages, self.tokens, "advantages", "PG")
         return [
-            [episodes[member] for member in each.members]
-            for each, episodes in zip(self.played[""], spread_out, strict=True)
+            [values[member] for member in episodes.members]
+            for episodes, values in zip(self.played[""], spread_out, strict=True)
         ]
 
 
-def _filled(batch: Batch, played: Sequence[Played]) -> Floats:
-    whole = np.full((len(batch.tasks), batch.group_size), np.nan)
-    for row, each in zip(whole, played, strict=True):
-        row[list(each.members)] = each.group.rewards
-    return whole
+def _reward_table(batch: Batch, by_task: Sequence[TaskEpisodes]) -> Floats:
+    rewards = np.full((len(batch.tasks), batch.group_size), np.nan)
+    for row, episodes in zip(rewards, by_task, strict=True):
+        row[list(episodes.members)] = episodes.group.rewards
+    return rewards
 
 
 def _data_of(group: Group, by_token: ByToken) -> list[tinker.Datum]:
-    found = list[tinker.Datum]()
+    data = list[tinker.Datum]()
     for trajectory, order, advantages in zip(
         group.trajectories, group.order, by_token, strict=True
     ):
-        given = (
+        stream = (
             value
             for turn, number in zip(trajectory.transitions, order, strict=True)
             if not turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
@@ -222,7 +222,7 @@ def _data_of(group: Group, by_token: ByToken) -> list[tinker.Datum]:
             inputs = {**datum.loss_fn_inputs}
             sampled = inputs.pop("mask").to_numpy() > 0
             values = np.zeros(len(sampled), np.float32)
-            values[sampled] = [*islice(given, int(sampled.sum()))]
+            values[sampled] = [*islice(stream, int(sampled.sum()))]
             inputs["advantages"] = tinker.TensorData.from_numpy(values)
-            found.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
-    return found
+            data.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+    return data

@@ -48,7 +48,7 @@ class Model:
         name: The model's name in logs.
         client: Tinker's training client, for saving, loading, custom losses and so on.
         renderer: The Cookbook renderer that formats its conversations.
-        context_length: Most tokens of prompt and reply together; None: the service does not say.
+        context_length: Most tokens of prompt and reply together; None: unknown.
         learning_rate: The default of ``step`` and ``sft``.
     """
 
@@ -151,7 +151,7 @@ class Model:
 
         Returns:
             Metrics of the loss and the optimizer: ``loss:sum``, ``optim/grad_norm`` and so on.
-            Empty if there was nothing to learn from, and so no step.
+            Empty if there was nothing to learn from; then no step is made.
 
         Raises:
             AdvantagesError: The advantages have the wrong shape, or are not finite.
@@ -173,7 +173,7 @@ class Model:
 
         Args:
             lessons: Each a conversation, as a list of messages in OpenAI's format, or a pair
-                ``(prompt, reply)`` as for ``logprobs``. All have the same weight, of any length.
+                ``(prompt, reply)`` as for ``logprobs``. Each counts equally, whatever its length.
             learning_rate: Of AdamW; None: the model's.
             grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
 
@@ -184,7 +184,7 @@ class Model:
         Raises:
             ModelInputError: A conversation has no assistant message.
         """
-        data = [lesson_datum(self._prompts, each) for each in lessons]
+        data = [lesson_datum(self._prompts, lesson) for lesson in lessons]
         if not data:
             return {}
         output, metrics = await self._learn(
@@ -203,11 +203,11 @@ class Model:
         rate = self.learning_rate if learning_rate is None else learning_rate
         adam = tinker.AdamParams(learning_rate=rate, grad_clip_norm=grad_clip_norm)
         self._steps += 1
-        passed = self.client.forward_backward(data, loss, dict(loss_config or {}) or None)
-        stepped = self.client.optim_step(adam)
-        output = await passed
-        done = await stepped
-        return output, {**output.metrics, **(done.metrics or {})}
+        forward_pass = self.client.forward_backward(data, loss, dict(loss_config or {}) or None)
+        optim_step = self.client.optim_step(adam)
+        output = await forward_pass
+        step_output = await optim_step
+        return output, {**output.metrics, **(step_output.metrics or {})}
 
 
 # -- making models ---------------------------------------------------------------------------------
@@ -246,13 +246,13 @@ async def models(
     complete_client(base_url)
     service = tinker.ServiceClient(base_url=base_url)
     renderer = model_renderer(base_model, renderer_name)
-    starting = [
+    futures = [
         service.create_lora_training_client(
             base_model, rank=rank, seed=seed, user_metadata={"evert_model": name}
         )
         for name in names
     ]
-    clients = [await each for each in starting]
+    clients = [await future for future in futures]
     context = await asyncio.to_thread(context_length_of, service, base_model)
     _warn_of_copies(clients, base_model, rank)
     return tuple(
@@ -280,8 +280,8 @@ def _check_engine(base_url: str | None) -> None:
 
 def _warn_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
     """Warn if the embedded engine trains all weights of the base instead of adapters."""
-    whole = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
-    if whole:
+    trains_all = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
+    if trains_all:
         logger.warning(
             "The embedded engine trains all weights of %s: rank=%s is ignored, and each of %s "
             "models has its own copy of the base. embedded_engine(full_parameter=False) trains "

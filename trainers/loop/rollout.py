@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import tinker
@@ -35,13 +35,13 @@ from evert.trainers.config.fields import at_a_time
 from evert.trainers.episodes.failures import Failure, Failures, failure_in, failure_of
 from evert.trainers.episodes.playing import side_by_side, together
 from evert.trainers.episodes.policies import SeededPolicy
-from evert.trainers.loop.batch import Batch, Played
+from evert.trainers.loop.batch import Batch, TaskEpisodes
 from evert.trainers.serving.client import ServedSamplingClient
 
 
 @runtime_checkable
 class InTraining(Protocol):
-    """A model in training, such as ``evert.models`` makes."""
+    """A model in training, as returned by ``evert.models``."""
 
     renderer: Renderer
     context_length: int | None
@@ -95,11 +95,11 @@ async def rollout(
         AgentError: Every episode failed.
         InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or no task or policy.
     """
-    tasks = _loaded(tasks)
+    tasks = _load(tasks)
     names, policies = _by_seat(policy, seats)
     _check(policies)
     options = _with_model(options, policies)
-    samplers = [await each.sampler() if isinstance(each, InTraining) else each for each in policies]
+    samplers = [await p.sampler() if isinstance(p, InTraining) else p for p in policies]
     draws = _Draws(samplers, max_tokens, temperature, seed)
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=names)
     build = partial(build, group_reward=group_reward, record=record)
@@ -108,11 +108,11 @@ async def rollout(
     return _batch(tasks, group_size, names, groups)
 
 
-def _loaded(tasks: Sequence[Any]) -> Sequence[Any]:
-    found = load_tasks(tasks)
-    if len(found) == 0:
+def _load(tasks: Sequence[Any]) -> Sequence[Any]:
+    sequence = load_tasks(tasks)
+    if len(sequence) == 0:
         raise InvalidDatasetError("rollout needs at least one task, got none.")
-    return found
+    return sequence
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ class _Draws:
 
     def policy(self, place: int, member: int, seat: int) -> TokenCompleter:
         """The completer of an episode, by its task's place, its number in the group, its seat."""
-        found = self.policies[seat]
-        if isinstance(found, TokenCompleter):
-            return found
+        policy = self.policies[seat]
+        if isinstance(policy, TokenCompleter):
+            return policy
         number = seed_of(self.seed, place, member, seat) >> 1
-        return SeededPolicy(found, self.max_tokens, self.temperature, number)
+        return SeededPolicy(policy, self.max_tokens, self.temperature, number)
 
 
 def _by_seat(
@@ -154,40 +154,40 @@ def _by_seat(
 
 
 def _check(policies: Sequence[object]) -> None:
-    for each in policies:
-        samples = isinstance(each, TokenCompleter | InTraining) or hasattr(each, "sample_async")
+    for policy in policies:
+        samples = isinstance(policy, TokenCompleter | InTraining) or hasattr(policy, "sample_async")
         if not samples:
             raise InvalidDatasetError(
-                f"The policy is {repr_of(each)}; expected a sampling client, a model of "
+                f"The policy is {repr_of(policy)}; expected a sampling client, a model of "
                 "evert.models, or a TokenCompleter such as ScriptedPolicy. A sampling client of a "
                 "base: tinker.ServiceClient().create_sampling_client(base_model='evert-tiny')."
             )
 
 
 def _check_vocabularies(policies: Sequence[Policy]) -> None:
-    """Raise if models have different tokens: the prompts of all seats are written in the same."""
+    """Raise if models have different tokens: the prompts of all seats use the same ones."""
     tokenizers: list[Any] = [
-        each.renderer.tokenizer for each in policies if isinstance(each, InTraining)
+        policy.renderer.tokenizer for policy in policies if isinstance(policy, InTraining)
     ]
     kinds = tinker.SamplingClient | ServedSamplingClient
-    clients = [each for each in dict.fromkeys(policies) if isinstance(each, kinds)]
-    bases = {each.get_base_model(): each for each in clients}
+    clients = [client for client in dict.fromkeys(policies) if isinstance(client, kinds)]
+    bases = {client.get_base_model(): client for client in clients}
     if len(bases) + len(tokenizers) > 1:
-        tokenizers += [each.get_tokenizer() for each in bases.values()]
-    named = {getattr(each, "name_or_path", each): each for each in tokenizers}
-    if len(named) > 1 and any(
-        one.get_vocab() != other.get_vocab() for one, other in pairwise(named.values())
+        tokenizers += [client.get_tokenizer() for client in bases.values()]
+    by_name = {getattr(tokenizer, "name_or_path", tokenizer): tokenizer for tokenizer in tokenizers}
+    if len(by_name) > 1 and any(
+        first.get_vocab() != second.get_vocab() for first, second in pairwise(by_name.values())
     ):
         raise InvalidDatasetError(
-            f"The seats have models on different bases ({', '.join(map(str, named))}); expected "
-            "one base, whose tokens all seats read and write. Use models of one base, such as "
-            "those of one call of evert.models."
+            f"The seats have models on different bases ({', '.join(map(str, by_name))}); expected "
+            "one base, whose tokens all seats read and write. Use models of one base, for "
+            "example from one call of evert.models."
         )
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """The options; missing ones are set to fit the first policy that is no ``TokenCompleter``."""
-    sampled = [each for each in policies if not isinstance(each, TokenCompleter)]
+    """The options; missing ones are set to fit the first policy that has a base."""
+    sampled = [candidate for candidate in policies if not isinstance(candidate, TokenCompleter)]
     policy = sampled[0] if sampled else None
     _check_vocabularies(sampled)
     renderer, context = options.get("renderer"), options.get("context_length")
@@ -196,28 +196,28 @@ def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
     elif isinstance(policy, tinker.SamplingClient | ServedSamplingClient):
         base = policy.get_base_model()
         renderer, context = renderer or model_renderer(base), context or context_length_here(base)
-    given: EnvOptions = {**options}
+    env_options: EnvOptions = {**options}
     if renderer is not None:
-        given["renderer"] = renderer
+        env_options["renderer"] = renderer
     if context is not None:
-        given["context_length"] = context
-    return given
+        env_options["context_length"] = context
+    return env_options
 
 
 # -- playing -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Played:
-    by_seat: Sequence[Played]
+class _GroupResult:
+    by_seat: Sequence[TaskEpisodes]
     failures: Sequence[Failure]
     error: Exception | None
-    """The first error of an agent, if one failed without a score."""
+    """The first error of an agent that failed without a score; None: no agent did."""
 
 
 async def _play_all(
     builders: Sequence[ChatAgentGroupBuilder], draws: _Draws, places: asyncio.Semaphore
-) -> list[_Played]:
+) -> list[_GroupResult]:
     return await side_by_side(
         _play(builder, partial(draws.policy, place), places)
         for place, builder in enumerate(builders)
@@ -228,11 +228,11 @@ async def _play(
     builder: ChatAgentGroupBuilder,
     policy_of: Callable[[int, int], TokenCompleter],
     places: asyncio.Semaphore,
-) -> _Played:
+) -> _GroupResult:
     """Play a group, and always close its Envs."""
     width = max(1, len(builder.seats))
 
-    async def one(member: int, envs: Sequence[Env]) -> list[Trajectory] | EvertError:
+    async def play_episode(member: int, envs: Sequence[Env]) -> list[Trajectory] | EvertError:
         policies = [policy_of(member, seat) for seat in range(width)]
         async with places:
             try:
@@ -245,30 +245,30 @@ async def _play(
     try:
         envs = await builder.make_envs()
         episodes = [envs[first : first + width] for first in range(0, len(envs), width)]
-        ends = await side_by_side(one(*each) for each in enumerate(episodes))
+        ends = await side_by_side(starmap(play_episode, enumerate(episodes)))
         ended = {member: end for member, end in enumerate(ends) if isinstance(end, list)}
         errors = [end for end in ends if not isinstance(end, list)]
-        by_seat = await _rewarded(builder, ended, [episodes[member] for member in ended])
+        by_seat = await _add_rewards(builder, ended, [episodes[member] for member in ended])
     finally:
         await builder.cleanup()
-    scored = [failure_in(trajectory) for each in ended.values() for trajectory in each[:1]]
+    scored = [failure_in(seats[0]) for seats in ended.values() if seats]
     failures = [failure_of(error) for error in errors]
-    return _Played(
+    return _GroupResult(
         by_seat,
-        [each for each in [*failures, *scored] if each is not None],
+        [failure for failure in [*failures, *scored] if failure is not None],
         errors[0] if errors else None,
     )
 
 
-async def _rewarded(
+async def _add_rewards(
     builder: ChatAgentGroupBuilder,
     ended: Mapping[int, Sequence[Trajectory]],
     envs: Sequence[Sequence[Env]],
-) -> list[Played]:
+) -> list[TaskEpisodes]:
     flat = [trajectory for episode in ended.values() for trajectory in episode]
     places: list[Any] = [env for episode in envs for env in episode]
     # before compute_group_rewards sorts the transitions
-    order = [lineage_order(each, env.turn_lineages) for each, env in zip(flat, places, strict=True)]
+    order = [lineage_order(t, env.turn_lineages) for t, env in zip(flat, places, strict=True)]
     added = list[float]()
     if flat:
         pairs = await builder.compute_group_rewards(flat, places)
@@ -280,7 +280,7 @@ async def _rewarded(
     names = builder.seats or ("",)
     width = len(names)
     return [
-        Played(
+        TaskEpisodes(
             Group(builder.task, flat[at::width], order[at::width], added[at::width], seat),
             [*ended],
         )
@@ -289,15 +289,15 @@ async def _rewarded(
 
 
 def _batch(
-    tasks: Sequence[Any], group_size: int, seats: Sequence[str], groups: Sequence[_Played]
+    tasks: Sequence[Any], group_size: int, seats: Sequence[str], groups: Sequence[_GroupResult]
 ) -> Batch:
-    found = [failure for group in groups for failure in group.failures]
-    failures = Failures.of(len(tasks) * group_size, [(failure, 1) for failure in found])
-    if not any(each.members for group in groups for each in group.by_seat):
+    all_failures = [failure for group in groups for failure in group.failures]
+    failures = Failures.of(len(tasks) * group_size, [(failure, 1) for failure in all_failures])
+    if not any(episodes.members for group in groups for episodes in group.by_seat):
         first = next(group.error for group in groups if group.error is not None)
         raise AgentError(
             f"Every episode failed: {failures.summary()}. The first: {first}"
         ) from first
     names = seats or ("",)
-    played = {seat: [group.by_seat[at] for group in groups] for at, seat in enumerate(names)}
-    return Batch(tasks, group_size, played, failures)
+    by_seat = {seat: [group.by_seat[at] for group in groups] for at, seat in enumerate(names)}
+    return Batch(tasks, group_size, by_seat, failures)

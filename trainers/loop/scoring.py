@@ -50,15 +50,15 @@ def target_datum(
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
         return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
     before = _flat(renderer, prompt)
-    after = renderer.spell(target) if isinstance(target, str) else [int(one) for one in target]
+    after = renderer.spell(target) if isinstance(target, str) else [int(token) for token in target]
     if not before or not after:
         raise ModelInputError(
             f"Got a prompt of {len(before)} tokens and a target of {len(after)}; expected at least "
             "one token of each."
         )
-    whole = tinker.ModelInput(chunks=chunks_of([*before, *after]))
-    weights = torch.tensor([0.0] * (whole.length - len(after)) + [1.0] * len(after))
-    return datum_from_model_input_weights(whole, weights, reduction=reduction)
+    model_input = tinker.ModelInput(chunks=chunks_of([*before, *after]))
+    weights = torch.tensor([0.0] * (model_input.length - len(after)) + [1.0] * len(after))
+    return datum_from_model_input_weights(model_input, weights, reduction=reduction)
 
 
 def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
@@ -68,9 +68,9 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
         return target_datum(renderer, prompt, reply, "mean")
     messages = _messages(lesson)
     if not any(message["role"] == "assistant" for message in messages):
-        roles = ", ".join(message["role"] for message in messages) or "nobody"
+        roles = ", ".join(message["role"] for message in messages) or "none"
         raise ModelInputError(
-            f"sft got a conversation with messages by {roles}; expected an assistant message to "
+            f"sft got a conversation with the roles: {roles}; expected an assistant message to "
             "learn from: {'role': 'assistant', 'content': ...}."
         )
     return _datum(renderer, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES, "mean")
@@ -81,10 +81,10 @@ def target_logprobs(
 ) -> list[LogProbs]:
     """The log-probabilities of tokens whose weight is not 0; one array per datum."""
     return [
-        np.asarray(each["logprobs"].to_numpy(), np.float32)[
+        np.asarray(arrays["logprobs"].to_numpy(), np.float32)[
             datum.loss_fn_inputs["weights"].to_numpy() != 0
         ]
-        for each, datum in zip(output.loss_fn_outputs, data, strict=True)
+        for arrays, datum in zip(output.loss_fn_outputs, data, strict=True)
     ]
 
 
@@ -101,12 +101,12 @@ def _flat(renderer: PromptRenderer, prompt: Any) -> FlatPrompt:
 
 
 def _are_ids(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and all(isinstance(one, int | np.integer) for one in prompt)
+    return not isinstance(prompt, str) and all(isinstance(x, int | np.integer) for x in prompt)
 
 
 def _datum(
     renderer: PromptRenderer, messages: list[Message], train_on: TrainOnWhat, reduction: Reduction
 ) -> tinker.Datum:
     escaped = [renderer.escape(message) for message in messages]
-    whole, weights = supervised_example(renderer, escaped, train_on)
-    return datum_from_model_input_weights(whole, weights, reduction=reduction)
+    model_input, weights = supervised_example(renderer, escaped, train_on)
+    return datum_from_model_input_weights(model_input, weights, reduction=reduction)

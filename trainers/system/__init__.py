@@ -2,8 +2,8 @@
 
 In reading order:
 
-    command.py     running a command: help, errors in one line, Ctrl-C
-    files.py       files of run folders: written whole, and read even if damaged
+    command.py     how every command runs: help, one-line errors, Ctrl-C
+    files.py       files of run folders: written atomically, read even if damaged
     provenance.py  versions, machine and revision, for records
     machine.py     this machine's cores and free memory
 """

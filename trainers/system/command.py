@@ -1,4 +1,4 @@
-"""Run a command: help, errors in one line, and Ctrl-C, which all commands share.
+"""How every command runs: help, one-line errors, and Ctrl-C.
 
 Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one ends the process at
 once. An exception's notes, which mostly say how to resume, are printed below its message.
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 HELP = frozenset({"--help", "-h", "help"})
 NO_HOME = "Could not determine home directory."
-"""What ``Path.expanduser`` says of a user that does not exist."""
+"""The error of ``Path.expanduser`` for a user that does not exist."""
 
 T = TypeVar("T")
 
@@ -38,13 +38,13 @@ def run_command(
 ) -> int:
     """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # a user's own agent; last, since the folder may be a stranger's and hold an ``http.py``
+    # for the user's own agent; last, since the folder may be a stranger's with an ``http.py``
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)
     try:
         if HELP & set(arguments):
-            print(usage([each for each in arguments if each not in HELP]).rstrip())
+            print(usage([argument for argument in arguments if argument not in HELP]).rstrip())
             return 0
         with _dropped_interrupts_raised():
             return body(arguments) or 0
@@ -53,17 +53,17 @@ def run_command(
         _handle(signal.SIGTERM, _leave)
         print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
         # If the signal came while C code ran Python, as in an import, Python would end by the
-        # signal and not with our status. ``exec`` clears that.
+        # signal, not with our status. ``exec`` clears that.
         exec("")
         return INTERRUPTED
     except EvertError as error:
-        return _failed(error, _notes(error))
+        return _print_error(error, _notes(error))
     except RuntimeError as error:
         if str(error) != NO_HOME:
             raise
-        said = "A path begins with ~NAME, and this machine has no such user."
-        return _failed(EvertError(said), _notes(error))
-    except BrokenPipeError:  # the reader has ended, as in ``| head``
+        message = "A path begins with ~NAME, and this machine has no such user."
+        return _print_error(EvertError(message), _notes(error))
+    except BrokenPipeError:  # the reader has exited, as in ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -71,15 +71,15 @@ def run_command(
 
         if error.errno not in FULL and (error.errno not in BARRED or not error.filename):
             raise
-        return _failed(cannot_use(error, Path("The folder")), _notes(error))
+        return _print_error(cannot_use(error, Path("The folder")), _notes(error))
     finally:
         _handle(signal.SIGTERM, before)
 
 
-def _failed(error: EvertError, notes: Sequence[str]) -> int:
+def _print_error(error: EvertError, notes: Sequence[str]) -> int:
     if isinstance(error, AgentError) and error.__cause__ is not None:
-        own = "".join(traceback.format_exception(error.__cause__))  # the agent's traceback
-        print(redacted(own), end="", file=sys.stderr)
+        agent_traceback = "".join(traceback.format_exception(error.__cause__))
+        print(redacted(agent_traceback), end="", file=sys.stderr)
     print(redacted("\n".join([f"error: {str(error).rstrip()}", *notes])), file=sys.stderr)
     return 1
 
@@ -96,7 +96,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     """
     started: list[asyncio.Task[Any]] = []
 
-    async def whole() -> T:
+    async def guarded() -> T:
         started.extend(task for task in (asyncio.current_task(),) if task is not None)
         with _second_signal_leaves():
             return await main
@@ -104,10 +104,10 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(whole())
+        return asyncio.run(guarded())
     with ThreadPoolExecutor(1, "evert") as thread:
         try:
-            return thread.submit(asyncio.run, whole()).result()
+            return thread.submit(asyncio.run, guarded()).result()
         except KeyboardInterrupt:
             with suppress(RuntimeError):  # the coroutine has ended, and its loop is closed
                 for task in started:
@@ -123,8 +123,8 @@ def _second_signal_leaves() -> Iterator[None]:
     stop = before.get(signal.SIGINT)  # asyncio's handler, which cancels the task
 
     def first(number: int, frame: types.FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, _leave)
+        for signum in numbers:
+            signal.signal(signum, _leave)
         (stop if callable(stop) else signal.default_int_handler)(signal.SIGINT, frame)
 
     for number in numbers:
@@ -138,7 +138,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 @contextmanager
 def _dropped_interrupts_raised() -> Iterator[None]:
-    """Inside the block, a Ctrl-C that Python drops, as in a finalizer, is raised after it."""
+    """Raise a Ctrl-C that Python drops inside the block, as in a finalizer, a moment later."""
     before, over = sys.unraisablehook, threading.Event()
 
     def raise_later() -> None:
@@ -160,7 +160,7 @@ def _dropped_interrupts_raised() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler, in the main thread only; None stands for a handler of C code."""
+    """Set a signal's handler, in the main thread only; None, a handler of C code, is left."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 
@@ -177,7 +177,7 @@ def seeded(seed: int) -> Iterator[None]:
     import numpy as np
     import torch
 
-    drawn, numpys = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     cuda: Any = torch.cuda
     gpus = range(cuda.device_count()) if cuda.is_initialized() else ()
     try:
@@ -188,5 +188,5 @@ def seeded(seed: int) -> Iterator[None]:
             torch.manual_seed(seed)
             yield
     finally:
-        random.setstate(drawn)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -1,6 +1,6 @@
-"""The files of a run's folder: written whole or not at all, and read even if damaged.
+"""The files of run folders: written atomically, and read even if damaged.
 
-A record is broken if it is no JSON object, or if one of its fields has the wrong type.
+A record is broken if it is not a JSON object, or if one of its fields has the wrong type.
 """
 
 import csv
@@ -18,7 +18,7 @@ from typing import Any
 from evert.bridge.errors import EvertError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-"""Errors of a disk that takes no more data."""
+"""Errors of a disk that accepts no more data."""
 BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO)
 """Errors of a path of the wrong kind, without permission, or on a failing disk."""
 
@@ -47,7 +47,7 @@ _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     CHECKPOINTS: {"name": (str,), "batch": (int,), "state_path": (str,), "sampler_path": (str,)},
     TIMES: {"step": (int,)},
 }  # fmt: skip
-"""File -> types of the fields that are checked; all but a checkpoint's name may be missing."""
+"""File -> types of its checked fields; all but a checkpoint's name may be missing."""
 
 
 class RunFolderError(EvertError, OSError):
@@ -55,7 +55,7 @@ class RunFolderError(EvertError, OSError):
 
 
 LARGEST = 2**28
-"""Most bytes of a JSON file that is read; evert writes no larger one."""
+"""Largest JSON file that is read, in bytes; evert writes none that is larger."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -86,9 +86,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_broken_lines(path: Path) -> int:
-    """Remove broken lines, such as a crash leaves, from a JSONL file; return how many.
+    """Remove the broken lines that a crash may leave from a JSONL file; return how many.
 
-    The Cookbook stops reading at the first line that is no JSON. A copy of the file keeps the
+    The Cookbook stops reading at the first line that is not JSON. A copy of the file keeps the
     broken lines. If only the last line's end is missing, it is added: otherwise the next record
     would be written on the same line.
     """
@@ -102,21 +102,21 @@ def drop_broken_lines(path: Path) -> int:
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
-    """Change a JSONL file's records, whole or not at all; ``change`` returns None to remove one."""
-    whole = [(line, record) for line, record in _records(path) if record is not None]
-    made = [(line, record, change(record)) for line, record in whole]
+    """Change a JSONL file's records atomically; ``change`` returns None to remove a record."""
+    lines = [(line, record) for line, record in _records(path) if record is not None]
+    changes = [(line, record, change(record)) for line, record in lines]
     new = [
-        line if changed == record else json.dumps(changed)
-        for line, record, changed in made
-        if changed is not None
+        line if new_record == record else json.dumps(new_record)
+        for line, record, new_record in changes
+        if new_record is not None
     ]
-    if new != [line for line, _ in whole]:
+    if new != [line for line, _ in lines]:
         _write_lines(path, new)
 
 
-def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Keep only the wanted records of a JSONL file; see ``change_lines``."""
-    change_lines(path, lambda record: record if wanted(record) else None)
+def keep_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Keep only the records of a JSONL file for which ``keep`` is true; see ``change_lines``."""
+    change_lines(path, lambda record: record if keep(record) else None)
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
@@ -124,7 +124,7 @@ def _write_lines(path: Path, lines: list[str]) -> None:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """The lines of a JSONL file that are not blank, each with its record; None: broken."""
+    """The nonblank lines of a JSONL file, each with its record; None: the line is broken."""
     if not path.is_file():
         return []
     lines = path.read_text("utf-8", "replace").split("\n")
@@ -132,26 +132,26 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file whole, or not at all; it is on the disk when this returns."""
+    """Write a file atomically; it is on the disk when this returns."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         try:
             with draft.open("wb") as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
-            settle(draft)
+            fsync(draft)
             draft.replace(path)
-            settle(path.parent)
+            fsync(path.parent)
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
-def settle(path: Path) -> None:
-    """Wait until the disk has a file's content, or the names of a folder's files."""
+def fsync(path: Path) -> None:
+    """Flush a file's content, or the names of a folder's files, to the disk."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
-        return  # Windows settles names by itself, and opens no folders
+        return  # Windows writes names by itself, and cannot open folders
     handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -170,10 +170,10 @@ def file_errors(folder: Path, key: str) -> Iterator[None]:
         file = Path(os.fsdecode(error.filename)) if error.filename else folder
         if error.errno not in FULL and not file.resolve().is_relative_to(folder.resolve()):
             raise
-        said = cannot_use(error, folder, key)
+        new_error = cannot_use(error, folder, key)
         for note in getattr(error, "__notes__", ()):
-            said.add_note(note)
-        raise said from error
+            new_error.add_note(note)
+        raise new_error from error
 
 
 def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderError:
@@ -188,7 +188,7 @@ def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderEr
 
 
 def cannot_read(path: Path) -> RunFolderError:
-    """The error for a record that is broken."""
+    """The error for a broken record."""
     return RunFolderError(
         f"{path} cannot be read, so nothing can be resumed from it: expected the file that evert "
         "wrote. Nothing was changed. Put it back, or choose another folder."
@@ -204,17 +204,17 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a CSV file's text, with a column for each name in any row."""
-    written = io.StringIO()
+    """The rows as CSV text, with a column for every name in any row."""
+    buffer = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(written, names, lineterminator="\n")
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file that ``as_csv`` wrote; [] if there is none, or it is too large."""
+    """Rows of a CSV file that ``as_csv`` wrote; [] if it is missing or too large."""
     with suppress(OSError, UnicodeDecodeError, csv.Error):
         if path.stat().st_size <= LARGEST:
             text = io.StringIO(path.read_text(encoding="utf-8"), newline="")

@@ -16,9 +16,9 @@ def cores() -> int:
 
 
 def made_by_amd() -> bool:
-    """Whether the processor is AMD's, as far as the system tells."""
-    told = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
-    return "AuthenticAMD" in told
+    """Whether the system reports a processor by AMD."""
+    text = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
+    return "AuthenticAMD" in text
 
 
 def free_memory() -> int:
@@ -27,7 +27,7 @@ def free_memory() -> int:
 
 
 def _container_bytes() -> int:
-    """Bytes that a container's limit leaves, file caches not counted; 2**62 without a limit."""
+    """Bytes left within a container's limit, without file caches; 2**62 if it has no limit."""
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         lines = (_CGROUP / "memory.stat").read_text().splitlines()

@@ -19,20 +19,20 @@ def origin() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("evert", "tinker", "tinker-cookbook", "torch", "transformers"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+            versions[package] = "unknown"
+    return versions
 
 
 def _git_revision() -> str | None:
-    """The revision of the working directory, with '-dirty' where it has changes; None if none."""
+    """The working directory's git revision, '-dirty' if it has changes; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None

@@ -28,7 +28,7 @@ TOOLS = ("tools/offered", "tools/calls", "tools/markup_in_text")
 """Metrics that show whether the first step's calls were read."""
 
 NEARLY_ALL = 0.95
-"""Share of failed episodes from which a step counts towards ending the run."""
+"""Share of failed episodes from which on a step counts towards ending the run."""
 
 
 UNREAD_CALLS = (
@@ -71,14 +71,14 @@ class Account:
             account.tools.update({key: int(last.get(key, 0)) for key in TOOLS})
         return account
 
-    def add(self, other: "Account") -> None:
+    def add(self, account: "Account") -> None:
         """Add another account."""
-        self.groups += other.groups
-        self.episodes += other.episodes
-        self.failures += other.failures
-        self.overflows += other.overflows
-        self.teaches |= other.teaches
-        self.tools += other.tools
+        self.groups += account.groups
+        self.episodes += account.episodes
+        self.failures += account.failures
+        self.overflows += account.overflows
+        self.teaches |= account.teaches
+        self.tools += account.tools
 
 
 class Tally:
@@ -109,13 +109,13 @@ class Tally:
         """Return a step's metrics: the share of its episodes that failed, all and by kind."""
         return self._rows.get(step, {})
 
-    def take(self, batch: Batch, played: Account) -> None:
+    def count(self, batch: Batch, account: Account) -> None:
         """Count a group that was played; end the run after too many failed steps."""
         if self.error is not None:
             return
-        found = self._open.setdefault(batch.index, Account())
-        found.add(played)
-        if found.groups == batch.groups:
+        total = self._open.setdefault(batch.index, Account())
+        total.add(account)
+        if total.groups == batch.groups:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
@@ -151,52 +151,52 @@ class Tally:
             raise self.error
         tasks[0].result()
 
-    def tell(self, what: str, failed: Failures, *, skipped: bool = False) -> None:
+    def report(self, subject: str, failures: Failures, *, skipped: bool = False) -> None:
         """Print that most episodes failed, or that nothing can be learned; each reason once."""
-        alike = failed.commonest.alike if failed.share > MOST and failed.commonest else None
+        alike = failures.commonest.alike if failures.share > MOST and failures.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
             return
-        known = (alike, not skipped) in self._explained
+        is_repeated = (alike, not skipped) in self._explained
         self._explained.add((alike, skipped))
         reason = "no reply in it can be learned from"
         if alike is not None:
-            reason = failed.summary() + " as before" if known else failed.said()
-        self._say(f"{what}{' is skipped' * skipped}: {reason}")
+            reason = failures.summary() + " as before" if is_repeated else failures.said()
+        self._say(f"{subject}{' is skipped' * skipped}: {reason}")
 
     def _complete(self, batch: Account) -> None:
         step, self._next = self._next, self._next + 1
-        failed = Failures.of(batch.episodes, ((each, 1) for each in batch.failures))
-        every = Failures.of(
-            batch.episodes, ((each, 1) for each in batch.failures + batch.overflows)
+        failures = Failures.of(batch.episodes, ((failure, 1) for failure in batch.failures))
+        all_failures = Failures.of(
+            batch.episodes, ((failure, 1) for failure in batch.failures + batch.overflows)
         )
         self.has_skipped = not batch.teaches
-        row = {FAILED: failed.share, SKIPPED: float(self.has_skipped)}
-        row |= {f"{FAILED}/{kind}": n / every.episodes for kind, n in every.kinds.items()}
+        row = {FAILED: failures.share, SKIPPED: float(self.has_skipped)}
+        row |= {f"{FAILED}/{kind}": n / batch.episodes for kind, n in all_failures.kinds.items()}
         if self._lost is not None:
             row[LOST], self._lost = float(self._lost), 0
         self._rows[step] = row
-        line = json.dumps({"step": step, "metrics": row, **asdict(every)})
+        line = json.dumps({"step": step, "metrics": row, **asdict(all_failures)})
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(redacted(line) + "\n")
         except OSError as error:  # nothing may await this group, so do not raise
             return self.end(error)
-        self.tell(f"step {step + 1}", every, skipped=self.has_skipped)
+        self.report(f"step {step + 1}", all_failures, skipped=self.has_skipped)
         offered, calls, markup = (batch.tools[key] for key in TOOLS)
         if step == self._first and offered and markup and not calls:
             self._say(UNREAD_CALLS.format(markup=markup, episodes=batch.episodes))
-        if failed.share < NEARLY_ALL:
+        if failures.share < NEARLY_ALL:
             return self._in_a_row.clear()
-        self._in_a_row.append(failed)
+        self._in_a_row.append(failures)
         if self._patience and len(self._in_a_row) >= self._patience:
             self.end(EpisodesFailedError(_end_message(self._in_a_row)))
 
 
-def _end_message(failed: Sequence[Failures]) -> str:
-    whole = together(failed)
-    commonest, _ = whole.found[0]
-    steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In one step"
+def _end_message(failures: Sequence[Failures]) -> str:
+    total = together(failures)
+    commonest, _ = total.found[0]
+    steps = f"In {len(failures)} steps in a row" if len(failures) > 1 else "In one step"
     return (
-        f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: "
+        f"{steps} nearly all episodes failed: {total.summary()}. The commonest: "
         f"{commonest.error}\n{commonest.remedy} failed_steps=0 never ends the run for this."
     )

@@ -1,7 +1,7 @@
 """Turns a run's settings into the ``rl.train.Config`` of the installed Cookbook.
 
-``cookbook.PATH=value`` overrides evert's default for a field. If a setting of evert's fills in the
-field, the override is refused, and the message names the setting.
+``cookbook.PATH=value`` overrides evert's default for a field. An override of a field that a setting
+of evert's fills in is refused, and the message names the setting.
 """
 
 import math
@@ -37,12 +37,12 @@ COPIED = {
     "test_group_size seed",
 }
 """Path in the Config -> settings that are copied there, under the same names."""
-MADE = {
+CONVERTED = {
     "": "log_path renderer_name wandb_project",
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }
-"""The same for settings that are converted first."""
+"""The same for settings that are converted before they are copied."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -54,10 +54,10 @@ RENAMED = {
 
 
 def _paths(names: Mapping[str, str]) -> dict[str, str]:
-    return {f"{where}{name}": name for where, own in names.items() for name in own.split()}
+    return {f"{where}{name}": name for where, words in names.items() for name in words.split()}
 
 
-OWN = _paths(COPIED) | _paths(MADE) | RENAMED
+SETTING_OF = _paths(COPIED) | _paths(CONVERTED) | RENAMED
 """Path in the Config -> evert's setting that fills it in."""
 
 
@@ -66,7 +66,7 @@ class Draft:
     """Values of the Config, without those that depend on the run's folder and weights."""
 
     values: Mapping[str, Any]
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     """The user's ``cookbook.PATH=value``, which override ``values``."""
 
     def config(
@@ -78,7 +78,7 @@ class Draft:
         """Return the Config; ``warm``: the weights that RL starts from after a warm-up, if any."""
         from tinker_cookbook.rl.train import Config
 
-        if warm and "load_checkpoint_path" in self.given:
+        if warm and "load_checkpoint_path" in self.overrides:
             raise RecipeError(
                 "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of "
                 "them. Leave one out."
@@ -95,7 +95,7 @@ class Draft:
         if warm and f"{KL}base_model" in values:
             values[f"{KL}load_checkpoint_path"] = warm.sampler_path
         return arguments.read_settings(
-            Config, self.given, values, lambda path: OWN.get(path, PREFIX + path)
+            Config, self.overrides, values, lambda path: SETTING_OF.get(path, PREFIX + path)
         )
 
 
@@ -104,15 +104,15 @@ def draft(
 ) -> Draft:
     """Return the draft of a run with its frozen models; ``tasks`` is the number of tasks.
 
-    On the embedded engine, checkpoints only take disk: each step saves one, and none expires.
+    On the embedded engine, checkpoints only cost disk space: each step saves one, and none expires.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
     from evert.bridge.groups.opponents import League
 
     renderer = renderer_of(settings)
     for path in settings.cookbook:
-        if found := _owner(path):
-            raise UsageError(f"cookbook.{path} is set by evert's own {found}=. Pass that.")
+        if owner := _owner(path):
+            raise UsageError(f"cookbook.{path} is set by evert's own {owner}=. Pass that.")
     options: dict[str, Any] = {**env_options(settings, models)}
     against = settings.test_opponent, settings.max_tokens, settings.base_url
     dataset = {
@@ -131,7 +131,7 @@ def draft(
     }
     values = {path: getattr(settings, name) for path, name in _paths(COPIED).items()}
     values |= {f"dataset_builder{path}": value for path, value in dataset.items()}
-    values |= saving(embedded, 1) | {
+    values |= saving_options(embedded, 1) | {
         "max_steps": settings.steps,
         "kl_penalty_coef": settings.kl_penalty,
         "recipe_name": f"evert_{slug(settings.name)}",
@@ -161,15 +161,15 @@ def cookbook_config(
 
 
 def _owner(path: str) -> str | None:
-    for whole, name in OWN.items():
-        if path == whole:
+    for field_path, name in SETTING_OF.items():
+        if path == field_path:
             return name
-        if name in MAPPINGS and path.startswith(f"{whole}."):
-            return name + path.removeprefix(whole)
+        if name in MAPPINGS and path.startswith(f"{field_path}."):
+            return name + path.removeprefix(field_path)
     return None
 
 
-def saving(embedded: bool, every: int) -> dict[str, Any]:
+def saving_options(embedded: bool, every: int) -> dict[str, Any]:
     """How often a run is saved besides ``save_every``; a service keeps checkpoints for a week."""
     return {
         "rolling_save_every": every if embedded else 0,
@@ -191,7 +191,7 @@ def _lines(fields: Mapping[str, Any], parent: str) -> list[str]:
     lines: list[str] = []
     for name, field in fields.items():
         path = parent + name
-        if path not in OWN and path != ENV_OPTIONS:
+        if path not in SETTING_OF and path != ENV_OPTIONS:
             takes = arguments.in_words(field.x_type)
             lines.append(arguments.help_line(PREFIX + path, field._default, takes))
             lines += _lines(fields_of(field.x_type), f"{path}.")

@@ -1,4 +1,4 @@
-"""Warns of settings that cannot learn, or are surely a slip.
+"""Warns of settings that cannot learn, or are surely a mistake.
 
 ``slips`` reads the settings and the tasks, before a run starts. ``FirstSteps`` looks at how the
 held-out tasks and the first two steps went, and warns once of each thing.
@@ -18,41 +18,41 @@ CREDIT = frozenset({"dataset_builder.advantages", "dataset_builder.gamma"})
 
 def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
     """Return what to warn of before the first step; ``tasks`` are the loaded ones, by setting."""
-    found = texts_as_tasks(tasks)
+    texts = texts_as_tasks(tasks)
     if settings.group_size == 1 and not CREDIT & settings.cookbook.keys():
-        found.append(
+        texts.append(
             "group_size=1 teaches nothing: an episode's advantage is its reward minus its group's "
             "mean. Set group_size=4 or more."
         )
     count = len(tasks["train_tasks"])
     if settings.batch_size > count and is_missing(settings.sampler):
-        found.append(
+        texts.append(
             f"batch_size={settings.batch_size} is more than there are tasks: every step plays all "
             f"{count}. Set batch_size={count}, or give more tasks."
         )
     if settings.max_tokens == 1:
-        found.append("max_tokens=1 cuts every reply: its end is a token, too. Raise max_tokens.")
-    return found
+        texts.append("max_tokens=1 cuts every reply: its end is a token, too. Raise max_tokens.")
+    return texts
 
 
 class FirstSteps:
-    """What can be seen in the first two steps of a run, and before them."""
+    """Warns of what shows in the first two steps of a run, and before them."""
 
     def __init__(self, settings: TrainSettings, warn: Callable[[str], None]) -> None:
         self._warn, self._cap = warn, settings.max_tokens
-        self._is_told_of_cuts = self._cap == 1
-        self._equal = 0 if settings.group_size > 1 else -2  # it was warned of
+        self._has_warned_of_cuts = self._cap == 1
+        self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned of it
 
     def see_replies(self, where: str, share: float) -> None:
-        """Look at the share of the replies that were cut; ``where`` is where they were."""
-        if share == 1 and not self._is_told_of_cuts:
-            self._is_told_of_cuts = True
+        """Warn if every reply was cut; ``where`` says which replies, ``share`` how many."""
+        if share == 1 and not self._has_warned_of_cuts:
+            self._has_warned_of_cuts = True
             self._warn(
                 f"Every reply {where} was cut at its cap (max_tokens={self._cap}, or the agent's "
                 "own). Raise it, unless the agent needs only the beginning."
             )
 
-    def take(self, row: Mapping[str, Any]) -> None:
+    def check_row(self, row: Mapping[str, Any]) -> None:
         """Look at a row of ``metrics.jsonl``."""
         if not is_step(row) or row["step"] > 1:
             return

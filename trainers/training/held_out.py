@@ -67,7 +67,7 @@ async def score_weights(
     client = await service.create_sampling_client_async(**weights)
     group, places = dataset.group(0), asyncio.Semaphore(parallel)
 
-    async def played(temperature: float) -> list[Episode]:
+    async def play_at(temperature: float) -> list[Episode]:
         count = dataset.group_size if temperature else 1  # greedy episodes are all equal
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         player = Player(
@@ -82,12 +82,12 @@ async def score_weights(
         todo = planned(config.model_name, "", {"test": dataset.tasks}, seeds)
         return await play(todo, player, places=places)
 
-    found = await asyncio.gather(*map(played, TEMPERATURES.values()))
-    ways = {way: scores(its, "split")[0] for way, its in zip(TEMPERATURES, found, strict=True)}
-    episodes = [*found[0], *found[1]]
+    results = await asyncio.gather(*map(play_at, TEMPERATURES.values()))
+    ways = {way: scores(r, "split")[0] for way, r in zip(TEMPERATURES, results, strict=True)}
+    episodes = [*results[0], *results[1]]
     cut = sum(episode.metrics.get(CUT, 0) for episode in episodes)
     share = cut / max(1, sum(episode.turns for episode in episodes))
-    return Evaluation(ways, found[0][:samples], failures(episodes), share)
+    return Evaluation(ways, results[0][:samples], failures(episodes), share)
 
 
 def _fails_fast(config: "Config") -> bool:

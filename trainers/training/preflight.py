@@ -1,4 +1,4 @@
-"""Resolves a run's settings once, and finds what would stop the run before it starts."""
+"""Resolves a run's settings once, and finds what would stop the run, before it starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class PreparedRun:
     engine: EngineChoice
     draft: "Draft"
     warnings: list[str]
-    """What is surely a slip, or cannot learn."""
+    """Settings that are surely a mistake, or cannot learn."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
@@ -53,9 +53,9 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     check_engine(settings, engine)
     _check_renderer(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
-    loaded = {"train_tasks": tasks}
+    tasks_by_setting = {"train_tasks": tasks}
     if not is_missing(settings.test_tasks):
-        loaded["test_tasks"] = load_tasks(settings.test_tasks)
+        tasks_by_setting["test_tasks"] = load_tasks(settings.test_tasks)
     make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
     if settings.warm_up_steps:
         load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
@@ -64,7 +64,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
         check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
     drafted = draft(settings, models, len(tasks), embedded=engine.embedded)
     drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
-    return PreparedRun(settings, engine, drafted, slips(settings, loaded))
+    return PreparedRun(settings, engine, drafted, slips(settings, tasks_by_setting))
 
 
 def _check_known(settings: TrainSettings) -> None:
@@ -97,8 +97,8 @@ def _check_model(settings: TrainSettings, engine: EngineChoice) -> None:
     if not engine.embedded:
         renderer_of(settings)  # raises if there is none; only the service knows its models
         return
-    found = check_model(settings.model_name, settings.renderer_name)
-    check_weights(found, f"model_name={settings.model_name}", "trained")
+    model = check_model(settings.model_name, settings.renderer_name)
+    check_weights(model, f"model_name={settings.model_name}", "trained")
 
 
 def _check_renderer(settings: TrainSettings) -> None:

@@ -22,12 +22,12 @@ LINES = 10
 """Most lines that a run prints about its steps without a terminal."""
 
 
-Take: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Takes a row of metrics, as a line of ``metrics.jsonl`` has it."""
+OnRow: TypeAlias = Callable[[Mapping[str, Any]], None]
+"""Called with a row of metrics, as a line of ``metrics.jsonl`` has it."""
 
 
 @contextmanager
-def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[Take]:
+def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[OnRow]:
     """Show how far a run is: a bar on a terminal, a line every few steps in files and pipes."""
     latest: dict[str, Any] = {}
     for row in read_jsonl(folder / METRICS):
@@ -38,7 +38,7 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
     task = bar.add_task(doing, total=total, completed=latest.get("step", -1) + 1, scores="")
     every, began, held_out = max(1, -(-total // LINES)), time.monotonic(), ""
 
-    def take(row: Mapping[str, Any]) -> None:
+    def on_row(row: Mapping[str, Any]) -> None:
         nonlocal held_out
         latest.update(row)
         if HELD_OUT_REWARD in row:
@@ -58,20 +58,20 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
             held_out = ""  # each score is shown once
 
     with bar:
-        yield take
+        yield on_row
 
 
 @contextmanager
 def unsaved_shown(console: Console) -> Iterator[None]:
     """Show the first failed save of a checkpoint in the block: the Cookbook only logs failures."""
-    logger, shown = logging.getLogger("tinker_cookbook.checkpoint_utils"), list[str]()
+    logger, messages = logging.getLogger("tinker_cookbook.checkpoint_utils"), list[str]()
 
     def show(record: logging.LogRecord) -> bool:
-        if "checkpoint save failed" in record.getMessage() and not shown:
+        if "checkpoint save failed" in record.getMessage() and not messages:
             error = record.exc_info[1] if record.exc_info else None
-            shown.append(redacted(f"a checkpoint was not saved: {error or record.getMessage()}"))
-            said = "The run goes on. If it is stopped, it resumes from the last one that was saved."
-            console.print(f"{shown[0]}\n{said}", soft_wrap=True, markup=False)
+            messages.append(redacted(f"a checkpoint was not saved: {error or record.getMessage()}"))
+            advice = "The run goes on. If it is stopped, it resumes from the last saved one."
+            console.print(f"{messages[0]}\n{advice}", soft_wrap=True, markup=False)
         return True
 
     logger.addFilter(show)
@@ -97,9 +97,9 @@ def logging_to(folder: Path) -> Iterator[None]:
     finally:
         logging.raiseExceptions = raised
         logging.captureWarnings(False)
-        for ours in root.handlers:
+        for log_handler in root.handlers:
             with suppress(OSError):
-                ours.close()
+                log_handler.close()
         root.handlers[:] = handlers
         root.setLevel(level)
 

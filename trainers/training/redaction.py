@@ -24,8 +24,8 @@ def redacting() -> Iterator[None]:
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
     code = ml_log.code_state
-    here = types.ModuleType("the working folder")  # else code.diff is of the Cookbook's own folder
-    here.__path__ = [str(Path.cwd())]
+    folder = types.ModuleType("the working folder")  # else code.diff is of the Cookbook's folder
+    folder.__path__ = [str(Path.cwd())]
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
         return _without_secrets(make_record(*args, **kwargs))
@@ -35,7 +35,7 @@ def redacting() -> Iterator[None]:
 
     def code_state() -> str:
         try:
-            return redacted(code([here])) if shutil.which("git") else ""
+            return redacted(code([folder])) if shutil.which("git") else ""
         except UnicodeDecodeError:  # git writes the bytes of a file as they are
             return "### the working folder: its changes are not in UTF-8, and are left out\n"
 

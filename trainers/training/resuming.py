@@ -17,14 +17,14 @@ from rich.console import Console
 
 from evert.bridge.records.row_files import digest
 from evert.bridge.redaction import redacted_arguments
-from evert.trainers.config.frozen_models import pinned
+from evert.trainers.config.frozen_models import pin_steps
 from evert.trainers.config.names import named_files
 from evert.trainers.config.train import (
     WORKERS,
     TrainSettings,
-    differing,
+    as_record,
+    differences,
     read_train_settings,
-    recorded,
 )
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import LOCK, STORE, WARM_UP, RunFolder, recorded_settings
@@ -38,24 +38,24 @@ AHEAD = 2
 logs, and submits the warm-up's next batch ahead."""
 
 
-def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
-    """Read the given settings over the recipe's, or over those of the run to resume.
+def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
+    """Read the settings, laid over the recipe's or over those of the run to resume.
 
     Frozen models that are runs are pinned to the step that they had when this run began.
     """
-    path = Path(given.get("log_path") or "").expanduser()
+    path = Path(options.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
-        resumes = given.get("log_path") and RunFolder(path).begun
+        resumes = options.get("log_path") and RunFolder(path).begun
     before = recorded_settings(path, TrainSettings) if resumes else {}
-    if "rollouts" in given:  # the settings of the earlier workers do not fit the new ones
+    if "rollouts" in options:  # the settings of the earlier workers do not fit the new ones
         before = {key: value for key, value in before.items() if key not in WORKERS}
-    settings = read_train_settings(given, before)
+    settings = read_train_settings(options, before)
     if not settings.models:
         return settings
-    return chz.replace(settings, models=pinned(settings.models, before.get("models", {})))
+    return chz.replace(settings, models=pin_steps(settings.models, before.get("models", {})))
 
 
-def take_up(
+def prepare_folder(
     folder: RunFolder,
     settings: TrainSettings,
     command: Sequence[str],
@@ -71,13 +71,13 @@ def take_up(
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         **origin(),
     }
-    about["settings"] = recorded(settings)
+    about["settings"] = as_record(settings)
     about.setdefault("files", {key: digest(paths) for key, paths in named_files(settings).items()})
     if folder.resumed:
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
     else:
-        _cut(folder.path, 0)  # lines of a run that was killed before it began
+        _cut(folder.path, 0)  # a run that was killed before its first file may have left lines
     if engine == "embedded":
         tidy(folder.path)
     folder.write_json(RUN, about)
@@ -87,9 +87,9 @@ def take_up(
 def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None:
     was = (about.get("engine") or {}).get("engine", engine)
     if was != engine and folder.steps_done():
-        there = "on a service" if was == "service" else f"in {folder.path / STORE}"
+        place = "on a service" if was == "service" else f"in {folder.path / STORE}"
         raise RunFolderError(
-            f"{folder.path} was trained with engine={was}, and its checkpoints are {there}; "
+            f"{folder.path} was trained with engine={was}, and its checkpoints are {place}; "
             f"engine={engine} cannot load them. Pass engine={was} (a service needs TINKER_API_KEY, "
             "and base_url if it is your own), or choose another log_path."
         )
@@ -102,26 +102,26 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
         _correct_batches(warm.path, path / STORE)
     for log in (path, warm.path):
         _remove_unlogged(log)
-    listed = folder.steps_done()
+    listed_steps = folder.steps_done()
     if embedded:
         _repair(path)
-    if (done := folder.steps_done()) < steps:
-        _cut(path, done)
+    if (step := folder.steps_done()) < steps:
+        _cut(path, step)
     if not any(record["name"] == "final" for record in warm.checkpoints()):
         _cut(warm.path, warm.steps_done())
-    if path / CHECKPOINTS in broken or done < listed:
-        start = f"resuming after step {done}" if done else "starting again from the first step"
-        said = f"the newest checkpoint is damaged or gone: {start} instead"
-        console.print(said, markup=False, soft_wrap=True)
+    if path / CHECKPOINTS in broken or step < listed_steps:
+        start = f"resuming after step {step}" if step else "starting again from the first step"
+        message = f"the newest checkpoint is damaged or gone: {start} instead"
+        console.print(message, markup=False, soft_wrap=True)
 
 
 def _files(log: Path) -> list[Path]:
     return [log / name for name in (files.METRICS, files.BATCHES, files.TIMES, CHECKPOINTS)]
 
 
-def _cut(log: Path, done: int) -> None:
+def _cut(log: Path, steps: int) -> None:
     for file in _files(log)[:-1]:
-        files.keep_lines(file, lambda row: int(row.get("step") or 0) < done)
+        files.keep_lines(file, lambda row: int(row.get("step") or 0) < steps)
 
 
 def _repair(path: Path) -> None:
@@ -130,7 +130,7 @@ def _repair(path: Path) -> None:
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     store = CheckpointStore(path / STORE)
-    saved = len(_logged(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))
+    saved = len(_logged_steps(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))
     if saved and not read_jsonl(path / CHECKPOINTS):
         raise RunFolderError(
             f"{path / CHECKPOINTS} lists no checkpoint, and {store.root} has some; expected the "
@@ -163,13 +163,13 @@ def _correct_batches(log: Path, root: Path) -> None:
 
 
 def _remove_unlogged(log: Path) -> None:
-    """Remove checkpoints of steps that a kill kept out of the metrics; these steps are redone."""
-    logged = max(_logged(log), default=-1) + 1
+    """Remove checkpoints of steps that a kill kept out of the metrics; the steps are redone."""
+    logged = max(_logged_steps(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
 
 
-def _logged(log: Path) -> set[int]:
+def _logged_steps(log: Path) -> set[int]:
     return {row.get("step", -1) for row in read_jsonl(log / files.METRICS) if is_step(row)}
 
 
@@ -185,12 +185,12 @@ def _to_keep(log: Path) -> set[str]:
     """Paths of the checkpoints to keep: of rolling ones, only the last that can be resumed."""
     records = read_jsonl(log / CHECKPOINTS)
     resumable = [record for record in records if record.get("state_path")]
-    kept = [record for record in records if not record.get("rolling")] + resumable[-1:]
-    return {str(record.get(key)) for record in kept for key in ("state_path", "sampler_path")}
+    needed = [record for record in records if not record.get("rolling")] + resumable[-1:]
+    return {str(record.get(key)) for record in needed for key in ("state_path", "sampler_path")}
 
 
 def clean_up(folder: RunFolder) -> None:
-    """Delete a finished run's rolling checkpoints, also those that killed processes left."""
+    """Delete a finished run's rolling checkpoints, including those of killed processes."""
     for log in (folder.path, folder.path / WARM_UP):
         files.keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
@@ -201,14 +201,14 @@ _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 
 
 def check_folder(settings: TrainSettings) -> None:
-    """Refuse a ``log_path`` of something else, or of a run with other settings."""
+    """Refuse a ``log_path`` that is not a run, or is a run with other settings."""
     if settings.log_path and (path := Path(settings.log_path).expanduser()).exists():
         with files.file_errors(path, "log_path"):
             _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)
 
 
 @contextmanager
-def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
+def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> Iterator[RunFolder]:
     """Make the folder of a new run, or open that of a run to resume; lock it in the block.
 
     An error gets a note on how to resume; if there is nothing to resume, a new folder is removed.
@@ -224,7 +224,7 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
                 yield folder
             except BaseException as error:
                 if folder.begun:
-                    _note_how_to_resume(error, folder, go_on(path))
+                    _note_how_to_resume(error, folder, resume_command(path))
                 elif new:
                     _empty(path)
                 raise
@@ -246,9 +246,9 @@ def _empty(path: Path) -> None:
 
 
 def _note_how_to_resume(error: BaseException, folder: RunFolder, command: str) -> None:
-    done = folder.steps_done()
+    count = folder.steps_done()
     if isinstance(error, KeyboardInterrupt):
-        steps = f"{done} step{'s' * (done != 1)}"
+        steps = f"{count} step{'s' * (count != 1)}"
         error.add_note(
             f"Interrupted after {steps}; they are saved in {folder.path}. To resume:\n  {command}"
         )
@@ -265,7 +265,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
                 "changed. Choose another log_path, or leave it out for a new folder under runs/."
             )
         return
-    changes = differing(recorded_settings(path, TrainSettings), settings)
+    changes = differences(recorded_settings(path, TrainSettings), settings)
     if changes := [*changes, *_changed_files(folder, settings)]:
         raise RunFolderError(
             f"{path} holds a run with other settings:\n  "
@@ -276,7 +276,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
 
 
 def _changed_files(folder: RunFolder, settings: TrainSettings) -> Iterator[str]:
-    """A line for each file that a run still needs, and that is not as the run began with it."""
+    """A line for each file that a run still needs and that has changed since the run began."""
     before = (folder.read_json(RUN) or {}).get("files") or {}
     warm = RunFolder(folder.path / WARM_UP).checkpoints()
     is_warm = any(record["name"] == "final" for record in warm)

@@ -4,7 +4,7 @@
     Accounted   wraps a strategy and keeps the account of the one group that it plays
     Counted     wraps a strategy and reports the account of each group to a ``Tally``
 
-Other errors than the agent's (the engine's, a broken reward) stop the run.
+Errors that are not the agent's (the engine's, a broken reward) stop the run.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from evert.bridge.redaction import redacted_logs
 from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.batch_log import Account, Tally
 
-TOLD_GROUPS, TOLD_CHARACTERS = 2, 6_000
+LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
 """Groups of a batch whose first episode's text is logged, and how much text of each turn."""
 
 
@@ -56,19 +56,19 @@ class LeaveOut(RolloutStrategy):
     ) -> RolloutResult:
         """Play a group."""
         envs = await env_group_builder.make_envs()
-        ends = await asyncio.gather(*(_played(policy, env) for env in envs))
+        ends = await asyncio.gather(*(_play(policy, env) for env in envs))
         errors: list[RolloutError] = [end for end in ends if isinstance(end, RolloutError)]
         if envs and len(errors) == len(envs):
             raise GroupFailedError(errors)
-        played = [
+        pairs = [
             (end, env)
             for end, env in zip(ends, envs, strict=True)
             if not isinstance(end, RolloutError)
         ]
-        return RolloutResult([end for end, _ in played], [env for _, env in played], errors)
+        return RolloutResult([end for end, _ in pairs], [env for _, env in pairs], errors)
 
 
-async def _played(policy: TokenCompleter, env: Env) -> Trajectory | FailedRollout:
+async def _play(policy: TokenCompleter, env: Env) -> Trajectory | FailedRollout:
     try:
         return await do_parallel_rollout(policy, env)
     except Exception as error:
@@ -82,8 +82,8 @@ def strategy_of(config: Config) -> RolloutStrategy:
     """Return the strategy that a configuration asks for; ``LeaveOut`` if it asks for none."""
     if config.rollout_error_tolerance is None:
         return LeaveOut()
-    asked = config.effective_rollout_strategy()
-    return asked if isinstance(asked, ParallelRollouts) else ParallelRollouts(asked)
+    strategy = config.effective_rollout_strategy()
+    return strategy if isinstance(strategy, ParallelRollouts) else ParallelRollouts(strategy)
 
 
 class Accounted(RolloutStrategy):
@@ -109,7 +109,7 @@ class Accounted(RolloutStrategy):
                 self.account = Account.of([], _failures_of_group(error))
             raise
         batch: Batch | None = getattr(env_group_builder, "batch", None)
-        if batch is not None and batch.number < TOLD_GROUPS and result.trajectories:
+        if batch is not None and batch.number < LOGGED_GROUPS and result.trajectories:
             _log_texts(result.trajectories[0], result.envs[0])
         failures = [_failure_of_rollout(error) for error in result.errors]
         self.account = Account.of(result.trajectories, failures)
@@ -120,8 +120,8 @@ class Counted(RolloutStrategy):
     """Wraps a strategy and counts its groups, wherever they are played.
 
     Pickling makes it an ``Accounted``: a worker returns the account with its group, and the
-    executor calls ``hear`` with it here (``workers/executor.py``). ``held_out`` limits how many
-    groups of held-out tasks are played at a time; None: no limit.
+    executor calls ``count_group`` with it here (``workers/executor.py``). ``held_out`` limits how
+    many groups of held-out tasks are played at a time; None: no limit.
     """
 
     def __init__(
@@ -146,28 +146,28 @@ class Counted(RolloutStrategy):
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
         """Play a group."""
-        there = Accounted(self.inner)
+        accounted = Accounted(self.inner)
         is_held_out = getattr(env_group_builder, "batch", None) is None
         try:
             async with (self._held_out if is_held_out else None) or nullcontext():
-                result = await there.execute(env_group_builder, policy)
+                result = await accounted.execute(env_group_builder, policy)
         except Exception as error:
-            self.hear(env_group_builder, there.account, error)
+            self.count_group(env_group_builder, accounted.account, error)
             raise
-        self.hear(env_group_builder, there.account, None)
+        self.count_group(env_group_builder, accounted.account, None)
         return result
 
-    def hear(
+    def count_group(
         self, group: EnvGroupBuilder, account: Account | None, error: BaseException | None
     ) -> None:
         """Count the account of a group, or end the run with its error."""
         batch: Batch | None = getattr(group, "batch", None)
         if account is not None and batch is not None:
-            self._tally.take(batch, account)
+            self._tally.count(batch, account)
         elif account is None and isinstance(error, Exception):
             self._tally.end(error)
 
-    def hear_of_loss(self, why: str) -> None:
+    def count_lost(self, why: str) -> None:
         """Count a group that was lost with its worker; ``why`` is the reason."""
         self._tally.count_lost(why)
 
@@ -177,14 +177,14 @@ def _log_texts(trajectory: Trajectory, env: Env) -> None:
     if isinstance(env, ChatAgentEnv):
         turns = dialogue(trajectory, env.renderer.tokenizer)
         for transition, turn in zip(trajectory.transitions, turns, strict=True):
-            cut = {name: text[:TOLD_CHARACTERS] for name, text in turn.items()}
+            cut = {name: text[:LOGGED_CHARACTERS] for name, text in turn.items()}
             transition.logs |= {**redacted_logs(cut), **transition.logs}
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:
     """Why a whole group failed; a single failure if the strategy stopped at the first one."""
     if isinstance(error, GroupFailedError):
-        return [_failure_of_rollout(each) for each in error.errors]
+        return [_failure_of_rollout(rollout_error) for rollout_error in error.errors]
     return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]
 
 

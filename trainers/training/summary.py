@@ -36,86 +36,86 @@ class Report:
     """Since the start or resumption: ``total``, ``training``."""
 
 
-def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> dict[str, Any]:
+def summarise(facts: Any, folder: RunFolder, report: Report, console: Console) -> dict[str, Any]:
     """Write a finished run's files, print its table; return the content of ``result.json``."""
-    _plot(folder, done)
-    _samples(folder, done)
-    failed, skipped = read_batches(folder.path)
+    _plot(folder, report)
+    _samples(folder, report)
+    failures, skipped = read_batches(folder.path)
     result = {
-        "name": done.settings.name,
-        "model": done.settings.model_name,
+        "name": report.settings.name,
+        "model": report.settings.model_name,
         "engine": facts,
-        "steps": done.steps,
-        "seed": done.settings.seed,
+        "steps": report.steps,
+        "seed": report.settings.seed,
         "held_out": {
-            "before": done.before and asdict(done.before)["scores"],
-            "after": done.after and asdict(done.after)["scores"],
+            "before": report.before and asdict(report.before)["scores"],
+            "after": report.after and asdict(report.after)["scores"],
         },
-        "failures": asdict(failed),
+        "failures": asdict(failures),
         "skipped_batches": skipped,
-        "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
+        "seconds": {name: round(seconds, 2) for name, seconds in report.seconds.items()},
         **origin(),
         "folder": str(folder.path),
     }
     folder.write_json(files.RESULT, result)
-    _show(folder, done, _warnings(failed, skipped, folder, done.steps), console)
+    _show(folder, report, _warnings(failures, skipped, folder, report.steps), console)
     return result
 
 
-def _plot(folder: RunFolder, done: Report) -> None:
+def _plot(folder: RunFolder, report: Report) -> None:
     from evert.trainers.reporting.figures.curves import draw_run
     from evert.trainers.reporting.figures.metrics import curves
     from evert.trainers.reporting.figures.style import save
 
-    after = done.after.scores["temperature_1"].reward if done.after is not None else None
-    run = done.settings
-    title = f"{run.name}: {run.model_name}, {done.steps} steps, seed {run.seed}"
+    after = report.after.scores["temperature_1"].reward if report.after is not None else None
+    run = report.settings
+    title = f"{run.name}: {run.model_name}, {report.steps} steps, seed {run.seed}"
     save(draw_run(title, *curves(folder.steps(), after)), folder.path / run_folder.PLOT)
 
 
-def _samples(folder: RunFolder, done: Report) -> None:
+def _samples(folder: RunFolder, report: Report) -> None:
     from evert.trainers.training.held_out import sample_records, samples_markdown
 
-    if done.before is None or done.after is None:
+    if report.before is None or report.after is None:
         return
-    old, new = done.before.samples, done.after.samples
-    folder.write(run_folder.SAMPLES_MD, samples_markdown(done.settings.name, old, new))
+    old, new = report.before.samples, report.after.samples
+    folder.write(run_folder.SAMPLES_MD, samples_markdown(report.settings.name, old, new))
     lines = [json.dumps(record) + "\n" for record in sample_records(old, new)]
     folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
 
 
-def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console) -> None:
+def _show(folder: RunFolder, report: Report, warnings: Sequence[str], console: Console) -> None:
     from evert.trainers.episodes.scores import shown
 
-    if done.before is not None and done.after is not None:
-        run = done.settings
-        title = f"{run.name}: mean reward, {done.steps} steps, seed {run.seed}"
+    if report.before is not None and report.after is not None:
+        run = report.settings
+        title = f"{run.name}: mean reward, {report.steps} steps, seed {run.seed}"
         console.print(title, soft_wrap=True, markup=False)  # a table would wrap its title
-        tasks = f"{done.after.scores['greedy'].episodes} held-out tasks"
+        tasks = f"{report.after.scores['greedy'].episodes} held-out tasks"
         table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))
         for name, label in LABELS.items():
-            rewards = (done.before.scores[name].reward, done.after.scores[name].reward)
+            rewards = (report.before.scores[name].reward, report.after.scores[name].reward)
             table.add_row(label, *(shown(reward) for reward in rewards))
         console.print(table)
-    since = " since the run was resumed" if folder.resumed else ""
+    since, seconds = " since the run was resumed" if folder.resumed else "", report.seconds
     lines = [
-        f"{done.seconds['total']:.0f} s{since}, of which training {done.seconds['training']:.0f} s",
+        f"{seconds['total']:.0f} s{since}, of which training {seconds['training']:.0f} s",
         f"plot: {folder.path / run_folder.PLOT}",
     ]
-    if done.after is not None:
+    if report.after is not None:
         lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
     lines.append(f"in a browser: evert view {shlex.quote(str(folder.path))}")
-    lines += lost
+    lines += warnings
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _warnings(failed: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
+def _warnings(failures: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
     rows = [row for row in folder.steps() if TRAIN_REWARD in row]
     equal = sum(row.get(MIXED_GROUPS) == 0 for row in rows)
     lines = []
-    if failed.found:
-        failure, times = failed.found[0]
-        lines.append(f"{failed.summary()}; the commonest, {times}x: {shortened(failure.error)}")
+    if failures.found:
+        failure, times = failures.found[0]
+        lines.append(f"{failures.summary()}; the commonest, {times}x: {shortened(failure.error)}")
     if skipped:
         lines.append(f"{skipped} batches were skipped: nothing could be learned from them")
     if len(rows) + skipped < steps:

@@ -1,4 +1,4 @@
-"""Takes what the Cookbook logs, and logs it to Weights & Biases and TensorBoard, too.
+"""Logs what the Cookbook logs to Weights & Biases and TensorBoard, too.
 
     wandb_project=NAME   a run of that project; the folder's ``wandb.json`` has its id
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
@@ -26,16 +26,16 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system.files import WANDB, slug
-from evert.trainers.training.progress import Take
+from evert.trainers.training.progress import OnRow
 
 EVENTS = "tensorboard"
 
 
 @contextmanager
-def follow(take: Take) -> Iterator[None]:
-    """Call ``take`` with each row of metrics that the Cookbook logs inside the block.
+def follow(on_row: OnRow) -> Iterator[None]:
+    """Call ``on_row`` with each row of metrics that the Cookbook logs inside the block.
 
-    The Cookbook's loops take no logger and make their own, on the console, too. We add one, and
+    The Cookbook's loops take no logger; they make their own, one for the console. We add one, and
     remove the console's: ``logs.log`` has the same messages.
     """
     module: Any = ml_log
@@ -43,11 +43,11 @@ def follow(take: Take) -> Iterator[None]:
 
     def setup_logging(*args: Any, **kwargs: Any) -> ml_log.MultiplexLogger:
         with redirect_stderr(io.StringIO()) as nowhere:
-            made: ml_log.MultiplexLogger = make(*args, **kwargs)
+            logger: ml_log.MultiplexLogger = make(*args, **kwargs)
         root = logging.getLogger()
         root.handlers[:] = [h for h in root.handlers if getattr(h, "stream", None) is not nowhere]
-        made.loggers.append(_Rows(take))
-        return made
+        logger.loggers.append(_Rows(on_row))
+        return logger
 
     module.setup_logging = setup_logging
     try:
@@ -57,14 +57,14 @@ def follow(take: Take) -> Iterator[None]:
 
 
 class _Rows(ml_log.Logger):
-    def __init__(self, take: Take) -> None:
-        self._take = take
+    def __init__(self, on_row: OnRow) -> None:
+        self._on_row = on_row
 
     def log_hparams(self, config: Any) -> None:
         pass
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self._take(metrics if step is None else {"step": step, **metrics})
+        self._on_row(metrics if step is None else {"step": step, **metrics})
 
 
 class TrackingError(EvertError, RuntimeError):
@@ -73,13 +73,13 @@ class TrackingError(EvertError, RuntimeError):
 
 def check_tracking(settings: TrainSettings) -> None:
     """Check before the run that its trackers are installed."""
-    asked = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
-    asked["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
-    for package, given in asked.items():
-        if given and find_spec(package) is None:
+    trackers = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
+    trackers["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
+    for package, setting in trackers.items():
+        if setting and find_spec(package) is None:
             raise MissingPackageError(
-                f"{given} needs the package {package}, which is not installed. Install it with "
-                f"pip install {package}, or leave {given.partition('=')[0]} out: the "
+                f"{setting} needs the package {package}, which is not installed. Install it with "
+                f"pip install {package}, or leave {setting.partition('=')[0]} out: the "
                 "run's folder has all its metrics anyway."
             )
 
@@ -108,14 +108,14 @@ def tracking(
 
 def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the held-out rewards of a ``result.json``: ``held_out/after/greedy`` and so on."""
-    found = {
+    rewards = {
         f"held_out/{when}/{how}": score["reward"]
         for when, scores in result["held_out"].items()
         for how, score in (scores or {}).items()
     }
-    if "held_out/after/temperature_1" in found:  # the last point of the curve
-        found[HELD_OUT_REWARD] = found["held_out/after/temperature_1"]
-    return found
+    if "held_out/after/temperature_1" in rewards:  # the last point of the curve
+        rewards[HELD_OUT_REWARD] = rewards["held_out/after/temperature_1"]
+    return rewards
 
 
 class WandbLogger(ml_log.Logger):
@@ -170,8 +170,8 @@ class WandbLogger(ml_log.Logger):
     def get_logger_url(self) -> str:
         """Return the run's URL, or the command that uploads an offline run."""
         # A resumed run has several folders, and all of them go to the same run.
-        kept = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
-        return f"wandb: {self._run.url or f'kept on this machine; to send it: wandb sync {kept}'}"
+        path = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
+        return f"wandb: {self._run.url or f'kept on this machine; to send it: wandb sync {path}'}"
 
 
 def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
@@ -182,10 +182,10 @@ def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
 
 
 def run_name(settings: TrainSettings, folder: Path) -> str:
-    """Return the given name, or the folder's, with game and model in front if they are missing."""
-    given = settings.wandb_name or os.environ.get("WANDB_NAME")
-    if given:
-        return given
+    """Return the name that is set, or the folder's, after game and model if it lacks them."""
+    given_name = settings.wandb_name or os.environ.get("WANDB_NAME")
+    if given_name:
+        return given_name
     subject = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
     name = folder.resolve().name
     return name if name.startswith(subject) else f"{subject}-{name}"
@@ -193,9 +193,9 @@ def run_name(settings: TrainSettings, folder: Path) -> str:
 
 def run_tags(settings: TrainSettings) -> list[str]:
     """Return game, model, the tags of settings and ``WANDB_TAGS``; each once, cut to 64 letters."""
-    wanted = [settings.name, Path(settings.model_name).name, *settings.tags]
-    wanted += os.environ.get("WANDB_TAGS", "").split(",")
-    return list(dict.fromkeys(tag.strip()[:64] for tag in wanted if tag.strip()))
+    tags = [settings.name, Path(settings.model_name).name, *settings.tags]
+    tags += os.environ.get("WANDB_TAGS", "").split(",")
+    return list(dict.fromkeys(tag.strip()[:64] for tag in tags if tag.strip()))
 
 
 class TensorboardLogger(ml_log.Logger):
@@ -226,13 +226,13 @@ class TensorboardLogger(ml_log.Logger):
         scores = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
         if step is None:
             plain = (bool, int, float, str)
-            given = {k: v if isinstance(v, plain) else str(v) for k, v in self._settings.items()}
-            self._writer.add_hparams(given, scores, run_name=".", global_step=self._steps)
+            settings = {k: v if isinstance(v, plain) else str(v) for k, v in self._settings.items()}
+            self._writer.add_hparams(settings, scores, run_name=".", global_step=self._steps)
             return
         self._steps = step + 1
         for name, value in scores.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # the process may be killed any time
+        self._writer.flush()  # the process may be killed at any time
 
     def close(self) -> None:
         """Close the event file."""

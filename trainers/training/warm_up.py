@@ -31,8 +31,8 @@ from evert.bridge.records.row_files import names_file
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, supervised_example
 from evert.trainers.config.demonstrations import (
     Demonstration,
-    counted,
     demonstration,
+    describe,
     read_demonstrations,
 )
 from evert.trainers.config.fields import DemonstrationsError
@@ -56,52 +56,52 @@ Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 def load_demonstrations(
     demonstrations: Demonstrations | str, min_reward: float | None = None
 ) -> Demonstrations | list[Demonstration]:
-    """Return a function, or the rows of a file; a text is an import path or the file's.
+    """Return a function, or the rows of a file; a text is an import path or a file's path.
 
     Raises:
-        DemonstrationsError: There is none, or a row, which is named, cannot be read.
+        DemonstrationsError: There are none, or a row, which the message names, cannot be read.
         RecordError: A folder holds neither a dataset nor records.
     """
-    found: Any = demonstrations
-    if isinstance(found, str):
-        if names_file(found):
-            rows = read_demonstrations(found, min_reward)
+    source: Any = demonstrations
+    if isinstance(source, str):
+        if names_file(source):
+            rows = read_demonstrations(source, min_reward)
             for row in rows:
                 _messages(row)
             return rows
-        found = resolve(found, "demonstrations", DemonstrationsError)
-    if not callable(found):
+        source = resolve(source, "demonstrations", DemonstrationsError)
+    if not callable(source):
         raise DemonstrationsError(
-            f"{demonstrations!r} is {found!r:.100}; expected a function from a seed to "
+            f"{demonstrations!r} is {source!r:.100}; expected a function from a seed to "
             "conversations."
         )
-    return found  # type: ignore[no-any-return]
+    return source  # type: ignore[no-any-return]
 
 
 # -- data ----------------------------------------------------------------------------------------
 
 
 def data_of(
-    shown: Conversation | Demonstration,
+    conversation: Conversation | Demonstration,
     prompts: PromptRenderer,
     place: str = "A conversation",
     limit: int | None = None,
 ) -> list[tinker.Datum]:
     """Return a conversation as data, each with weights that sum to 1.
 
-    It is one datum; or one for each learned reply, if the renderer shows replies otherwise later.
+    It is one datum; or one per learned reply, if the renderer renders past replies differently.
 
     Args:
-        shown: The conversation. Names of control tokens in its texts stay texts.
+        conversation: The conversation. Names of control tokens in its texts stay texts.
         prompts: The model's renderer.
-        place: What messages call it.
-        limit: Most tokens; None: any number.
+        place: Its name in messages.
+        limit: Most tokens; None: no limit.
 
     Raises:
         DemonstrationsError: It cannot be read or rendered, or is too long.
     """
     try:
-        messages, learned = rendered(shown, prompts, place)
+        messages, learned = render(conversation, prompts, place)
         if prompts.renderer.has_extension_property:
             pairs = zip(messages, learned, strict=True)
             marked: list[Any] = [{**message, "trainable": flag} for message, flag in pairs]
@@ -120,18 +120,20 @@ def data_of(
     return [datum_from_model_input_weights(*example, reduction="mean") for example in examples]
 
 
-def rendered(
-    shown: Conversation | Demonstration, prompts: PromptRenderer, place: str
+def render(
+    conversation: Conversation | Demonstration, prompts: PromptRenderer, place: str
 ) -> tuple[list[Message], list[bool]]:
     """Return the messages for the renderer, with tools in the first, and whether each is learned.
 
     Raises:
-        DemonstrationsError: ``place``: one cannot be read.
+        DemonstrationsError: A message cannot be read; the error names ``place``.
     """
-    if isinstance(shown, list):
-        own: list[Any] = [prompts.escape(message) for message in shown]  # type: ignore[arg-type]
-        return own, [message["role"] == "assistant" for message in own]
-    row = shown if isinstance(shown, Demonstration) else demonstration(place, shown)
+    if isinstance(conversation, list):
+        escaped: list[Any] = [prompts.escape(m) for m in conversation]  # type: ignore[arg-type]
+        return escaped, [message["role"] == "assistant" for message in escaped]
+    row = conversation
+    if not isinstance(row, Demonstration):
+        row = demonstration(place, row)
     messages = [prompts.escape(message) for message in _messages(row)]
     if not row.tools:
         return messages, row.learned
@@ -144,14 +146,14 @@ def rendered(
 def _messages(row: Demonstration) -> list[Message]:
     try:
         read_tools(row.tools)
-        return [heard.message for heard in hear(row.messages, 0, {})]
+        return [entry.message for entry in hear(row.messages, 0, {})]
     except BadRequestError as error:
         raise DemonstrationsError(f"{row.place}: {error}") from None
 
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations. A batch's number decides it, so a resumed run gets the same."""
+    """Batches of conversations. A batch depends on its number alone, also in a resumed run."""
 
     steps: int
     batch: Callable[[int], list[tinker.Datum]]
@@ -161,7 +163,7 @@ class ConversationDataset(SupervisedDataset):
         return self.batch(index)
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Do nothing: a batch's number also decides its epoch."""
+        """Do nothing: a batch's number determines its epoch."""
 
     def __len__(self) -> int:
         return self.steps
@@ -172,7 +174,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     """Builds the warm-up's dataset, configured by chz."""
 
     demonstrations: Any = chz.field(doc="A function from a seed to conversations, its path, a file")
-    min_reward: float | None = chz.field(default=None, doc="Least reward of a recorded rollout.")
+    min_reward: float | None = chz.field(default=None, doc="Lowest reward of a recorded rollout.")
     steps: int = chz.field(doc="Batches.")
     batch_size: int = chz.field(doc="Conversations a batch.")
     seed: int = 0
@@ -183,7 +185,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
         """Return the dataset, and no test set: RL's held-out tasks are the test.
 
         Raises:
-            DemonstrationsError: A file's conversation, which is named, cannot be learned.
+            DemonstrationsError: A file's conversation, which the message names, cannot be learned.
         """
         from evert.bridge.tokens.bases import model_renderer
 
@@ -198,18 +200,18 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     def _of_function(
         self, draw: Demonstrations, data: Callable[..., list[tinker.Datum]], index: int
     ) -> list[tinker.Datum]:
-        shown = [*itertools.islice(draw(self.seed * 1_000_003 + index), self.batch_size)]
-        if len(shown) < self.batch_size:
+        examples = [*itertools.islice(draw(self.seed * 1_000_003 + index), self.batch_size)]
+        if len(examples) < self.batch_size:
             raise DemonstrationsError(
-                f"Got {len(shown)} demonstrations for a batch of {self.batch_size}. Give more, an "
-                "endless iterator, or a smaller warm_up_batch."
+                f"Got {len(examples)} demonstrations for a batch of {self.batch_size}. Give more, "
+                "an endless iterator, or a smaller warm_up_batch."
             )
         place = f"{path_of(draw)}, batch {index}, conversation"
-        data_by_row = [data(each, place=f"{place} {number}") for number, each in enumerate(shown)]
+        data_by_row = [data(e, place=f"{place} {number}") for number, e in enumerate(examples)]
         return [*itertools.chain(*data_by_row)]
 
     def _of_rows(self, rows: Sequence[list[tinker.Datum]], index: int) -> list[tinker.Datum]:
-        """The next rows; each epoch has an order of its own."""
+        """The next rows; each epoch has its own order."""
         numbers = range(index * self.batch_size, (index + 1) * self.batch_size)
         places = [divmod(number, len(rows)) for number in numbers]
         chosen = [_order(self.seed, epoch, len(rows))[place] for epoch, place in places]
@@ -225,7 +227,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
     """Return the configuration for ``tinker_cookbook.supervised.train.main``."""
     from tinker_cookbook.supervised.train import Config
 
-    from evert.trainers.training.cookbook import saving
+    from evert.trainers.training.cookbook import saving_options
 
     return Config(
         recipe_name=f"evert_{slug(settings.name)}_warm_up",
@@ -246,7 +248,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
         ),
         save_every=0,
         eval_every=0,
-        **saving(embedded, 5),
+        **saving_options(embedded, 5),
     )
 
 
@@ -275,13 +277,13 @@ async def warm_up(
 
 
 def _counts(settings: TrainSettings) -> str:
-    """What is in a file of demonstrations, and how many times it is learned."""
+    """What a file of demonstrations holds, and how often it is learned."""
     rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""
     learned = sum(any(row.learned) for row in rows)
     epochs = settings.warm_up_steps * settings.warm_up_batch / learned
-    return f": {counted(rows)}; {epochs:.3g} epochs"
+    return f": {describe(rows)}; {epochs:.3g} epochs"
 
 
 def _final(place: Path) -> CheckpointRecord | None:

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 def check_workers(settings: "TrainSettings") -> None:
     """Check before the run that its workers can be started."""
-    given = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
+    options = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
     if settings.rollouts == "here":
-        for name in [name for name, value in given.items() if value is not None]:
+        for name in [name for name, value in options.items() if value is not None]:
             raise RecipeError(
-                f"{name} is given, and rollouts=here plays all episodes in this process. Pass "
+                f"{name} is set, but rollouts=here plays all episodes in this process. Pass "
                 f"rollouts={'ray' if name == 'ray_address' else 'pool'}, or leave {name} out."
             )
     if settings.rollouts == "pool" and sys.platform == "win32":
         raise RecipeError(f"rollouts=pool {NEEDS_UNIX} rollouts=here works on Windows.")
     if settings.rollouts == "pool" and settings.ray_address is not None:
-        raise RecipeError("ray_address is given with rollouts=pool. Pass rollouts=ray.")
+        raise RecipeError("ray_address is set with rollouts=pool. Pass rollouts=ray.")
     if settings.rollouts == "ray" and find_spec("ray") is None:
         raise MissingPackageError(
             "rollouts=ray needs the package ray, which is not installed. Install it with "

@@ -137,7 +137,7 @@ class WorkerExecutor(Executor):
         if this is not None:
             self._groups.add(this)
             this.add_done_callback(self._groups.discard)
-        hear = getattr(task.strategy, "hear", None)
+        count_group = getattr(task.strategy, "count_group", None)
         outcome, error = Outcome(), None
         try:
             async with self._offers.packed(task) as parcel:
@@ -154,8 +154,8 @@ class WorkerExecutor(Executor):
             error = WorkerError(f"{_name(task)} raised {type(error).__name__} in a worker: {error}")
         if isinstance(task.env_group_builder, ChatAgentGroupBuilder):
             tell(task.env_group_builder.earned, outcome.rewards or [])
-        if hear is not None:
-            tell(hear, task.env_group_builder, outcome.account, error)
+        if count_group is not None:
+            tell(count_group, task.env_group_builder, outcome.account, error)
         if error is not None:
             raise error
         return outcome.result
@@ -171,8 +171,8 @@ class WorkerExecutor(Executor):
                 lost = error
             self.lost_groups += 1
             logger.warning("%s was lost with its worker: %s.", _name(task), lost)
-            if (hear_of_loss := getattr(task.strategy, "hear_of_loss", None)) is not None:
-                tell(hear_of_loss, str(lost))
+            if (count_lost := getattr(task.strategy, "count_lost", None)) is not None:
+                tell(count_lost, str(lost))
         raise LostGroupError(
             f"{_name(task)} was lost with its worker {MOST_LOSSES} times, the last time with "
             f"nothing else on that worker: {lost}. Look for what ends the process there (memory, "

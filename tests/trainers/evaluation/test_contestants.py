@@ -17,7 +17,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.frozen_models import pinned
+from evert.trainers.config.frozen_models import pin_steps
 from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, NamedWeights
 from evert.trainers.episodes.players import Contestant, find
 from evert.trainers.episodes.policies import EndpointPolicy, PolicyError, SeededPolicy
@@ -113,7 +113,7 @@ def test_the_path_of_a_run_may_have_an_at_sign(run: Path) -> None:
     for name in ("run", "run@10", "run@x=1"):
         moved = run = run.rename(home / name)
         assert [found(str(moved)).digest, found(f"{moved}@10").digest] == digests
-        assert pinned({"judge": str(moved)}, {}) == {"judge": f"{moved}@20"}
+        assert pin_steps({"judge": str(moved)}, {}) == {"judge": f"{moved}@20"}
     with pytest.raises(ModelNameError, match=f"{run}@12: the run in {run} has no weights after"):
         found(f"{run}@12")
 
@@ -150,8 +150,8 @@ def test_everybody_has_a_digest_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("runs/a/b", r"no run and no model at 'runs/a/b'.*random or oracle"),
-        *((each, f"no run and no model at '{each}'") for each in ("/no", "~/no", "runs/n@20")),
+        ("runs/a/b", r"no run or model at 'runs/a/b'.*random or oracle"),
+        *((each, f"no run or model at '{each}'") for each in ("/no", "~/no", "runs/n@20")),
         ("oracel", r"Did you mean oracle\?"),
         ("evert-tyni", r"Did you mean evert-tiny\?"),
         ("RUNn", r"Did you mean /.*/run\?"),

@@ -123,7 +123,7 @@ async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step
     ):
         with pytest.raises(ModelInputError, match=text):
             await model.logprobs(prompts, targets)
-    with pytest.raises(ModelInputError, match="a conversation with messages by user"):
+    with pytest.raises(ModelInputError, match="a conversation with the roles: user"):
         await model.sft([[user("Who?")]])
     assert await model.sft([]) == await model.step([]) == {}
     assert await likelihood(model) == before

@@ -36,7 +36,7 @@ from evert.trainers.engine.common.errors import (
     CheckpointExistsError,
     NoCheckpointError,
 )
-from evert.trainers.system.files import settle, write_whole
+from evert.trainers.system.files import fsync, write_whole
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -261,7 +261,7 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
         if file.is_file()
     }
     for name in files:
-        settle(folder / name)
+        fsync(folder / name)
     _write_json(folder / MANIFEST, {**asdict(info), "files": files})
     for name in files:
         # safetensors makes files that only their owner can read, whatever the umask.
@@ -319,7 +319,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
         except OSError:
             _put_back(folder)
             raise
-        settle(folder.parent)
+        fsync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 

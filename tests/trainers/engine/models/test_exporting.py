@@ -214,7 +214,7 @@ def test_what_cannot_be_exported_is_refused_before_torch_is_imported(
         f"{run} out=x dtype=f16": "expected one of float32, bfloat16, float16",
         f"{run} out=x format=gguf dtype=q4": "expected one of f32, f16, bf16, q8_0",
         f"{run}@7 out=x": "has no weights after step 7",
-        "runs/nope out=x": "There is no run and no model at 'runs/nope'",
+        "runs/nope out=x": "There is no run or model at 'runs/nope'",
         "openai:gpt-5-mini out=x": "is not on this machine",
         f"{base} out=x format=adapter": "has no adapter",
         "tinker://a/weights/b out=x": "set TINKER_API_KEY",
