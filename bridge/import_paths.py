@@ -25,7 +25,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
             f"Got {path!r} for the {what}; expected an import path 'package.module:name'{file}."
         )
     try:
-        return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
+        return _evaluate(module, name) if "(" in name else pkgutil.resolve_name(path)
     except (Exception, SystemExit) as cause:  # importing a user's module may raise anything
         is_inside = module not in sys.modules and own_frames(cause)
         usual = ImportError, AttributeError, ValueError, TypeError
@@ -73,7 +73,7 @@ def _advice(cause: BaseException) -> str:
     )
 
 
-def _made(module: str, expression: str) -> Any:
+def _evaluate(module: str, expression: str) -> Any:
     """Evaluate a name, attributes, and calls with literals; a ValueError for anything else."""
 
     def value_of(node: ast.expr) -> Any:
@@ -83,14 +83,16 @@ def _made(module: str, expression: str) -> Any:
             case ast.Attribute(inner, name):
                 return getattr(value_of(inner), name)
             case ast.Call(called, arguments, options):
-                found = value_of(called)
-                if not (isinstance(found, type) and getattr(found, "from_path", False)):
+                target = value_of(called)
+                if not (isinstance(target, type) and getattr(target, "from_path", False)):
                     raise ValueError(
                         f"{ast.unparse(called)} cannot be called in a path: it is not a class with "
                         "from_path = True"
                     )
-                named = {each.arg or "**": ast.literal_eval(each.value) for each in options}
-                return found(*map(ast.literal_eval, arguments), **named)
+                keywords = {
+                    option.arg or "**": ast.literal_eval(option.value) for option in options
+                }
+                return target(*map(ast.literal_eval, arguments), **keywords)
         raise ValueError(f"{ast.unparse(node)} is neither a name nor a call with literals")
 
     try:
@@ -104,5 +106,5 @@ def _made(module: str, expression: str) -> Any:
 
 def place_of(error: BaseException) -> str:
     """Where an exception last passed through the user's code, as text; "" if nowhere."""
-    own = own_frames(error)
-    return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""
+    frames = own_frames(error)
+    return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -31,7 +31,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from evert.bridge.errors import NEEDS_UNIX, EvertError
-from evert.bridge.off_loop import made, off_loop
+from evert.bridge.off_loop import acquire, off_loop
 
 SECONDS = 3.0
 """Most seconds of a call."""
@@ -71,14 +71,14 @@ async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Aw
     """An ``Isolate`` for a block, with its ``call`` as a coroutine function."""
     run = partial(asyncio.get_running_loop().run_in_executor, _threads())
     making = run(partial(Isolate, make, *arguments))
-    process = await made(making, lambda process: off_loop(process.close))
+    process = await acquire(making, lambda process: off_loop(process.close))
     try:
         yield lambda *args: run(partial(process.call, *args))
     finally:
         process.close()
 
 
-def named(path: str, *example: Any) -> Callable[..., Any]:
+def import_function(path: str, *example: Any) -> Callable[..., Any]:
     """The function at an import path, for ``make``; called once, since a first call may import."""
     function: Callable[..., Any] = resolve_name(path)
     with suppress(Exception):
@@ -140,10 +140,10 @@ class Isolate:
     def _begin(self, start: bytes) -> "_Server":
         """Have the server fork a process, and return the server."""
         server = _server()
-        self._socket, theirs = socket.socketpair()
+        self._socket, remote = socket.socketpair()
         self._life, end = socket.socketpair()
-        with theirs, end, suppress(OSError):
-            server.fork(theirs, end)
+        with remote, end, suppress(OSError):
+            server.fork(remote, end)
             self._socket.sendall(start)
         return server
 
@@ -214,22 +214,22 @@ class _Server:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         script = Path(__file__).with_name("isolation_server.py")
-        shown = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-        with theirs:
+        environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        with remote:
             self._process = subprocess.Popen(
                 # -P: else files beside the script would hide packages
-                [sys.executable, "-P", script, str(theirs.fileno()), str(self._owner)],
-                env=shown | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", script, str(remote.fileno()), str(self._owner)],
+                env=environment | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the trainer
             )
 
-    def is_there(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it runs, and this process is no fork of the one that started it."""
         return self._owner == os.getpid() and self._process.poll() is None
 
@@ -253,7 +253,7 @@ def _server() -> _Server:
     if sys.platform == "win32":
         raise IsolateError(f"An answer is scored in a process apart, which {NEEDS_UNIX}")
     with _lock:
-        if _running is not None and not _running.is_there():
+        if _running is not None and not _running.is_running():
             _running.end()
             _running = None
         _running = _running or _Server()

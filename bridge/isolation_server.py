@@ -77,7 +77,7 @@ def _end(isolate: int) -> None:
 
 
 def _fork(
-    channel: socket.socket, functions: dict[bytes, Callable[..., Any]], others: list[int]
+    channel: socket.socket, functions: dict[bytes, Callable[..., Any]], inherited: list[int]
 ) -> int:
     """Fork an isolate; return its process, or 0 if its function cannot be made."""
     with channel.makefile("rb") as requests:
@@ -94,7 +94,7 @@ def _fork(
         if isolate := os.fork():
             return isolate
         try:
-            for descriptor in others:
+            for descriptor in inherited:
                 os.close(descriptor)
             _confine(server)
             _serve(functions[name], channel, requests)
@@ -210,8 +210,8 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
         (leave, 0, 0, allow),
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    whole = struct.pack("HP", len(program), ctypes.addressof(code))
-    return bool(kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, whole, 0, 0) == 0)
+    sock_fprog = struct.pack("HP", len(program), ctypes.addressof(code))
+    return bool(kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, sock_fprog, 0, 0) == 0)
 
 
 def _refuse(event: str, _: object) -> None:

@@ -14,14 +14,14 @@ from functools import cache, partial
 from typing import ParamSpec, TypeVar
 
 Result = TypeVar("Result")
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
 """Most threads that the agents of one event loop may block; a thread starts when needed."""
 
 
 async def off_loop(
-    work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
+    work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs
 ) -> Result:
     """Run ``work`` in a thread, and wait for its result without blocking the event loop."""
     loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ async def finished(work: Awaitable[Result]) -> Result:
     return working.result()
 
 
-async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
+async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
     """Return the result of ``make``; if cancelled, still wait for the result, and ``undo`` it."""
     making = asyncio.ensure_future(make)
     try:
@@ -68,8 +68,8 @@ def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     By default it has only a few. Agents that wait would occupy them all, and the other agents could
     never make the calls that the trainer waits for. An executor that the user set is kept.
     """
-    hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # for uvloop
-    present = getattr(loop, "_default_executor", None) or next(hidden, None)
+    executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop
+    present = getattr(loop, "_default_executor", None) or next(executors, None)
     size = getattr(present, "_max_workers", 0)
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
         loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))

@@ -54,7 +54,7 @@ LONE = re.compile("[\ud800-\udfff]")
 LONGEST_KEY = 2**13
 """Characters before the kept end of a text: a secret may begin there, so they are redacted too."""
 
-_told: dict[str, str] = {}
+_registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
 _variables: dict[Any, Any] = {}
 """The environment that ``_marks`` were made from, in the system's encoding."""
@@ -74,8 +74,8 @@ def is_secret(name: str, value: str) -> bool:
 
 def keep_secret(name: str, value: str) -> None:
     """Redact a value from now on, if its name looks like a key's or it is a URL with a password."""
-    if _told.get(name) != value and [*_secrets({name: value}.items())]:
-        _told[name] = value
+    if _registered.get(name) != value and [*_secrets({name: value}.items())]:
+        _registered[name] = value
         _variables.clear()
 
 
@@ -97,13 +97,13 @@ def redacted(text: str) -> str:
     return ROLLOUT_KEY.sub(ROLLOUT_MARK, text) if "evert-" in text else text
 
 
-def _without_password(found: re.Match[str]) -> str:
-    return found[1] + (PASSWORD_MARK if _could_be(found[2]) else found[2])
+def _without_password(match: re.Match[str]) -> str:
+    return match[1] + (PASSWORD_MARK if _could_be(match[2]) else match[2])
 
 
-def _without_value(found: re.Match[str]) -> str:
-    name, value = found.groups()
-    return f"{name}=[{name}]" if is_secret(name, value) else found[0]
+def _without_value(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return f"{name}=[{name}]" if is_secret(name, value) else match[0]
 
 
 def redacted_end(text: str, size: int) -> str:
@@ -126,17 +126,17 @@ def redacted_tree(value: Any, name: str = "") -> Any:
             value = value.replace(secret, f"[{name}]")
         return f"[{name}]" if is_secret(name, value) else redacted(value)
     if isinstance(value, Mapping):
-        return {redacted_tree(key): redacted_tree(its, str(key)) for key, its in value.items()}
+        return {redacted_tree(key): redacted_tree(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(redacted_tree(one, name) for one in value)
+        return type(value)(redacted_tree(item, name) for item in value)
     return value
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
     """A command line, redacted; a ``name=value`` is redacted by its name too."""
     return [
-        f"{name}={redacted_tree(value, name)}" if given else redacted(name)
-        for name, given, value in (argument.partition("=") for argument in arguments)
+        f"{name}={redacted_tree(value, name)}" if equals else redacted(name)
+        for name, equals, value in (argument.partition("=") for argument in arguments)
     ]
 
 
@@ -146,21 +146,21 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 def _learn(present: Mapping[Any, Any]) -> None:
     """Find the secrets again. Concurrent threads find the same; readers keep the old list."""
     global _marks
-    snapshot, told = dict(present), dict(_told)
+    snapshot, registered = dict(present), dict(_registered)
     parts = (argument.partition("=") for argument in sys.argv)
     arguments = ((name, value) for name, _, value in parts)
-    found: dict[str, str] = {}
-    for name, secret in _secrets(chain(os.environ.copy().items(), arguments, told.items())):
+    marks: dict[str, str] = {}
+    for name, secret in _secrets(chain(os.environ.copy().items(), arguments, registered.items())):
         for spelling in _spellings(secret):
-            found.setdefault(spelling, f"[{name}]")
-    _marks = sorted(found.items(), key=lambda one: -len(one[0]))
+            marks.setdefault(spelling, f"[{name}]")
+    _marks = sorted(marks.items(), key=lambda pair: -len(pair[0]))
     _variables.clear()
-    if told == _told:  # else a secret was added meanwhile
+    if registered == _registered:  # else a secret was added meanwhile
         _variables.update(snapshot)
 
 
-def _secrets(given: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    for name, value in given:
+def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    for name, value in pairs:
         name = name.lstrip("-")
         if is_secret(name, value):
             yield name, value
@@ -188,5 +188,5 @@ def _could_be(value: str) -> bool:
 def _spellings(secret: str) -> set[str]:
     plain = {secret, unquote(secret)}
     as_utf8 = partial(json.dumps, ensure_ascii=False)
-    spelled = {spell(one) for one in plain for spell in (json.dumps, repr, as_utf8)}
-    return {*plain, *(one[1:-1] for one in spelled), *(quote(one, safe="") for one in plain)}
+    spelled = {spell(text) for text in plain for spell in (json.dumps, repr, as_utf8)}
+    return {*plain, *(text[1:-1] for text in spelled), *(quote(text, safe="") for text in plain)}

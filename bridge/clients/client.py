@@ -257,8 +257,8 @@ async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Repl
         openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
     """
     endpoint = client._endpoint
-    asked = endpoint.asked(replace(request, model=client.model, **changes))
-    return await endpoint.episode.call(asked)
+    model_request = endpoint.adapt(replace(request, model=client.model, **changes))
+    return await endpoint.episode.call(model_request)
 
 
 def renderer_of(client: AgentClient) -> PromptRenderer:
@@ -276,4 +276,4 @@ def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:
     if extra := read_object(fields.get("extra_body"), "extra_body"):
         FIELDS.check(fields, strict=True)
         fields = {**fields, **extra}  # the SDK merges them too
-    return endpoint.asked(read(fields, endpoint.model, strict=not extra))
+    return endpoint.adapt(read(fields, endpoint.model, strict=not extra))

@@ -21,7 +21,7 @@ from evert.bridge.tokens.logprobs import remembering
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Begun:
+class Sampling:
     """A sample that was started. ``Ahead`` keeps it only while somebody holds this object."""
 
     observation: Observation
@@ -39,7 +39,7 @@ class Ahead(TokenCompleter):
         self._is_timed = is_timed
         self._policy = policy
         self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
-        self._begun: WeakValueDictionary[int, Begun] = WeakValueDictionary()
+        self._samplings: WeakValueDictionary[int, Sampling] = WeakValueDictionary()
 
     def begin(
         self,
@@ -47,7 +47,7 @@ class Ahead(TokenCompleter):
         stop: StopCondition,
         max_tokens: int | None,
         seconds: float | None,
-    ) -> Begun:
+    ) -> Sampling:
         """Start to sample an observation; the runner must ask with this same object."""
 
         async def sample() -> TokensWithLogprobs:
@@ -58,8 +58,8 @@ class Ahead(TokenCompleter):
             sample(), name="evert sample", context=self._context.copy()
         )
         task.add_done_callback(_retrieve)
-        begun = self._begun[id(observation)] = Begun(observation, task)
-        return begun
+        sampling = self._samplings[id(observation)] = Sampling(observation, task)
+        return sampling
 
     def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None
@@ -72,16 +72,16 @@ class Ahead(TokenCompleter):
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         """Return the started sample, cut at ``max_tokens``; if there is none, sample one."""
-        begun = self._begun.pop(id(model_input), None)
-        if begun is None or begun.task.cancelled():
+        sampling = self._samplings.pop(id(model_input), None)
+        if sampling is None or sampling.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
-        return shortened(await begun.task, max_tokens)
+        return shortened(await sampling.task, max_tokens)
 
     def cancel(self) -> None:
         """Cancel the samples that no runner has asked for."""
-        for begun in [*self._begun.values()]:
-            begun.task.cancel()
-        self._begun.clear()
+        for sampling in [*self._samplings.values()]:
+            sampling.task.cancel()
+        self._samplings.clear()
 
 
 def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:

@@ -74,11 +74,11 @@ def _play(check: "_Check") -> None:
         loop.run_until_complete(check.run())
     finally:
         # Like asyncio.run, but without an endless wait for an agent that ignores cancellation.
-        left = asyncio.all_tasks(loop)
-        for task in left:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=1))
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
@@ -88,7 +88,7 @@ class _Check:
         self._make: Callable[[], ChatAgentEnv] = env.renewed
         self._name = agent_name(env.agent)
         self._renderer: PromptRenderer = prompt_renderer(env.renderer)
-        self._told = repr_of(replies)
+        self._replies_text = repr_of(replies)
         self._replies = [*map(self._say, replies)]
         self._max_turns = max_turns
 
@@ -140,7 +140,7 @@ class _Check:
                 await self._check_end(env, end)
         except AgentError as error:
             error.add_note(
-                f"The replies were {self._told}. If the agent may raise at such replies, "
+                f"The replies were {self._replies_text}. If the agent may raise at such replies, "
                 "pass replies=[...] that lead it to its end, or an Env with on_agent_error=."
             )
             raise
@@ -167,8 +167,8 @@ class _Check:
             )
 
     def _check_continues(self, prompt: FlatPrompt, conversation: Conversation, turn: int) -> None:
-        whole = self._renderer.full(conversation.messages)
-        if prompt != whole and _texts(prompt, self._renderer) != _texts(whole, self._renderer):
+        full = self._renderer.full(conversation.messages)
+        if prompt != full and _texts(prompt, self._renderer) != _texts(full, self._renderer):
             raise EnvCheckError(
                 f"Rule 3: the observation of turn {turn} is not the renderer's own prompt for the "
                 f"conversation: {type(self._renderer.renderer).__name__} renders a message "
@@ -192,9 +192,9 @@ class _Check:
                 return
         finally:
             await env.close()
-        left = _alive() - before
-        if env.is_running or left:
-            names = ", ".join(sorted(map(_name, left))) or "the agent"
+        leftovers = _alive() - before
+        if env.is_running or leftovers:
+            names = ", ".join(sorted(map(_name, leftovers))) or "the agent"
             raise EnvCheckError(
                 f"Rule 5: closed at call {turn + 1}, the agent {self._name} left {names} running. "
                 "Let CancelledError (async) or EnvClosedError (threads) end the agent, and await "

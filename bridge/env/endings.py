@@ -40,7 +40,7 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.notes import Note
 from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
 from evert.bridge.redaction import redacted, redacted_logs
-from evert.bridge.tracebacks import agent_traceback, leaves, told
+from evert.bridge.tracebacks import agent_traceback, leaves, name_and_message
 
 PEER_STOPPED = "peer_stopped"
 """Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
@@ -197,9 +197,9 @@ class Account:
         if isinstance(error, KeyboardInterrupt):
             raise error
         refused = self.overflow
-        if refused and any(comes_from(each, refused) for each in (error, *leaves(error))):
+        if refused and any(comes_from(leaf, refused) for leaf in (error, *leaves(error))):
             return self.overflown()
-        name, text = told(error)
+        name, text = name_and_message(error)
         text = self.explained(text)
         if self.settings.on_agent_error is None:
             raise AgentError.of(
@@ -243,8 +243,8 @@ class Account:
 
     def explained(self, text: str) -> str:
         """Return a failure's text with hints that may explain it."""
-        told_of = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
-        hints = [hint for hint in told_of if hint and hint not in text]
+        candidates = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
+        hints = [hint for hint in candidates if hint and hint not in text]
         if hints and text and text[-1] not in ".!?":
             text += "."
         return redacted(" ".join([text, *hints]))
@@ -268,12 +268,12 @@ def comes_from(error: BaseException | None, origin: BaseException) -> bool:
     code (OpenAI's) or with the message inside a longer one (Anthropic's, Google's).
     """
     code, message = getattr(origin, "code", None), str(origin)
-    seen = 0
-    while error is not None and seen < 32:
+    depth = 0
+    while error is not None and depth < 32:
         if error is origin or (code is not None and getattr(error, "code", None) == code):
             return True
         if message and message in text_of(error):
             return True
         error = error.__cause__ or error.__context__
-        seen += 1
+        depth += 1
     return False

@@ -165,8 +165,8 @@ class ChatAgentEnv(Env):
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         if self.transcript is not None:
-            request, met = outstanding.call.request, self._turns.overlap.is_met
-            self.transcript.note(request, outstanding.conversation, met=met)
+            request, overlaps = outstanding.call.request, self._turns.overlap.is_met
+            self.transcript.note(request, outstanding.conversation, met=overlaps)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
             self._turns.forget()
@@ -208,10 +208,12 @@ class ChatAgentEnv(Env):
     def rollout_limits(self) -> LiveLimits:
         """The limits for a runner, which reads them each turn; with the agent's ``max_tokens``."""
         turns = self._turns
-        return LiveLimits(
-            self._settings.limits,
-            lambda: None if turns.standing.lent is None else turns.standing.lent.cap(turns.budget),
-        )
+
+        def present_cap() -> int | None:
+            outstanding = turns.standing.outstanding
+            return None if outstanding is None else outstanding.cap(turns.budget)
+
+        return LiveLimits(self._settings.limits, present_cap)
 
     # -- what users read -------------------------------------------------------------------------
 
@@ -237,7 +239,8 @@ class ChatAgentEnv(Env):
     @property
     def request(self) -> ChatRequest | None:
         """The agent's call that waits for a reply; None when there is none."""
-        return None if self._turns.standing.lent is None else self._turns.standing.lent.call.request
+        outstanding = self._turns.standing.outstanding
+        return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
         """Return the agent's call of an observation that is being sampled; None: there is none.
@@ -250,7 +253,8 @@ class ChatAgentEnv(Env):
     @property
     def conversation(self) -> Conversation | None:
         """The conversation of the outstanding observation; None when there is none."""
-        return None if self._turns.standing.lent is None else self._turns.standing.lent.conversation
+        outstanding = self._turns.standing.outstanding
+        return None if outstanding is None else outstanding.conversation
 
     @property
     def drift(self) -> Counter[Drift]:

@@ -99,17 +99,17 @@ def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
     Raises:
         InvalidAgentError: The attribute is no mapping.
     """
-    found = getattr(unwrapped(agent), "env_options", {})
-    if not isinstance(found, Mapping):
+    defaults = getattr(unwrapped(agent), "env_options", {})
+    if not isinstance(defaults, Mapping):
         raise InvalidAgentError(
-            f"The agent {agent_name(agent)} has env_options={found!r:.200}; expected a dict of "
+            f"The agent {agent_name(agent)} has env_options={defaults!r:.200}; expected a dict of "
             "ChatAgentEnv's options."
         )
-    both = EnvOptions(**{**found, **options})
-    contexts = found.get("context_length"), options.get("context_length")
+    merged = EnvOptions(**{**defaults, **options})
+    contexts = defaults.get("context_length"), options.get("context_length")
     if None not in contexts:
-        both["context_length"] = tightest(*contexts)
-    return both
+        merged["context_length"] = tightest(*contexts)
+    return merged
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:
@@ -120,20 +120,20 @@ def settings_of(options: EnvOptions) -> EnvSettings:
         ValueError: ``on_truncation`` is unknown, or ``context_length`` has no room for a prompt.
         InvalidModelError: ``policy_names`` are invalid.
     """
-    known = [field.name for field in fields(EnvSettings)]
+    names = [field.name for field in fields(EnvSettings)]
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             if name == "seats":
                 hint = " Seats are a group's: ChatAgentGroupBuilder(agent, task, seats=(...))."
             raise TypeError(
-                f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(known)}."
+                f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(names)}."
             )
-    given: dict[str, Any] = dict(options)
-    if given.get("limits") is None:
-        given.pop("limits", None)
-    settings = EnvSettings(**given)
+    values: dict[str, Any] = dict(options)
+    if values.get("limits") is None:
+        values.pop("limits", None)
+    settings = EnvSettings(**values)
     if settings.on_truncation not in ("deliver", "end"):
         raise ValueError(
             f"on_truncation is {settings.on_truncation!r}; expected 'deliver' (the agent gets the "

@@ -12,7 +12,7 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metric
 
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Break
-from evert.bridge.env.ahead import Begun
+from evert.bridge.env.ahead import Sampling
 from evert.bridge.env.limits import Budget
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
@@ -33,12 +33,12 @@ class Outstanding:
     conversation: Conversation
     drift: Break | None = None
     prompt: tuple[Observation, StopCondition] | None = None  # once it is sampled ahead
-    sampling: Begun | None = None  # None: the runner samples it
+    sampling: Sampling | None = None  # None: the runner samples it
 
     def cap(self, budget: Budget) -> int | None:
         """Return the most tokens of the reply; None: no cap. See ``Budget.cap``."""
-        here = self.conversation
-        return budget.cap(self.call.request.max_tokens, here.length, here.first)
+        conversation = self.conversation
+        return budget.cap(self.call.request.max_tokens, conversation.length, conversation.first)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
         """Return the prompt, and where its reply stops."""
@@ -60,13 +60,13 @@ class Standing:
 
     now: Life | Outstanding = Life.OPEN
 
-    def becomes(self, now: Life | Outstanding) -> None:
+    def change(self, now: Life | Outstanding) -> None:
         """Change the state. A closed Env stays closed, also if a step is running."""
         if not self.is_closed:
             self.now = now
 
     @property
-    def lent(self) -> Outstanding | None:
+    def outstanding(self) -> Outstanding | None:
         """The outstanding observation; None: there is none."""
         return self.now if isinstance(self.now, Outstanding) else None
 

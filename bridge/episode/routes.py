@@ -46,8 +46,8 @@ class Routes:
     def __init__(
         self, inboxes: Mapping[str, Inbox[Any]], frozen: Mapping[str, FrozenAnswer]
     ) -> None:
-        named = {name: inbox for name, inbox in inboxes.items() if ANY not in name}
-        self._targets: dict[str, Inbox[Any] | FrozenAnswer] = {**named, **frozen}
+        exact = {name: inbox for name, inbox in inboxes.items() if ANY not in name}
+        self._targets: dict[str, Inbox[Any] | FrozenAnswer] = {**exact, **frozen}
         self._patterns = {name: inbox for name, inbox in inboxes.items() if ANY in name}
         self._policies = tuple(inboxes)
         self.strangers: dict[str, None] = {}
@@ -112,9 +112,9 @@ class Routes:
             return target
         self.strangers[model] = None
         near = difflib.get_close_matches(model, self._targets, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
+        suggestion = f"Did you mean {near[0]!r}? " if near else ""
         raise bad_request(
-            f"There is no model {model!r} in this episode. {meant}Models: "
+            f"There is no model {model!r} in this episode. {suggestion}Models: "
             f"{', '.join(self._targets)}. Call one of them (an agent with seats: with "
             f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
             param="model",
@@ -135,14 +135,14 @@ def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
     Raises:
         InvalidModelError: ``names`` are not different, non-empty strings.
     """
-    given = (names,) if isinstance(names, str) else tuple(names)
-    are_strings = all(isinstance(name, str) and name for name in given)
-    if not given or not are_strings or len(set(given)) < len(given):
+    candidates = (names,) if isinstance(names, str) else tuple(names)
+    are_strings = all(isinstance(name, str) and name for name in candidates)
+    if not candidates or not are_strings or len(set(candidates)) < len(candidates):
         raise InvalidModelError(
             f"policy_names must be a model name or several different ones, got {names!r}. For "
             'example policy_names="gpt-4o", policy_names=("gpt-4o", "gpt-4o-mini"), or "*" for '
             "any name."
         )
-    plain = tuple(name for name in given if ANY not in name)
-    patterns = tuple(name for name in given if ANY in name)
+    plain = tuple(name for name in candidates if ANY not in name)
+    patterns = tuple(name for name in candidates if ANY in name)
     return (plain or (DEFAULT_POLICY_NAME,)) + patterns

@@ -75,12 +75,12 @@ class BranchEnv(ChatAgentEnv):
         overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
         ahead, overlap.ahead = overlap.ahead, (replayed := policy.ahead())
         overlap.is_met = True  # so that every call waits for its turn in the record
-        begun = await super().initial_observation()
+        current = await super().initial_observation()
         replayed_turns = (t for t in range(self._turn) if not self._record.is_given_up(t))
         for turn in replayed_turns:
-            if isinstance(begun, InitialObservationOverflow):
+            if isinstance(current, InitialObservationOverflow):
                 break
-            action = await replayed(*begun)
+            action = await replayed(*current)
             result = await self.step(action.tokens, extra={"stop_reason": action.stop_reason})
             self.earned += result.reward
             if result.episode_done:
@@ -88,17 +88,17 @@ class BranchEnv(ChatAgentEnv):
                     f"The agent differs from its record at turn {turn + 1}: its episode ended, but "
                     f"the branch starts at turn {self._turn}."
                 )
-            begun = result.next_observation, result.next_stop_condition
-        if isinstance(begun, InitialObservationOverflow):
+            current = result.next_observation, result.next_stop_condition
+        if isinstance(current, InitialObservationOverflow):
             policy.check_over()
-            return begun
-        policy.check_at(self._turn, begun[0])
-        overlap.go_on(ahead)  # other calls that wait get the new policy's replies
+            return current
+        policy.check_at(self._turn, current[0])
+        overlap.switch(ahead)  # other calls that wait get the new policy's replies
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()
         self.transcript = self.transcript and Transcript()
-        return begun
+        return current
 
 
 class BranchDataset(AgentDataset):

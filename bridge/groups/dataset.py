@@ -114,8 +114,8 @@ class AgentDataset(RLDataset):
         groups = [self.group(number) for number in order]
         times = Counter[int]()
         for place, (group, number) in enumerate(zip(groups, order, strict=True)):
-            again = [times[number]] if times[number] else []
-            group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *again)
+            repeat = [times[number]] if times[number] else []
+            group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *repeat)
             times[number] += 1
             if self.opponents is not None:
                 group.meet(self.opponents(group.seats, index, number, group.seed))
@@ -136,11 +136,11 @@ class AgentDataset(RLDataset):
 
     def _sampled(self, index: int, log: SamplerLog) -> Sequence[int]:
         log.begin(index)
-        chosen, there = [*log.sampler.next(index)], range(len(self.tasks))
-        if not chosen or not all(isinstance(n, Integral) and n in there for n in chosen):
+        chosen, numbers = [*log.sampler.next(index)], range(len(self.tasks))
+        if not chosen or not all(isinstance(n, Integral) and n in numbers for n in chosen):
             raise InvalidDatasetError(
                 f"The sampler {type(log.sampler).__name__} chose {repr_of(chosen)} for batch "
-                f"{index}; expected one or more task numbers, each from 0 to {there[-1]}."
+                f"{index}; expected one or more task numbers, each from 0 to {numbers[-1]}."
             )
         return [int(number) for number in chosen]
 

@@ -58,12 +58,14 @@ class GroupJudge:
         """Return the rewards, see ``judge_group``; raise errors that a retry cannot fix."""
         outcomes = [Outcome(self.weight / 2, {FAILED: 0.0}) for _ in group]
         for seat in dict.fromkeys(group.seats):
-            said = {n: group.transcripts[n] for n, its in enumerate(group.seats) if its == seat}
-            attempts = [*dict.fromkeys(said.values())]
+            transcripts = {
+                n: group.transcripts[n] for n, name in enumerate(group.seats) if name == seat
+            }
+            attempts = [*dict.fromkeys(transcripts.values())]
             if len(attempts) < 2:
                 continue
             ranking = await self._ranking(attempts, group)
-            for number, text in said.items():
+            for number, text in transcripts.items():
                 outcomes[number] = Outcome(self.weight / 2, {FAILED: 1.0})
                 if ranking is not None:
                     share = 1 - ranking.index(attempts.index(text)) / (len(ranking) - 1)
@@ -73,18 +75,18 @@ class GroupJudge:
     async def _ranking(self, attempts: Sequence[str], group: PlayedGroup) -> list[int] | None:
         ask = frozen_model(self.model, prompt_renderer(group.renderer))
         rubric = self.rubric if isinstance(self.rubric, str) else self.rubric(group.task)
-        shown = [f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)]
-        asked = PROMPT.format(count=len(attempts), rubric=rubric, attempts="\n\n".join(shown))
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        sections = [f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)]
+        prompt = PROMPT.format(count=len(attempts), rubric=rubric, attempts="\n\n".join(sections))
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
         for _ in range(1 + self.retries):
-            reply = await _asked(ask, messages)
+            reply = await _judge_reply(ask, messages)
             if reply is None:
                 return None
             if (ranking := read_ranking(reply, len(attempts))) is not None:
                 return ranking
             logger.info("This is no ranking of %d attempts: %.200r", len(attempts), reply.text)
-            again = {"role": "user", "content": AGAIN.format(count=len(attempts))}
-            messages = [*messages, {"role": "assistant", "content": reply.text}, again]
+            correction = {"role": "user", "content": AGAIN.format(count=len(attempts))}
+            messages = [*messages, {"role": "assistant", "content": reply.text}, correction]
         return None
 
 
@@ -121,14 +123,14 @@ def judge_group(
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
     """Return the last line's ranking, from 0, best first; None: it has none, or was cut."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
-    found = _RANKING.fullmatch(lines[-1].strip()) if lines else None
-    if found is None or reply.finish_reason == "length":
+    match = _RANKING.fullmatch(lines[-1].strip()) if lines else None
+    if match is None or reply.finish_reason == "length":
         return None
-    numbers = [int(number) - 1 for number in re.findall(r"\d+", found[1])]
+    numbers = [int(number) - 1 for number in re.findall(r"\d+", match[1])]
     return numbers if sorted(numbers) == [*range(count)] else None
 
 
-async def _asked(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
+async def _judge_reply(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
     """The judge's reply; None: it is unavailable, or the prompt is too long."""
     try:
         return await ask(ChatRequest(JUDGE, messages))

@@ -40,8 +40,8 @@ class Against:
         self, seats: Sequence[str], step: int, number: int, seed: int
     ) -> dict[str, FrozenModel]:
         """See ``Opponents``."""
-        own = seats[number % len(seats)]
-        return {seat: self.model(seed) for seat in seats if seat != own}
+        policy_seat = seats[number % len(seats)]
+        return {seat: self.model(seed) for seat in seats if seat != policy_seat}
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,9 @@ class League:
 
     def past(self, step: int) -> list[str]:
         """Return the paths of the weights saved before a step, without rolling checkpoints."""
-        kept = [one for one in load_checkpoints_file(self.log_path) if not one.get("rolling")]
-        saved = {one.batch: one.sampler_path for one in kept if one.batch is not None}
+        saved = {
+            checkpoint.batch: checkpoint.sampler_path
+            for checkpoint in load_checkpoints_file(self.log_path)
+            if checkpoint.batch is not None and not checkpoint.get("rolling")
+        }
         return [path for batch, path in sorted(saved.items()) if path and batch < step]

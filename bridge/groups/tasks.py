@@ -20,13 +20,13 @@ def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
         RecordError: A folder holds neither a dataset nor records.
     """
     if not isinstance(tasks, str):
-        loaded = tasks
+        sequence = tasks
     elif names_file(tasks):
-        loaded = _of_file(tasks)
+        sequence = _of_file(tasks)
     else:
-        loaded = resolve(tasks, "tasks", InvalidDatasetError)
-    check_tasks(loaded)
-    return loaded
+        sequence = resolve(tasks, "tasks", InvalidDatasetError)
+    check_tasks(sequence)
+    return sequence
 
 
 def _of_file(path: str) -> list[Any]:

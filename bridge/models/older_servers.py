@@ -52,8 +52,8 @@ def address_of(client: Any) -> str | None:
 def _complete_sampling(sampling_client: Any) -> None:
     ask = sampling_client._send_asample_request
 
-    async def ask_and_complete(self: Any, request_id: int, num_samples: int, *rest: Any) -> Any:
-        promise = await ask(self, request_id, num_samples, *rest)  # None: the server is busy
+    async def ask_and_complete(self: Any, request_id: int, num_samples: int, *args: Any) -> Any:
+        promise = await ask(self, request_id, num_samples, *args)  # None: the server is busy
         if promise is None or promise.sample_sequence_ids is not None:
             return promise
         if address_of(self) not in _completed:
@@ -72,18 +72,18 @@ def _complete_loading(service_client: Any) -> None:
     if load is None:  # the embedded engine's class, which replaces the SDK's
         return
 
-    def load_in_two(self: Any, path: str, optimizer: bool, *rest: Any, **options: Any) -> Any:
+    def load_in_two(self: Any, path: str, optimizer: bool, *arguments: Any, **options: Any) -> Any:
         if address_of(self) not in _completed:
-            return load(self, path, optimizer, *rest, **options)
+            return load(self, path, optimizer, *arguments, **options)
 
         async def loaded() -> Any:
             try:
-                return await load(self, path, optimizer, *rest, **options)
+                return await load(self, path, optimizer, *arguments, **options)
             except UnprocessableEntityError:  # the server requires the model
-                about = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
+                info = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
             base, metadata = options.get("base_model"), options.get("user_metadata")
             client = await self.create_lora_training_client(
-                base or about.base_model, about.lora_rank, user_metadata=metadata
+                base or info.base_model, info.lora_rank, user_metadata=metadata
             )
             await client._load_state_impl(path, optimizer, None)  # the public one is deprecated
             return client

@@ -77,7 +77,7 @@ async def test_a_sampler_is_told_the_totals_of_every_group_that_is_played_here_e
     elsewhere = pickle.loads(pickle.dumps(group))
     await play([elsewhere])
     assert (sampler.told, elsewhere.rewards) == ([], [3.0, 3.0])
-    group.earned(elsewhere.rewards)
+    group.report_rewards(elsewhere.rewards)
     assert sampler.told == [(3, [3.0, 3.0])]
 
 

@@ -30,7 +30,7 @@ from evert.bridge.clients.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.clients.dialects.bodies import LONG_BODY, read_body
 from evert.bridge.clients.dialects.chat_completions import ChatCompletions
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import Stream, listed
+from evert.bridge.clients.dialects.events import Stream, as_list
 from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.clients.dialects.responses import Responses
 from evert.bridge.conversations.matching import count_tokens
@@ -41,7 +41,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
 """Errors that become answers: a 400, a frozen model's own, the episode's end, a blocking call."""
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -82,11 +82,11 @@ class Call:
 
     def answered(self, reply: Reply) -> Answer:
         """Return the answer with a reply."""
-        whole = self.written(reply)
+        answer = self.written(reply)
         if not self.stream:
-            return Answer(200, json_bytes(whole))
-        dialect, stream = self.dialect, Stream.of(whole, reply.reasoning, reply.text)
-        events = listed(dialect.events(stream, self.body))
+            return Answer(200, json_bytes(answer))
+        dialect, stream = self.dialect, Stream.of(answer, reply.reasoning, reply.text)
+        events = as_list(dialect.events(stream, self.body))
         return Answer(200, dialect.framed(events) + dialect.ending, EVENTS)
 
     def written(self, reply: Reply) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Call:
 
 
 @dataclass
-class Sent:
+class ApiRequest:
     """A request to the API that its path names. Its body is parsed once."""
 
     dialect: Dialect
@@ -157,7 +157,7 @@ class Api(ABC):
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
         """Return the renderer of the model that a request calls."""
 
-    def asked(self, request: ChatRequest) -> ChatRequest:
+    def adapt(self, request: ChatRequest) -> ChatRequest:
         """Return the request as it is answered here."""
         return request
 
@@ -187,47 +187,53 @@ class Api(ABC):
             return self._unserved
         return self._gemini if method_of(path) else None
 
-    def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
+    def route(self, method: str, path: str, content: bytes, url: str = "") -> ApiRequest | Answer:
         """Return a request to one of the APIs, or the answer to any other request."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
-            return Sent(dialect, path, content, url)
+            return ApiRequest(dialect, path, content, url)
         if method == "GET" and "/models" in path:
             return _models(self, path)
         return _not_found(method, path)
 
-    async def read_soon(self, sent: Sent | Answer) -> Call | Answer:
+    async def read_soon(self, api_request: ApiRequest | Answer) -> Call | Answer:
         """Call ``read``, in a thread if the body is long, and delay a refusal."""
-        call = sent if isinstance(sent, Answer) else await soon(sent, partial(self.read, sent))
+        call: Call | Answer
+        if isinstance(api_request, Answer):
+            call = api_request
+        else:
+            call = await soon(api_request, partial(self.read, api_request))
         if isinstance(call, Answer) and call.status >= 400:
             await self.hold_back(call.content.decode())
         return call
 
-    def read(self, sent: Sent | Answer) -> Call | Answer:
+    def read(self, api_request: ApiRequest | Answer) -> Call | Answer:
         """Return a request's model call, or the answer to a count or to a bad request."""
-        if isinstance(sent, Answer):
-            return sent
-        if sent.dialect is self._unserved:
-            return _not_found("POST", sent.path)
+        if isinstance(api_request, Answer):
+            return api_request
+        if api_request.dialect is self._unserved:
+            return _not_found("POST", api_request.path)
         try:
-            request = self.asked(sent.dialect.read(sent.body))
-            if sent.path.endswith(COUNTS):
-                return _counted(self.renderer_of(request), request, sent)
+            request = self.adapt(api_request.dialect.read(api_request.body))
+            if api_request.path.endswith(COUNTS):
+                return _count(self.renderer_of(request), request, api_request)
         except openai.APIStatusError as error:
-            return refusal(sent.dialect, error)
-        return Call(request, sent.dialect, sent.body, self.new_id(), len(sent.content))
+            return refusal(api_request.dialect, error)
+        return Call(
+            request, api_request.dialect, api_request.body, self.new_id(), len(api_request.content)
+        )
 
 
-def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
-    if len(sent.content) > LONG_PROMPT:  # so this runs in a thread
+def _count(renderer: PromptRenderer, request: ChatRequest, api_request: ApiRequest) -> Answer:
+    if len(api_request.content) > LONG_PROMPT:  # so this runs in a thread
         renderer = renderer.off_loop
-    return Answer(200, json_bytes(sent.dialect.counted(count_tokens(request, renderer))))
+    return Answer(200, json_bytes(api_request.dialect.counted(count_tokens(request, renderer))))
 
 
 def _models(api: Api, path: str) -> Answer:
     name = path.partition("/models")[2].lstrip("/")
     if not name:
-        return model_list([model_card(one) for one in api.names])
+        return model_list([model_card(model) for model in api.names])
     try:
         api.check_model(name)
     except openai.APIStatusError as error:
@@ -235,10 +241,10 @@ def _models(api: Api, path: str) -> Answer:
     return Answer(200, json_bytes(model_card(name)))
 
 
-async def soon(sent: Sent, work: Callable[[], Made]) -> Made:
+async def soon(api_request: ApiRequest, work: Callable[[], Result]) -> Result:
     """Return the result of ``work`` on a request, in a thread if the request is long."""
-    most = LONG_PROMPT if sent.path.endswith(COUNTS) else LONG_BODY
-    return work() if len(sent.content) <= most else await off_loop(work)
+    limit = LONG_PROMPT if api_request.path.endswith(COUNTS) else LONG_BODY
+    return work() if len(api_request.content) <= limit else await off_loop(work)
 
 
 def model_card(name: str) -> dict[str, Any]:
@@ -251,8 +257,8 @@ def model_card(name: str) -> dict[str, Any]:
 
 def model_list(cards: Sequence[Mapping[str, Any]]) -> Answer:
     """Return the list of models in the form of all APIs."""
-    whole = {"object": "list", "data": cards, "models": cards, "has_more": False}
-    return Answer(200, json_bytes(whole))
+    listing = {"object": "list", "data": cards, "models": cards, "has_more": False}
+    return Answer(200, json_bytes(listing))
 
 
 def json_bytes(value: object) -> bytes:
@@ -290,5 +296,5 @@ def _not_found(method: str, path: str) -> Answer:
 def failure(status: int, message: str, kind: str, code: str) -> Answer:
     """Return the error to a request that reaches no API, in a form that all SDKs can read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
-    named = {**error, "status": STATUSES[status]}
-    return Answer(status, json_bytes({"type": "error", "error": named}))
+    body = {**error, "status": STATUSES[status]}
+    return Answer(status, json_bytes({"type": "error", "error": body}))

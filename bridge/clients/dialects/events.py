@@ -32,15 +32,15 @@ class Stream:
     head: Mapping[str, Any]  # the JSON object of the answer; its reply may still be empty
     thoughts: AsyncIterator[str]  # pieces of the reply's reasoning, which come first
     text: AsyncIterator[str]  # pieces of its text
-    whole: Mapping[str, Any]  # the JSON object of the whole answer, once ``text`` has ended
+    answer: Mapping[str, Any]  # the JSON object of the whole answer, once ``text`` has ended
 
     @classmethod
-    def of(cls, whole: Mapping[str, Any], thoughts: str | None, text: str) -> "Stream":
+    def of(cls, answer: Mapping[str, Any], thoughts: str | None, text: str) -> "Stream":
         """The stream of a whole reply. Its iterators never wait."""
-        return cls(whole, _pieces(thoughts or ""), _pieces(text), whole)
+        return cls(answer, _pieces(thoughts or ""), _pieces(text), answer)
 
 
-def listed(events: AsyncIterator[T]) -> list[T]:
+def as_list(events: AsyncIterator[T]) -> list[T]:
     """Return all items of an iterator that never waits. Needs no event loop."""
 
     async def listing() -> list[T]:

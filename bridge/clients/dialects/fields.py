@@ -26,11 +26,12 @@ BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
 
 def field_policy(api: str) -> FieldPolicy:
     """Return how the fields of an API are treated, by the API's name in ``fields.toml``."""
-    own, common = _table()[api], _table()["common"]["ignored"]
+    rules = _table()[api]
+    ignored = frozenset([*rules["ignored"], *_table()["common"]["ignored"]])
     refused = {
-        name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
+        name: (rule.get("passes", []), rule["advice"]) for name, rule in rules["refused"].items()
     }
-    return FieldPolicy(frozenset(own["honoured"]), frozenset([*own["ignored"], *common]), refused)
+    return FieldPolicy(frozenset(rules["honoured"]), ignored, refused)
 
 
 def read_format(
@@ -46,12 +47,12 @@ def read_format(
     ``within`` is the key of the inner object that has the schema; "": the field itself has it.
     None: any reply will do.
     """
-    wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
-    kind, text = wanted.get("type", ""), None
+    spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
+    kind, text = spec.get("type", ""), None
     if kind == "json_object":
         text = ANY_OBJECT
     elif kind == "json_schema":
-        text = schema_text(get(wanted.get(within) if within else wanted, "schema"), param)
+        text = schema_text(get(spec.get(within) if within else spec, "schema"), param)
     elif kind is not None and kind != "text":
         raise bad_request(
             f"'{param}' has the type {kind!r:.200}; expected 'text', 'json_object' or "
@@ -84,17 +85,17 @@ def schema_text(schema: object, param: str) -> str:
 
 
 def forced_tools(
-    choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
+    choice: object, name: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
     """Return the tools, one of which the reply must call; none if it may be any reply."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
-    if named is not None:
-        if named not in names:
+    if name is not None:
+        if name not in names:
             raise bad_request(
-                f"'{param}' names the tool {named!r:.200}; offered: {', '.join(names)}.",
+                f"'{param}' names the tool {name!r:.200}; offered: {', '.join(names)}.",
                 param=param,
             )
-        return (str(named),)
+        return (str(name),)
     if choice in ("required", "any"):
         if not names:
             raise bad_request(f"'{param}'={choice!r} needs tools to choose from.", param=param)

@@ -59,10 +59,10 @@ def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """Return log-probabilities in the form of OpenAI's APIs."""
     return [
         {
-            "token": one.text,
-            "bytes": None if one.raw is None else [*one.raw],
-            "logprob": one.logprob,
+            "token": token.text,
+            "bytes": None if token.raw is None else [*token.raw],
+            "logprob": token.logprob,
             "top_logprobs": [],
         }
-        for one in logprobs
+        for token in logprobs
     ]

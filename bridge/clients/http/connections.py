@@ -86,9 +86,9 @@ class Connections(web.Server):
     def forget(self) -> None:
         """Close all sockets without the loop, which is closed or another process's."""
         for connection in self.every:
-            its = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
-            if its is not None:
-                its.close()
+            raw_socket = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
+            if raw_socket is not None:
+                raw_socket.close()
 
 
 class Connection(web.RequestHandler):
@@ -121,8 +121,8 @@ class Connection(web.RequestHandler):
             self._circle.pop(self, None)
             self._circle = None
 
-    def rest(self, circle: "OrderedDict[Connection, None]", most: int) -> None:
-        """Mark the connection as idle, the latest in ``circle``; above ``most``, close the oldest.
+    def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
+        """Mark the connection as idle, the latest in ``circle``; above ``limit``, close the oldest.
 
         While the oldest is younger than ``YOUNG``, four times as many may stay.
         """
@@ -131,9 +131,9 @@ class Connection(web.RequestHandler):
         if not self.wire.is_closing():
             self._circle, self._since = circle, now
             circle[self] = None
-        while len(circle) > most:
+        while len(circle) > limit:
             first = next(iter(circle))
-            if now - first._since < YOUNG and len(circle) <= 4 * most:
+            if now - first._since < YOUNG and len(circle) <= 4 * limit:
                 break
             first.work()
             first.wire.abort()
@@ -157,10 +157,10 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("The answer has already begun; no error can be sent.")
         text = f"The request is not valid HTTP ({type(exc).__name__})."
-        told = text, "invalid_request_error", "bad_http"
+        details = text, "invalid_request_error", "bad_http"
         if status >= 500:
-            told = "evert failed to answer; its log says why.", "api_error", "internal_error"
-        return whole(failure(status, *told), last=True)
+            details = "evert failed to answer; its log says why.", "api_error", "internal_error"
+        return whole(failure(status, *details), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
         """Log an error, unless it is a bad body, whose client got an answer."""
@@ -191,10 +191,10 @@ def _is_ours(host: str, interface: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return False
-    own = {*LOOPBACK, *CONTAINERS, interface.lower()}
+    names = {*LOOPBACK, *CONTAINERS, interface.lower()}
     if interface not in LOOPBACK:
-        own.add(socket.gethostname().lower())
-    return name in own or name.endswith(".localhost") or _is_address(name)
+        names.add(socket.gethostname().lower())
+    return name in names or name.endswith(".localhost") or _is_address(name)
 
 
 def _is_address(name: str) -> bool:

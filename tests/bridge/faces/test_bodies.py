@@ -144,7 +144,7 @@ async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
     async def agent(client: AgentClient) -> float:
         async with turns_of_the_loop() as turns:
             endpoint = client._endpoint
-            await endpoint.read_soon(endpoint.sent("POST", "/v1/chat/completions", body))
+            await endpoint.read_soon(endpoint.route("POST", "/v1/chat/completions", body))
         assert turns[0] > 10
         return 1.0
 
