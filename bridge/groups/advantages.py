@@ -1,8 +1,8 @@
 """Credit assignment: from the rewards of a task's episodes to an advantage for every sampled token.
 
 A turn is a model call; turns are in the order in which they were answered. Letters in shapes: P
-tasks, G episodes per task, T turns of the longest episode, N tokens of the longest reply. Arrays
-that are returned are padded with NaN; rows of input may be padded or not.
+tasks, G episodes per task, T turns of the longest episode, N tokens of the longest reply. Returned
+arrays are padded with NaN; rows of input may be padded or not.
 """
 
 import math
@@ -30,7 +30,7 @@ ByToken: TypeAlias = list[list[list[float]]]
 class Group:
     """The episodes of one task at one seat; the argument of a function that gives advantages.
 
-    Failed episodes are left out; G is the number of the others.
+    Failed episodes are left out, and G does not count them.
 
     Attributes:
         task: The agent's task.
@@ -74,7 +74,7 @@ class Group:
             gamma: Discount factor: 0 counts only the turn's own reward, 1 all later ones in full.
 
         Raises:
-            AdvantagesError: ``gamma`` is no number from 0 to 1.
+            AdvantagesError: ``gamma`` is not a number from 0 to 1.
         """
         check_credit("group", gamma)
         returns = self.turn_rewards.copy()
@@ -159,7 +159,7 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
     Args:
         values: Nested lists or an array.
         tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
-        what: Name of the values in messages, such as "advantages".
+        what: Name of the values in messages, for example "advantages".
         letters: The dimensions that ``values`` must have: "G" or "PG".
     """
     *rows, counts = _levels(tokens)
@@ -181,7 +181,7 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """The elements at each depth of nested lists, down to the first that are not all lists."""
+    """The elements at each depth of nested lists, down to the first depth with a non-list."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])

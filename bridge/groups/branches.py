@@ -41,7 +41,7 @@ class BranchEnv(ChatAgentEnv):
 
     Raises:
         InvalidDatasetError: The record has no such turn.
-        RecordError: It does not hold its task, or is of a seat.
+        RecordError: The record lacks its task, or is of a seat.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class BranchDataset(AgentDataset):
         **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
-        InvalidDatasetError: There is no record, or one is of a seat or has no such turn.
-        RecordError: A record does not hold its task.
+        InvalidDatasetError: ``records`` is empty, or a record is of a seat or lacks that turn.
+        RecordError: A record lacks its task.
     """
 
     def __init__(
@@ -149,6 +149,6 @@ class BranchDataset(AgentDataset):
 def _check_turn(record: RolloutRecord, turn: int) -> None:
     if not -record.turns <= turn < record.turns:
         raise InvalidDatasetError(
-            f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
-            f"0 to {record.turns - 1}, or -1 for the last."
+            f"A record of {record.turns} turns has no turn {turn}; expected a number from 0 to "
+            f"{record.turns - 1}, or -1 for the last turn."
         )

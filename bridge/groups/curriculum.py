@@ -31,19 +31,19 @@ class Sampler(Protocol):
 
 
 class Curriculum:
-    """A ``Sampler`` that skips tasks that teach nothing: solved and hopeless ones.
+    """A ``Sampler`` that mostly skips solved and hopeless tasks, which teach nothing.
 
     A group teaches if its rewards differ. A task is *active* if one of its latest two groups
-    taught; other tasks that were played *rest*. A share of groups, ``retry``, goes to resting
-    tasks: a hopeless task may become learnable, and a solved one may be forgotten. A share
-    ``explore`` goes to tasks that were never played, the remainder to active ones. The least played
-    tasks of a kind come first. If a kind has too few, the others fill in, resting tasks last.
+    taught; the other tasks that were played are *resting*. A share of groups, ``retry``, goes to
+    resting tasks: a hopeless task may become learnable, and a solved one may be forgotten. A share
+    ``explore`` goes to new tasks, the remainder to active ones. The least played tasks of a kind
+    come first. If a kind has too few, the others fill in, resting tasks last.
 
     The choice depends only on the seed, the step and the rewards of earlier steps.
 
     Args:
         tasks: Number of tasks.
-        batch_size: Groups a batch.
+        batch_size: Groups per batch.
         seed: Seed of the order among tasks that were played equally often.
         retry: Share of groups for resting tasks, from 0 to 1.
         explore: Share of groups for new tasks, from 0 to 1; with ``retry`` at most 1.
@@ -104,13 +104,13 @@ class Curriculum:
 
 
 def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """Return the sampler that is given, made by what is given, or imported; None for ""."""
+    """Return a sampler from an object, a function or an import path; None for None and ""."""
     if source is None or source == "":
         return None
     sampler: Any = source
     if isinstance(source, str):
         sampler = resolve(source, "sampler", InvalidDatasetError)
-    make: Any = sampler  # a sampler's class passes isinstance, too
+    make: Any = sampler  # a sampler's class also passes isinstance
     if callable(make) and (inspect.isclass(sampler) or not isinstance(sampler, Sampler)):
         sampler = make(tasks, batch_size, seed)
     if not isinstance(sampler, Sampler):
@@ -123,11 +123,11 @@ def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler
 
 
 class SamplerLog:
-    """Passes the rewards of groups to a sampler, and logs them if there is a path.
+    """Passes the rewards of groups to a sampler, and logs them in a file if it has a path.
 
     From the log, a resumed run gives its sampler the rewards of earlier steps. A line ``{"step": 3,
     "task": 17, "rewards": [0.0, 1.0]}`` holds the rewards of a group. A line ``{"from": 2}`` says
-    that the run was resumed at step 2: lines above it of that or a later step no longer count.
+    that the run was resumed at step 2: earlier lines of step 2 or later no longer count.
     """
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:

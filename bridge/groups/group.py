@@ -94,18 +94,18 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             tokens. Or a function from a ``Group`` to numbers by episode, turn or token.
         gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
         branch: Function from the agent, the task and the options to an Env that continues a record
-            (``branches.py``). None: each episode starts from the beginning.
+            (``branches.py``). None: each episode starts at its beginning.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:
         batch: The group's place in a training dataset; None: not in one. If it is set, a group
             without a trainable token is dropped (``compute_group_rewards``).
         on_rewards: Called with the group's rewards in this process; not pickled.
-        rewards: Total reward of each trajectory; None until the group was played.
+        rewards: Total reward of each trajectory; None until the group has been played.
 
     Raises:
-        InvalidAgentError: The agent is no agent, or takes other arguments.
-        InvalidDatasetError: ``group_size`` is below 1, or the names of the seats are not different.
+        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        InvalidDatasetError: ``group_size`` is below 1, or two seats have the same name.
     """
 
     def __init__(
@@ -163,14 +163,14 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return {**self.__dict__, **reset}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Let frozen models play some seats, not all. Those get no Envs and are not trained on."""
+        """Let frozen models play some seats, not all. Those seats have no Envs and no training."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
         """Return new environments; ``cleanup`` closes them all.
 
-        A strategy that retries a failed rollout calls this again and plays the first Env. With
-        seats, each further call therefore returns one Env: the next seat of a new episode.
+        A strategy that retries a failed rollout calls this again and plays the first Env. So with
+        seats, each later call returns one Env: the next seat of a new episode.
         """
         if not self._envs:
             self.rewards = None

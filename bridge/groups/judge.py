@@ -1,7 +1,7 @@
 """``judge_group``: a frozen model ranks the episodes of a group; the ranks are their rewards.
 
-If a reply is no ranking, the judge is asked again. If that fails too, or the endpoint is overloaded
-or slow, or the prompt is too long, all rewards are equal, so that the group teaches nothing, and
+If a reply has no ranking, the judge is asked again. If that fails too, the endpoint is overloaded
+or slow, or the prompt is too long, then all rewards are equal, so the group teaches nothing, and
 ``FAILED`` counts it. An error that a retry cannot fix (a refused key) ends the run.
 """
 
@@ -84,7 +84,7 @@ class GroupJudge:
                 return None
             if (ranking := read_ranking(reply, len(attempts))) is not None:
                 return ranking
-            logger.info("This is no ranking of %d attempts: %.200r", len(attempts), reply.text)
+            logger.info("No ranking of %d attempts in the reply %.200r", len(attempts), reply.text)
             correction = {"role": "user", "content": AGAIN.format(count=len(attempts))}
             messages = [*messages, {"role": "assistant", "content": reply.text}, correction]
         return None
@@ -102,26 +102,26 @@ def judge_group(
         judged = evert.judge_group(evert.RemoteModel("gpt-5.2"), "Prefer the shorter proof.")
         ChatAgentGroupBuilder(agent, task, group_size=8, group_reward=judged)
 
-    The best episode gets ``weight``, the last 0, the others evenly spaced rewards in between. Each
+    The best episode gets ``weight``, the worst 0, the others evenly spaced rewards in between. Each
     seat is ranked separately. Episodes with the same transcript get the same reward. Without a
     ranking, each episode gets half of ``weight``, and the metric ``judge/failed`` is 1.
 
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
             ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
-        rubric: The criteria in words (the answer, too), or a function from the task to them.
+        rubric: The criteria in words (with the answer), or a function from the task to them.
         weight: Reward of the best episode.
         retries: How often the judge is asked again for a ranking.
 
     Raises:
-        InvalidModelError: ``model`` is no model.
+        InvalidModelError: ``model`` is not a model.
     """
-    frozen_model(model, prompt_renderer(None))  # raises if it is no model
+    frozen_model(model, prompt_renderer(None))  # raises if it is not a model
     return GroupJudge(model, rubric, weight, retries)
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """Return the last line's ranking, from 0, best first; None: it has none, or was cut."""
+    """Return the last line's ranking, from 0, best first; None: no ranking, or a cut reply."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     match = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if match is None or reply.finish_reason == "length":

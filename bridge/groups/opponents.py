@@ -1,11 +1,11 @@
 """Opponents: frozen models that play some of the seats of a group.
 
 All episodes of a group have the same opponent at the same seat, so that their rewards compare. The
-choice depends only on the step, the task and the seed, so that a resumed run makes the same one.
+choice depends only on the step, the task and the seed, so a resumed run chooses the same.
 
 ``League`` samples past checkpoints uniformly. Play against the mean of all past policies is
 fictitious self-play (J. Heinrich, M. Lanctot, D. Silver, "Fictitious Self-Play in Extensive-Form
-Games", ICML 2015). A share of such games beside self-play keeps what was learned against past
+Games", ICML 2015). Mixing such games into self-play keeps what was learned against past
 policies (T. Bansal et al., "Emergent Complexity via Multi-Agent Competition", ICLR 2018; O. Vinyals
 et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Nature 575,
 2019, who also prefer policies that are hard to beat).

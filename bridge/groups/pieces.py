@@ -3,8 +3,8 @@
 The Cookbook gives all tokens of a trajectory one advantage: the trajectory's total reward minus the
 group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's actions
 are the tokens with that advantage; earlier tokens are in its observations. The total rewards of the
-pieces are such that the Cookbook computes their advantages; an extra piece without tokens corrects
-the mean if needed. The price: each piece is a datum that repeats the prefix.
+pieces make the Cookbook compute these advantages; if needed, an extra piece without tokens corrects
+the mean. The price: each piece is a datum that repeats the prefix.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Group rewards: functions that compare the episodes of a group, what they get and return."""
+"""Group rewards: functions that compare the episodes of a group; their arguments and results."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -63,8 +63,8 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
     """Call a group reward; return an ``Outcome`` with a finite reward for each trajectory.
 
     Raises:
-        InvalidAgentError: It did not return one reward for each.
-        RewardError: A reward or metric is no finite number.
+        InvalidAgentError: It did not return one reward for each trajectory.
+        RewardError: A reward or metric is not a finite number.
     """
     name, count = agent_name(group_reward), len(group)
     returned = group_reward(group)
