@@ -1,7 +1,7 @@
-"""``Ahead``: samples an agent's concurrent calls before the runner asks for them.
+"""``Ahead`` samples an agent's concurrent calls before the runner asks for them.
 
-A runner samples one observation after the other; ``Ahead`` stands between it and its policy. When
-an agent makes a call while others wait for their replies, the Env starts its sample (``begin``).
+A runner samples one observation at a time; ``Ahead`` stands between it and its policy. When an
+agent makes a call while others wait for their replies, the Env starts to sample it (``begin``).
 Once the sample is ready, the Env returns the observation, and the runner gets the sample without
 waiting. So every reply still goes through the runner, with its limits, hooks and token count. The
 policy samples all other observations as usual.
@@ -22,16 +22,16 @@ from evert.bridge.tokens.logprobs import remembering
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sampling:
-    """A sample that was started. ``Ahead`` keeps it only while somebody holds this object."""
+    """A started sample. ``Ahead`` keeps only a weak reference to it."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
 
 
 class Ahead(TokenCompleter):
-    """A policy that can start to sample before the runner asks.
+    """A policy that can start to sample before the runner asks it to.
 
-    ``is_timed``: whether a sample that takes too long fails; one of a record waits for its turn.
+    ``is_timed``: whether a sample that takes too long fails; a replayed one waits for its turn.
     """
 
     def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
@@ -48,7 +48,7 @@ class Ahead(TokenCompleter):
         max_tokens: int | None,
         seconds: float | None,
     ) -> Sampling:
-        """Start to sample an observation; the runner must ask with this same object."""
+        """Start to sample an observation; the runner must pass this same object."""
 
         async def sample() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds if self._is_timed else None):
@@ -71,7 +71,7 @@ class Ahead(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the started sample, cut at ``max_tokens``; if there is none, sample one."""
+        """Return the started sample, cut at ``max_tokens``, or sample now."""
         sampling = self._samplings.pop(id(model_input), None)
         if sampling is None or sampling.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)

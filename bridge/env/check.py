@@ -3,10 +3,10 @@
 The rules, in the order they are checked:
 
     1. The episode ends, with a finite reward.
-    2. Every observation is a non-empty prompt of tokens the tokenizer knows.
+    2. Every observation is a non-empty prompt of tokens in the tokenizer's vocabulary.
     3. Every observation is the renderer's own prompt for the conversation (the same tokens, or
        others with the same text, since sampled tokens are kept).
-    4. After the end, a further step is refused.
+    4. A step after the end is refused.
     5. If the Env is closed at a call, the agent ends and leaves no task and no thread running.
     6. The agent handles replies that are empty, cut or malformed, or raises an exception.
 
@@ -55,7 +55,7 @@ def check_env(
     Raises:
         EnvCheckError: A rule is broken; the message names it and says what to do.
         AgentError, AgentTimeoutError, RewardError: The agent failed; see ``ChatAgentEnv.step``.
-        InvalidAgentError: ``env`` is no agent.
+        InvalidAgentError: ``env`` is not an agent.
     """
     first = env if isinstance(env, ChatAgentEnv) else ChatAgentEnv(env)
     check = _Check(first, list(replies), max_turns)
@@ -117,7 +117,7 @@ class _Check:
     async def _play(
         self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
     ) -> StepResult | InitialObservationOverflow | None:
-        """How an episode ends within ``turns`` turns; None: it does not."""
+        """How an episode ends within ``turns`` turns; None: it does not end."""
         first = await env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             return first

@@ -5,7 +5,7 @@ the agent raises                  ``AgentError``, or ``stop/agent_error`` and ``
 no call and no end in time        the agent is cancelled; ``AgentTimeoutError``, or
                                   ``stop/agent_timeout`` and ``on_agent_error``
 ``limits.max_turns`` calls made   ``stop/max_turns``
-prompt over the token budget,     the agent gets a 400; if it cannot handle that,
+prompt over the token budget,     the agent gets a 400; if it does not handle that,
 or over the model's context       ``stop/max_tokens`` or ``stop/context_overflow``, and
                                   ``context_overflow_reward``
 tool calls over the budget        ``stop/max_tool_calls``
@@ -47,10 +47,10 @@ PEER_STOPPED = "peer_stopped"
 
 
 NO_CALL = "no_llm_call"
-"""Metric, and log, of an episode in which the agent made no model call."""
+"""Metric and log of an episode in which the agent made no model call."""
 
 IDLE = "idle"
-"""Metric of a seat that was not called in an episode while other seats were; no error."""
+"""Metric of a seat that was not called while other seats were; this is not an error."""
 
 AGENT_ERROR = "agent_error"
 """Stop reason of an agent that raised, and the log of its exception."""
@@ -62,11 +62,11 @@ CUT_REPLY = "The model's last reply was cut at max_tokens."
 """Added to the text of a failure: the agent may not have understood the cut reply."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
-"""Metric of each turn: 1 if its reply was cut at its cap, else 0. Not a reason to stop: in a
-transition's metrics it comes after that, because the Cookbook takes the first ``stop/...``."""
+"""Metric of each turn: 1 if its reply was cut at its cap, else 0. It is not a stop reason, so it
+comes after the stop reason in the metrics: the Cookbook takes the first ``stop/...``."""
 
 AGENT_TIMEOUT = "agent_timeout"
-"""Stop reason of an agent that neither called nor ended in time."""
+"""Stop reason of an agent that neither called the model nor ended in time."""
 
 MAX_REFUSALS = 8
 """Number of refused requests in a row at which the episode ends."""
@@ -105,7 +105,7 @@ class Account:
 
     Attributes:
         inbox: The role's inbox; None before the episode begins.
-        hints: Functions that may explain a failure of the agent (``Episode.hints``).
+        hints: Functions that may explain why the agent failed (``Episode.hints``).
         stop_reason: Why the episode must stop before the next turn; None: it continues.
         overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
@@ -212,7 +212,7 @@ class Account:
         return ending
 
     def of_timeout(self, error: AgentTimeoutError) -> Ending:
-        """Make the ending of an episode whose agent neither called nor ended in time.
+        """Make the ending of an episode whose agent neither called the model nor ended in time.
 
         Raises:
             AgentTimeoutError: Always, unless ``on_agent_error`` scores that.
@@ -251,7 +251,7 @@ class Account:
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Put a note into ``metrics`` or ``logs``; return its reward, 0.0 if it is none."""
+    """Put a note into ``metrics`` or ``logs``; return its reward, 0.0 for other notes."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":
@@ -265,7 +265,7 @@ def comes_from(error: BaseException | None, origin: BaseException) -> bool:
     """Whether ``error`` or one of its causes is ``origin``, or has its code or message.
 
     An SDK that gets the error over a transport or a socket raises its own exception, with the
-    code (OpenAI's) or with the message inside a longer one (Anthropic's, Google's).
+    same code (OpenAI's) or with a message that contains this one (Anthropic's, Google's).
     """
     code, message = getattr(origin, "code", None), str(origin)
     depth = 0

@@ -13,14 +13,14 @@ from tinker_cookbook.rl.types import StopReason
 from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
-"""Tokens that a prompt must leave free: the Cookbook's runner treats one free token as none."""
+"""Tokens that a prompt must leave free: with one free token, the Cookbook's runner stops."""
 
 MIN_CONTEXT = ROOM + 1
 
 
 @chz.chz
 class SequenceLimits(RolloutLimits):
-    """The Cookbook's budgets, and one for each token sequence, as other trainers have it.
+    """The Cookbook's budgets, and a budget for each token sequence, as in other trainers.
 
     Attributes:
         max_response_tokens: Most tokens of a sequence after its first prompt: the replies, and the
@@ -35,7 +35,7 @@ class LiveLimits:
     """Limits whose ``max_turn_tokens`` is the cap of the current call, if that is lower.
 
     A runner gets ``env.rollout_limits`` once and reads it every turn, but ``RolloutLimits`` is
-    frozen. So this object replaces it, with all its other fields.
+    frozen. So this object replaces it and has all its other fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
@@ -66,7 +66,7 @@ class Budget:
     def _longest_prompt(self) -> PromptLimit:
         """The lower of the budget (``stop/max_tokens``) and the context.
 
-        ``stop/context_overflow`` is for the context alone, which nobody chose as a limit.
+        ``stop/context_overflow`` is for the context alone, which the user did not choose.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)
@@ -87,7 +87,7 @@ class Budget:
         Args:
             max_tokens: The agent's cap.
             length: Tokens of the prompt.
-            first: Tokens of its sequence's first prompt; None before that.
+            first: Tokens of the first prompt of its sequence; None before that.
         """
         context, response = self._context, self._response
         room = None if context is None else context - length
@@ -111,7 +111,7 @@ class Budget:
         """Return how many calls may be sampled at the same time: at most ``limit``."""
         max_turns, max_sampled = self.limits.max_turns, self.limits.max_sampled_tokens
         turns_left = None if max_turns is None else max_turns - turns
-        # Runners treat one free token as none.
+        # Runners stop with one free token.
         tokens_left = None if max_sampled is None else max_sampled - sampled - 1
         return min(cap for cap in (limit, turns_left, tokens_left) if cap is not None)
 

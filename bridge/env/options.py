@@ -46,8 +46,8 @@ class EnvSettings:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
         policy_names: The model name, or names, by which the agent calls the policy. ``*`` matches
             any text: "*" is every name that no frozen model has, "gpt-*" those with that prefix.
-        limits: The Cookbook's budgets; None: none. The Env enforces ``max_turns`` and
-            ``max_trajectory_tokens``, so that the agent learns of them; a runner the others.
+        limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
+            ``max_trajectory_tokens``, so that the agent gets an error; a runner the others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
             gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
         agent_timeout: Seconds the agent may take between two calls. None: no limit.
@@ -58,16 +58,16 @@ class EnvSettings:
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
         context_overflow_reward: Added if an overlong prompt, or a cut reply, ends the episode.
-        close_timeout: Seconds that ``close`` waits for the agent, twice.
+        close_timeout: Seconds that ``close`` waits for the agent; it waits twice.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code
             ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
         format_retries: How often the policy is asked again for a reply that violates
-            ``response_format`` or a forced ``tool_choice``. Each time is a transition.
-        keep_completed_arguments: Whether the prompt keeps a reply as it was sampled when the agent
-            sends its tool calls back with added arguments, or other white space at the ends of
-            lines. ``drift/completed_arguments`` counts it either way. False: a new token sequence
-            has what the agent sent: only its author knows that the additions change nothing.
+            ``response_format`` or a forced ``tool_choice``. Each retry is a transition.
+        keep_completed_arguments: Whether the prompt keeps a reply as it was sampled if the agent
+            sends its tool calls back with added arguments, or with other white space at the ends of
+            lines. ``drift/completed_arguments`` counts both cases. False: a new token sequence has
+            what the agent sent, since only its author knows that the additions change nothing.
     """
 
     renderer: Renderer | None = None
@@ -92,12 +92,12 @@ class EnvSettings:
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
-    """Return ``options``, completed with the agent's own: its attribute ``env_options``.
+    """Return ``options``, with the agent's attribute ``env_options`` as defaults.
 
-    Of two context lengths, the lower one counts: a trainer passes what its model can take.
+    The lower of two context lengths counts: a trainer passes the one of its model.
 
     Raises:
-        InvalidAgentError: The attribute is no mapping.
+        InvalidAgentError: The attribute is not a mapping.
     """
     defaults = getattr(unwrapped(agent), "env_options", {})
     if not isinstance(defaults, Mapping):
@@ -113,7 +113,7 @@ def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:
-    """Check the options, and add the defaults of the others.
+    """Check the options, and add the missing defaults.
 
     Raises:
         TypeError: An option does not exist.

@@ -3,7 +3,7 @@
 The runner samples a call that is alone, so nothing changes for an agent whose calls never overlap.
 After the first overlap, every call is sampled ahead of the runner (``ahead.py``) as soon as it
 arrives. It becomes an observation when its sample is ready, so no call waits for another's reply.
-A call that the agent gives up before that never becomes an observation.
+A call that the agent gives up before then never becomes an observation.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from evert.bridge.env.pending import Outstanding
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
-"""Cycles of the event loop in which an agent may react to a reply before it gets the next one. In
-them, notes from another task than the one that called belong to that reply."""
+"""Cycles of the event loop in which an agent may react to a reply before it gets the next one.
+During them, notes from tasks other than the caller's belong to that reply."""
 
 
 class Overlap:
@@ -37,21 +37,21 @@ class Overlap:
 
     @property
     def max_calls(self) -> int | None:
-        """Most calls that may be sampled at a time, by the limits too; None: none ahead."""
+        """Most calls that may be sampled at a time within the limits; None: no call ahead."""
         if self.ahead is None:
             return None
         account = self._account
         return account.budget.calls(self.ahead.max_calls, account.turns, account.sampled)
 
     def sampled_ahead(self, observation: Observation) -> Outstanding | None:
-        """Return the call of an observation that is sampled ahead; None: it is not."""
+        """Return the call of an observation that is sampled ahead; None: the runner samples it."""
         for outstanding in self._account.inbox.ahead.values() if self._account.inbox else ():
             if outstanding.prompt is not None and outstanding.prompt[0] is observation:
                 return outstanding
         return None
 
     def sample_ahead(self, outstanding: Outstanding) -> bool:
-        """Start to sample a call ahead of the runner; False: the runner is to sample it."""
+        """Start to sample a call ahead of the runner; False: the runner must sample it."""
         ahead, inbox, call = self.ahead, self._account.inbox, outstanding.call
         if ahead is None or inbox is None or not (self.is_met or inbox.has_calls):
             return False
@@ -71,7 +71,7 @@ class Overlap:
         return True
 
     def switch(self, ahead: Ahead | None) -> None:
-        """From here on, sample with ``ahead``, also the calls that wait for their samples."""
+        """Sample with ``ahead`` from now on, including calls that wait for their samples."""
         self.ahead, self.is_met = ahead, False
         if (inbox := self._account.inbox) is None:
             return

@@ -18,8 +18,8 @@ from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
-which the Cookbook made for parse errors."""
+"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first one,
+which the Cookbook uses for parse errors."""
 
 GIVEN_UP = "given_up"
 """Metric of a turn whose reply the agent never read; such a turn is not trained on."""
@@ -61,13 +61,13 @@ class Standing:
     now: Life | Outstanding = Life.OPEN
 
     def change(self, now: Life | Outstanding) -> None:
-        """Change the state. A closed Env stays closed, also if a step is running."""
+        """Change the state. A closed Env stays closed, even if a step is running."""
         if not self.is_closed:
             self.now = now
 
     @property
     def outstanding(self) -> Outstanding | None:
-        """The outstanding observation; None: there is none."""
+        """The outstanding observation; None: no observation is outstanding."""
         return self.now if isinstance(self.now, Outstanding) else None
 
     @property

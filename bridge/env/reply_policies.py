@@ -36,7 +36,7 @@ class ParseErrors:
         """Decide on a reply, and add rewards, metrics and logs to its turn.
 
         Errors in a row are counted for each ``row`` separately. ``one_call``: whether the agent
-        allows one tool call at most, so that a valid one does not excuse another.
+        allows one tool call at most, so that a valid call does not excuse an invalid one.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -48,7 +48,7 @@ class ParseErrors:
         if self.policy is None:
             return Verdict.DELIVER
         if kind is ParseFailureKind.CONTENT and reply.tool_calls and not one_call:
-            del self._in_a_row[row]  # the reply has valid calls, too
+            del self._in_a_row[row]  # the reply also has valid calls
             return Verdict.DELIVER
         turn.logs["parse_failure_kind"] = str(kind)
         if self.policy.mask_error_turns:

@@ -47,7 +47,7 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds that a seat waits for others when no Env is left whose retry could bring them."""
+"""Seconds that a seat waits for others when no Env remains whose retry could bring them."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class SeatGroup:
     """The episodes of a group whose agent has seats.
 
     Raises:
-        InvalidDatasetError: There are no two different seats, or ``policy_names`` is given, too.
+        InvalidDatasetError: There are fewer than two seats, or ``policy_names`` is set.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SeatGroup:
         check_seats(seats, frozen)
         if "policy_names" in options:
             raise InvalidDatasetError(
-                f"policy_names={options['policy_names']!r} was given with seats={tuple(seats)!r}, "
+                f"Got policy_names={options['policy_names']!r} with seats={tuple(seats)!r}, "
                 f"but each seat has its own model name. Leave policy_names out, and let the agent "
                 f"call {seat_model(seats[0])!r}, or use client.seat({seats[0]!r})."
             )
@@ -141,7 +141,7 @@ class SeatGroup:
         self._seats = tuple(seats)
         self.roles = (*seats, *frozen)
         self._next_seats: list[SeatEnv] = []
-        self._waits: dict[SeatEnv, bool] = {}  # by Env that is not over: whether it waits
+        self._waits: dict[SeatEnv, bool] = {}  # whether an Env waits; only Envs that are not over
 
     def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
         """Return the Envs of a new episode, one per seat."""
@@ -150,7 +150,7 @@ class SeatGroup:
         return envs
 
     def next_seat(self, seed: int | None = None) -> "SeatEnv":
-        """Return an Env to replace a failed one: the next seat of a new episode."""
+        """Return an Env that replaces a failed one: the next seat of a new episode."""
         self._next_seats = self._next_seats or self._new_envs(seed)
         env = self._next_seats.pop(0)
         self._waits[env] = False
@@ -175,7 +175,7 @@ class SeatGroup:
         self._check_lone_seats()
 
     def _check_lone_seats(self) -> None:
-        """Give up waiting seats once no seat is left that could fail and be retried."""
+        """Give up waiting seats once no remaining seat could fail and be retried."""
         if self._waits and all(self._waits.values()):
             asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._release_lone_seats)
 
@@ -193,13 +193,13 @@ class _Table:
         self.loop: asyncio.AbstractEventLoop | None = None  # on which the seats are played
         self.episode: Episode | None = None
         self.problem: BaseException | None = None
-        self.settled = asyncio.Event()  # the episode has begun, or never will
+        self.settled = asyncio.Event()  # the episode has begun, or will never begin
 
     async def wait(self, seat: str) -> tuple[Episode, Inbox[Any]]:
         """Return the episode and the seat's inbox, once all seats are taken.
 
         Raises:
-            EnvClosedError: The episode was closed before, or its agent could not be started.
+            EnvClosedError: The episode was closed earlier, or its agent could not be started.
         """
         await self.settled.wait()
         if self.problem is not None:

@@ -43,7 +43,7 @@ Upcoming: TypeAlias = Outstanding | Ending
 class Turns:
     """The turns of one Env.
 
-    ``share`` leads from the agent's return value to this Env's part of it.
+    ``share`` returns this Env's part of the agent's return value.
 
     Attributes:
         episode: None before it begins.
@@ -134,7 +134,7 @@ class Turns:
         row = call if self.overlap.is_met else None
         self.account.was_cut = turn.truncated
         reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
-        if not call.is_waiting:  # nobody reads the reply, so nothing judges it
+        if not call.is_waiting:  # the agent will not read the reply, so it is not judged
             turn.metrics |= UNTRAINED
             return await self._advance()
         if turn.truncated and self._settings.on_truncation == "end":
@@ -204,7 +204,7 @@ class Turns:
     async def _ask_again(
         self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
     ) -> Upcoming:
-        """Put a faulty action, which the agent never sees, and its correction into the prompt."""
+        """Put an invalid action, which the agent never sees, and its correction into the prompt."""
         if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation
@@ -322,7 +322,7 @@ class Turns:
             has_ended = await asyncio.wrap_future(closing)
         if not has_ended:
             what = "It swallows cancellation, or blocks in a thread."
-            text = "The agent %s did not end within %s s of being cancelled; it is left running. %s"
+            text = "The agent %s did not end within %s s of being cancelled and still runs. %s"
             logger.error(text, self._agent, 2 * patience, what)
 
     async def _close(self, episode: Episode) -> bool:
@@ -331,6 +331,6 @@ class Turns:
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """Release the conversations and stop sampling ahead: there is no next prompt."""
+        """Release the conversations and stop sampling ahead, since no prompt follows."""
         self.book.forget()
         self.overlap.stop()
