@@ -27,18 +27,18 @@ from evert.bridge.errors import InvalidAgentError, RewardError, repr_of
 Agent = Callable[..., Any]
 """``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
 
-An agent that builds its own client takes nothing, or the task alone (``clients/takeover.py``).
+An agent that builds its own client takes no argument, or only the task (``clients/takeover.py``).
 """
 
 FORMS = (
     "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
     "client, agent() or agent(task). The parameter for the client is called 'client'."
 )
-"""The end of every message about a callable of another form."""
+"""The end of every error message about a callable of another form."""
 
 
 class NoTask:
-    """Type of ``NO_TASK``, which means that no task was given (None is a valid task)."""
+    """Type of ``NO_TASK``, which means that there is no task (None is a valid task)."""
 
     def __repr__(self) -> str:
         return "NO_TASK"
@@ -53,19 +53,19 @@ CLIENT: Final = "client"
 """Name of the parameter that takes the client."""
 
 TASK: Final = "task"
-"""Name of the parameter that takes the task, if there is one of that name."""
+"""Name of the parameter that takes the task, if a parameter has that name."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an episode, when a number does not say enough.
+    """The end of an episode, with more than a reward.
 
     Attributes:
         reward: Added to the last transition. None if all reward came from ``client.reward``.
         metrics: Numbers for curves; they join the last transition's metrics.
         logs: Text or numbers for people; they join the last transition's logs.
-        truncated: Whether the agent cut the episode short, for a time limit for example: sets
-            ``stop/truncated``, and Gymnasium's ``truncated``.
+        truncated: Whether the agent cut the episode short, for example because of a time limit;
+            sets ``stop/truncated`` and Gymnasium's ``truncated``.
     """
 
     reward: float | None = None
@@ -93,7 +93,7 @@ class AgentForm:
 
 
 def agent_name(agent: object) -> str:
-    """Return an agent's qualified name for messages: of its function or class, or its own."""
+    """Return the qualified name of an agent's function or class, for messages."""
     if isinstance(agent, str):
         return agent
     if isinstance(agent, functools.partial):
@@ -112,7 +112,7 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     """Return how to run ``agent`` with ``task``.
 
     Raises:
-        InvalidAgentError: ``agent`` is a class or a generator function, or is none of ``FORMS``.
+        InvalidAgentError: ``agent`` is a class or a generator function, or has none of the forms.
     """
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:
@@ -145,7 +145,7 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     is_async = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(agent)
-    except (TypeError, ValueError):  # a builtin without a signature: the call itself will tell
+    except (TypeError, ValueError):  # a builtin without a signature: the call will show
         return AgentForm(name, is_async, roles)
     form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
     _check_arguments(form, signature, roles)
@@ -224,7 +224,7 @@ def reward_of(value: object, where: str) -> float:
     """Return ``value`` as a finite float.
 
     Raises:
-        RewardError: ``value`` is no number, NaN or infinite; the message begins with ``where``.
+        RewardError: ``value`` is not a finite number; the message begins with ``where``.
     """
     # bool, int, float, Fraction, numpy scalars (only bool_ is not registered as Real)
     if isinstance(value, (numbers.Real, np.bool_)):
@@ -250,7 +250,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             value be None.
 
     Raises:
-        RewardError: There is no reward, or a reward or metric is no finite number.
+        RewardError: The reward is missing, or the reward or a metric is not a finite number.
     """
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
@@ -273,10 +273,10 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
 
 
 def with_checked_notes(outcome: Outcome, where: str) -> Outcome:
-    """Return the outcome with metrics as finite floats, and with strings as names.
+    """Return the outcome with finite floats as metrics and strings as names.
 
     Raises:
-        RewardError: Metrics or logs are no mapping, or a metric is no finite number.
+        RewardError: Metrics or logs are not a mapping, or a metric is not a finite number.
     """
     for what in ("metrics", "logs"):
         if not isinstance(value := getattr(outcome, what), Mapping):

@@ -1,11 +1,11 @@
-"""An episode: one run of an agent, its states, and what must be released when it is over.
+"""An episode: one run of an agent, its states, and what it must release at its end.
 
 The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive by
 ``call`` and ``call_blocking``, from any task, thread or event loop. The route table says which
 inbox they wait in, or which frozen model answers. An episode has three states:
 
     running   the agent may call
-    ended     the agent function is done; a later call is refused (``EpisodeEndedError``)
+    ended     the agent function has ended; later calls are refused (``EpisodeEndedError``)
     closed    the Env was closed: calls are refused (``EnvClosedError``), the agent is cancelled
 
 One ``AsyncExitStack`` releases what was opened for the agent (a URL) when the episode is over.
@@ -38,13 +38,13 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""Calls after the end that get an ordinary error; later ones get ``AgentAborted``."""
+"""Calls after the end that get an ordinary error; further calls get ``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
-"""Seconds in which an agent's thread ends if it has nothing left to do."""
+"""Seconds in which an agent's thread ends if it has no more work."""
 
 _detached_tasks: set["asyncio.Task[None]"] = set()
-"""Tasks of agents that ignore cancellation; kept, since garbage collection would resume them."""
+"""Tasks of agents that ignore cancellation. Garbage collection would resume them."""
 
 
 class Life(StrEnum):
@@ -59,7 +59,7 @@ class Episode:
     """One run of an agent.
 
     Args:
-        roles: The model names of each trained role; one role, or one per seat.
+        roles: The model names of each trained role: one role, or one role per seat.
         frozen: The functions that answer calls to frozen models, by name.
         seed: Seed for the agent; None: a random one.
 
@@ -68,7 +68,7 @@ class Episode:
         inboxes: One per role, in the order of ``roles``.
         refusals: Delays for an agent whose calls are refused again and again.
         routes: Which inbox or frozen model answers a model name.
-        hints: Functions that may explain a failure of the agent by a sentence; called if it fails.
+        hints: Functions that may explain a failure in a sentence; called if the agent fails.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Episode:
             end = AgentEnd(error=error)
         try:
             self.loop.call_soon_threadsafe(self._on_end, end)
-        except RuntimeError:  # the Env's loop is closed, so nobody waits
+        except RuntimeError:  # the Env's loop is closed, so no step waits
             self._over.set()
 
     def _on_end(self, end: AgentEnd) -> None:
@@ -165,7 +165,7 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent function is done."""
+        """Whether the agent function has ended."""
         return self._over.is_set()
 
     def check_running(self) -> None:
@@ -183,7 +183,7 @@ class Episode:
         """Register ``release`` to be called when the episode is over. Safe from any thread.
 
         Raises:
-            EnvClosedError, EpisodeEndedError: The episode is over: nothing may be opened any more.
+            EnvClosedError, EpisodeEndedError: The episode is over.
         """
         with self._exit_lock:  # else a thread could register it after the release
             self.check_running()
@@ -191,7 +191,7 @@ class Episode:
             self._exit_stack.push_async_callback(release)
 
     async def release(self) -> None:
-        """Release what was held for the agent; a second call has no effect."""
+        """Release what was registered with ``hold``; a second call has no effect."""
         with self._exit_lock:
             stack, self._exit_stack = self._exit_stack, None
         if stack is not None:
@@ -200,7 +200,7 @@ class Episode:
     async def close(self, patience: float) -> bool:
         """Abort the episode: refuse its calls, cancel the agent, wait for its ``finally`` blocks.
 
-        An episode that has already ended only releases what it held.
+        An episode that has already ended only calls ``release``.
 
         Args:
             patience: Seconds to wait for the agent to end, twice: after the first cancellation,
@@ -312,13 +312,13 @@ class Episode:
         """Park a request from a thread and block until its reply; see ``call``.
 
         Raises:
-            BlockingCallError: Called on the Env's own loop, which it would block for ever.
+            BlockingCallError: The call is on the Env's own loop, which it would block forever.
             openai.BadRequestError, EnvClosedError, EpisodeEndedError, AgentAborted: As ``call``.
         """
         if threading.get_ident() == self._loop_thread and self.loop.is_running():
             raise BlockingCallError(
-                "A blocking model call on the event loop that has to answer it would wait for "
-                "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
+                "A blocking model call on the event loop that must answer it would wait forever. "
+                "Use `await client.chat.completions.create(...)` here, or make the blocking "
                 "call in a thread (asyncio.to_thread)."
             )
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()

@@ -4,8 +4,8 @@ The agent's calls arrive in order (``put``); the Env takes one after the other (
 that is sampled ahead of the runner is put back (``ahead``) and taken again when its sample is ready
 (``note_sampled``). There is one inbox, or one per seat.
 
-Each side always learns when the other is done. A parked call is *answered* or *refused*; a waiting
-Env gets the next call, the agent's *end*, or the error with which the inbox was *closed*.
+Each side always learns when the other has ended. A parked call is *answered* or *refused*; a
+waiting Env gets the next call, the agent's *end*, or the error that *closed* the inbox.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ class ParkedCall:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent gave the call up, or ended before the reply: nobody reads it."""
+        """Whether the agent gave the call up, or ended before the reply, and so never reads it."""
         if self.refusal is not None:
             return isinstance(self.refusal, EpisodeEndedError)
         return self._is_dropped or self._future.cancelled() or not self.has_reader()
 
     def drop(self) -> None:
-        """Note that the caller was cancelled, perhaps after the reply but before it read it."""
+        """Note that the caller was cancelled, perhaps with a reply that it had not read yet."""
         self._is_dropped = True
 
     def answer(self, reply: Reply) -> None:
@@ -77,12 +77,12 @@ class ParkedCall:
             else:
                 self._loop.call_soon_threadsafe(settle_if_waiting)
         except RuntimeError:
-            pass  # the caller's loop is closed: nobody waits any more
+            pass  # the caller's loop is closed, so it no longer waits
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The agent function is done: it returned ``value``, or raised ``error``."""
+    """The agent function returned ``value``, or raised ``error``."""
 
     value: Any = None
     error: BaseException | None = None
@@ -98,7 +98,7 @@ class Inbox(Generic[P]):
         boxes: The inboxes of all roles.
 
     Attributes:
-        ahead: The calls sampled ahead of the runner that were not taken again yet.
+        ahead: The calls sampled ahead of the runner that have not been taken again yet.
         latest: The call that was taken last; None before the first.
         notes: The agent's notes.
     """
@@ -162,7 +162,7 @@ class Inbox(Generic[P]):
             self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """Note that the agent is done: refuse the calls that still wait, and tell the Env."""
+        """Note that the agent has ended: refuse the calls that still wait, and wake the Env."""
         self._final = end
         self._refuse_all(refusal)
         self.wake()
@@ -175,7 +175,7 @@ class Inbox(Generic[P]):
         self._refuse_all(refusal)
 
     def wake(self) -> None:
-        """Tell the Env that there are no more calls."""
+        """Wake the Env, since no more calls will come."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -209,7 +209,7 @@ class Inbox(Generic[P]):
 
         Args:
             patience: Seconds to wait; None: no limit.
-            max_ahead: While so many calls are sampled ahead, no new one is taken; None: no limit.
+            max_ahead: While this many calls are sampled ahead, no new one is taken; None: no limit.
 
         Raises:
             AgentTimeoutError: Nothing arrived in time.
@@ -250,7 +250,7 @@ class Inbox(Generic[P]):
         return self._final
 
     def next_call(self) -> ParkedCall | None:
-        """Remove and return the first call that waits to be taken; None: there is none."""
+        """Remove and return the first call that waits to be taken; None: no call waits."""
         while self._queue:
             call = self._queue.popleft()
             if call.is_waiting:

@@ -27,7 +27,7 @@ class Notes:
         self.rewarded = False  # whether a reward was added
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note, which is for the current task's or thread's latest reply if calls overlap."""
+        """Add a note, which belongs to the caller's latest reply if calls overlap."""
         turn = None
         if self._turns is not None:
             by_speaker, latest = self._turns
@@ -42,18 +42,18 @@ class Notes:
         self._turns = by_speaker, turn
 
     def take(self, turn: int) -> list[Note]:
-        """Remove and return the notes on action ``turn``, whose transition is returned now."""
+        """Remove and return the notes on action ``turn``, whose transition is about to return."""
         due: list[Note] = []
         notes = self._waiting[:]
-        del self._waiting[: len(notes)]  # a thread may add more meanwhile, for the next one
+        del self._waiting[: len(notes)]  # a thread may add notes for the next one meanwhile
         for note in notes:
             (due if note.turn in (None, turn) else self._late).append(note)
         return due
 
     def take_late(self) -> list[Note]:
-        """Remove and return the notes on transitions that were returned before.
+        """Remove and return the notes on transitions that were returned earlier.
 
-        From here on, notes are for the next transition, until the next ``note_reply``.
+        Until the next ``note_reply``, new notes are for the next transition.
         """
         late = [*self._late, *(note for note in self._waiting if note.turn is not None)]
         self._late.clear()
