@@ -55,7 +55,7 @@ class AnthropicMessages(Dialect):
         if prefill and reply_format is not None and reply_format.is_asked_for:
             raise bad_request(
                 "The last message is the assistant's, which begins the reply, and a format or a "
-                "tool is required: only one of both is possible. End with the user's message.",
+                "tool is required: only one of these is possible. End with the user's message.",
                 param="messages",
             )
         return ChatRequest(
@@ -192,7 +192,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages before the reply, and the text that begins the reply; "" for none.
+    """Return the messages before the reply, and the text that begins the reply, or "".
 
     Only a text after another message begins a reply: thoughts and tool calls are finished messages.
     """
@@ -307,7 +307,7 @@ _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
 async def _block_events(
     index: int, block: Mapping[str, Any], pieces: AsyncIterator[str]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a thought or a text; none if it has no pieces."""
+    """Yield the events of a thought or a text; no events without pieces."""
     is_open, kind = False, block["type"]
     async for piece in pieces:
         if not is_open:

@@ -5,11 +5,11 @@
     POST .../messages                Anthropic's messages
     POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
     POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
-                                     the number of a prompt's tokens, in the API's own form
+                                     the number of a prompt's tokens, in the API's form
     GET  .../models[/name]           the model names that are answered here
 
-Errors are answers too: a 400 (a 404 for other paths) in the API's own form, so that the client's
-SDK raises its own exception.
+Errors are also answers: a 400 (a 404 for other paths) in the API's form, so that the client's SDK
+raises its own exception.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
-"""Errors that become answers: a 400, a frozen model's own, the episode's end, a blocking call."""
+"""Errors that become answers: a 400, a frozen model's, the episode's end, a blocking call."""
 
 Result = TypeVar("Result")
 
@@ -77,7 +77,7 @@ class Call:
 
     @property
     def stream(self) -> bool:
-        """Whether the agent wants a stream of events."""
+        """Whether the agent requests a stream of events."""
         return self.body.get("stream") is True
 
     def answered(self, reply: Reply) -> Answer:
@@ -111,7 +111,7 @@ class Call:
 
 @dataclass
 class ApiRequest:
-    """A request to the API that its path names. Its body is parsed once."""
+    """A request whose path names an API. Its body is parsed once."""
 
     dialect: Dialect
     path: str  # without a slash at its end
@@ -124,7 +124,7 @@ class ApiRequest:
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """Return the model's name, even of a body that is refused; None if it has none."""
+        """Return the model's name, even of a body that is refused; None without a name."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -137,7 +137,7 @@ class Api(ABC):
 
     def __init__(self, model: str) -> None:
         self._numbers = itertools.count()
-        self._prefix = secrets.token_hex(6)  # a client may see the ids of several
+        self._prefix = secrets.token_hex(6)  # a client may see the ids of several rollouts
         self._chat = ChatCompletions(model)
         self._unserved = ChatCompletions(model)
         self._responses = Responses(model)
@@ -158,21 +158,21 @@ class Api(ABC):
         """Return the renderer of the model that a request calls."""
 
     def adapt(self, request: ChatRequest) -> ChatRequest:
-        """Return the request as it is answered here."""
+        """Return the request in the form in which it is answered here."""
         return request
 
     @abstractmethod
     async def hold_back(self, refusal: str) -> None:
-        """Delay a refusal, so that a client that repeats the request does not slow down others."""
+        """Delay a refusal, so that a client that repeats it does not slow down others."""
 
     def new_id(self) -> str:
         """Return a unique id for a reply."""
         return f"{self._prefix}{next(self._numbers)}"
 
     def match(self, method: str, path: str) -> Dialect | None:
-        """Return the API that a request's path names; None if it names none.
+        """Return the API that a request's path names; None if it names no API.
 
-        Paths that call a model but are not served have an API too, so that ``read`` refuses them.
+        Paths that call a model but are not served also have an API, so that ``read`` refuses them.
         """
         path = path.rstrip("/")
         if method != "POST":
@@ -285,7 +285,7 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
 
 def _not_found(method: str, path: str) -> Answer:
     message = (
-        f"Nothing answers {method} {path} here. There are POST /v1/chat/completions, "
+        f"Nothing answers {method} {path} here. Available: POST /v1/chat/completions, "
         "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/responses/input_tokens and "
         "/v1beta/models/NAME:generateContent, :streamGenerateContent and :countTokens, and GET "
         "/v1/models."

@@ -27,7 +27,7 @@ FIELDS = field_policy("chat_completions")
 
 _TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/chat/completions$")
-"""The end of a path of Azure's, which contains the model's name."""
+"""The end of an Azure path, which contains the model's name."""
 
 _PLAIN = frozenset({"model", "messages"})
 
@@ -108,7 +108,7 @@ class ChatCompletions(Dialect):
     ending = b"data: [DONE]\n\n"
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the ``model`` that one of Azure's paths contains."""
+        """Return the body with the ``model`` that an Azure path contains."""
         deployment = _DEPLOYMENT.search(path) if body.get("model") is None else None
         return body if deployment is None else {**body, "model": deployment[1]}
 

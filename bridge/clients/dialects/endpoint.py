@@ -1,7 +1,7 @@
 """One rollout's API, over any transport.
 
-A call after the end of the episode is a 400 as well, since no other exception passes unchanged
-through every framework. If calls go on, ``AgentAborted`` is raised.
+A call after the end of the episode is also a 400, since no other exception passes unchanged through
+every framework. If the agent keeps calling, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -42,7 +42,7 @@ class Endpoint(Api):
             routes, model = self.episode.routes, seat_model(name)
             if model not in routes.names:
                 raise InvalidAgentError(
-                    f"There is no seat {name!r} in this episode. Its seats: "
+                    f"This episode has no seat {name!r}. Its seats: "
                     f"{', '.join(routes.seats) or 'none; give the builder seats='}."
                 )
             seat = Endpoint(self.episode, model, self.renderer)
@@ -59,7 +59,7 @@ class Endpoint(Api):
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent is done."""
+        """Whether the agent has ended."""
         return self.episode.is_over
 
     @property
@@ -142,9 +142,9 @@ class Endpoint(Api):
             return await self.episode.call(call.request, has_reader)
 
     def _serves(self, api_request: ApiRequest, model: object) -> bool:
-        """Whether a model is answered here. Other names are recorded, for messages."""
+        """Whether a model is answered here. Other names are recorded for error messages."""
         if "untrained" in vars(self) and self.untrained._is_own(api_request.url):
-            return False  # only the server can tell, by the key, whose address was called
+            return False  # only the server knows, by the key, which rollout was called
         routes = self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(api_request.url):
             routes.strangers[model] = None

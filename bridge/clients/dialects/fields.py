@@ -20,8 +20,7 @@ def _table() -> dict[str, Any]:
 
 
 BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
-"""Tools that OpenAI defines. Coding agents offer them beside their own; the policy never sees them.
-"""
+"""Tools that OpenAI defines. Coding agents offer them too, but the policy never sees them."""
 
 
 def field_policy(api: str) -> FieldPolicy:
@@ -45,7 +44,7 @@ def read_format(
     """Read the format from a field (an object with a type and a schema, or absent) and the tools.
 
     ``within`` is the key of the inner object that has the schema; "": the field itself has it.
-    None: any reply will do.
+    None: any reply is valid.
     """
     spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
     kind, text = spec.get("type", ""), None
@@ -71,7 +70,7 @@ def _strict_schemas(tools: Sequence[Any]) -> Iterator[tuple[str, object]]:
 
 
 def schema_text(schema: object, param: str) -> str:
-    """Return a JSON schema as text, or raise the 400 if it is none."""
+    """Return a JSON schema as text, or raise the 400 for other values."""
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:
@@ -79,7 +78,7 @@ def schema_text(schema: object, param: str) -> str:
         vet(text)
     except Exception as error:  # a validator may raise anything for an invalid schema
         raise bad_request(
-            f"'{param}' is no valid JSON schema: {error!s:.300}", param=param
+            f"'{param}' is not a valid JSON schema: {error!s:.300}", param=param
         ) from None
     return text
 
@@ -87,7 +86,7 @@ def schema_text(schema: object, param: str) -> str:
 def forced_tools(
     choice: object, name: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """Return the tools, one of which the reply must call; none if it may be any reply."""
+    """Return the tools, one of which the reply must call; () if any reply is allowed."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
     if name is not None:
         if name not in names:
@@ -108,7 +107,7 @@ def openai_forced_tools(
 ) -> tuple[str, ...]:
     """Return the forced tools of OpenAI's ``tool_choice``.
 
-    ``name`` is the tool that it names, or None. ``form`` shows, in messages, how it names one.
+    ``name`` is the tool that it names, or None. ``form`` is an example for error messages.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

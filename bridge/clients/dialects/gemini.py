@@ -2,8 +2,8 @@
 
 https://ai.google.dev/api/generate-content
 
-The path says which model is called and whether to stream (``/models/NAME:streamGenerateContent``).
-The object ``generationConfig`` has the settings of a call.
+The path names the model and says whether to stream (``/models/NAME:streamGenerateContent``). The
+object ``generationConfig`` has the settings of a call.
 """
 
 import re
@@ -41,8 +41,8 @@ METHOD = re.compile(
 
 
 def method_of(path: str) -> re.Match[str] | None:
-    """Match the model and the method at the end of a path; None: the path ends otherwise."""
-    # Most paths do. The pattern alone would be slow, since it tries every slash.
+    """Match the model and the method at the end of a path; None: other paths."""
+    # Most paths are others. The pattern alone would be slow, since it tries every slash.
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
@@ -140,7 +140,7 @@ class Gemini(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield a response for each piece; the last one also has the fields of the whole reply."""
+        """Yield a response for each piece; the last one also has the complete reply's fields."""
         head = {name: stream.head[name] for name in ("modelVersion", "responseId")}
         async for piece in stream.thoughts:
             if _wants_thoughts(body):

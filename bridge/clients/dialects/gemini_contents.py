@@ -21,7 +21,7 @@ _PARTS = (
 
 
 def read_system(system: object) -> list[dict[str, Any]]:
-    """Return the system message, with a paragraph for each part; [] without an instruction."""
+    """Return the system message with a paragraph for each part; [] without an instruction."""
     if is_absent(system):
         return []
     place = "systemInstruction"

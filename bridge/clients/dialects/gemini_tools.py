@@ -30,7 +30,7 @@ _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", 
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 REMEMBERED = 2**14
-"""Most calls whose ids are kept: a server forgets the oldest."""
+"""Most calls whose ids are kept; a server forgets the oldest."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def json_schema(schema: object, place: str) -> dict[str, Any]:
 def schema_in(
     fields: Mapping[str, Any], json_name: str, openapi_name: str, place: str = ""
 ) -> object:
-    """Return the JSON schema that one of two fields holds; None if there is neither."""
+    """Return the JSON schema in one of two fields; None if both are missing."""
     name = json_name if json_name in fields else openapi_name
     schema = fields.get(name)
     in_capitals = isinstance(schema, Mapping) and str(schema.get("type")).isupper()
@@ -128,7 +128,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether ``toolConfig`` allows calls, and the tools of which one has to be called."""
+    """Return whether ``toolConfig`` allows calls, and the tools, one of which must be called."""
     outer = read_fields({} if is_absent(config) else config, "toolConfig")
     place = "toolConfig.functionCallingConfig"
     calling = read_fields(outer.get("functionCallingConfig", {}), place)
@@ -169,7 +169,7 @@ class CallIds:
             self._ids.popitem(last=False)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Give calls without an id their former id, and results the id of their call."""
+        """Give calls without an id their earlier id, and results the id of their call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())

@@ -34,7 +34,7 @@ FIELDS = field_policy("responses")
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of ``include`` that asks for the text's log-probabilities. Other values have no effect:
-what they ask for is always there, or never."""
+what they ask for is always or never included."""
 
 
 class Responses(Dialect):
@@ -45,7 +45,7 @@ class Responses(Dialect):
         self._conversations: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self.max_characters: int | None = None  # characters of what is kept; None: no limit
+        self.max_characters: int | None = None  # of all kept responses; None: no limit
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return the request in a body."""
@@ -171,7 +171,7 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
 
 
 _REPLY = ("reasoning_content", "content", "tool_calls")
-"""The parts of a reply, in the order in which they are written."""
+"""The parts of a reply, in their order."""
 
 
 def _merge(last: dict[str, Any], message: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ _CUSTOM_PARAMETERS = {
 
 
 def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return tools in the form of chat completions, and the kinds of those that are left out."""
+    """Return tools in the form of chat completions, and the kinds of the tools left out."""
     items = [*_read_tools(tools, "tools", "")]
     left_out = tuple(tool for tool in items if isinstance(tool, str))
     for kind in left_out:
@@ -42,7 +42,7 @@ def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
 
 
 def _read_tools(tools: Sequence[Any], place: str, prefix: str) -> Iterator[dict[str, Any] | str]:
-    """Yield tools; of one that is left out, its kind."""
+    """Yield tools; for a tool that is left out, its kind."""
     for tool, where in placed(tools, place):
         kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:

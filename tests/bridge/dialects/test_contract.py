@@ -276,7 +276,7 @@ UNREADABLE: dict[str, list[Row]] = {
         bad("response_format", as_schema,
             [*({"type": "odd"}, {"properties": []}, {"required": "x"}, {"pattern": "("}),
                 *({"minimum": "1"}, {"enum": 5}, {"anyOf": {}}, {"$schema": 5, "type": 5})],
-            said="is no valid JSON schema: "),
+            said="is not a valid JSON schema: "),
         bad("logprobs", field("logprobs"), [5], said="must be true or false, got 5."),
         bad("stream", field("stream"), [0, 1, "true", [], {}], said="must be true or false"),
         bad("stream_options", field("stream_options"), [True, "usage", []],
@@ -371,7 +371,7 @@ UNREADABLE: dict[str, list[Row]] = {
             for name, said, value in [
                 ("responseSchema", "must be an object, got 5.", 5),
                 ("responseJsonSchema", "needs a JSON schema, got 5.", 5),
-                ("responseSchema", "is no valid JSON schema: ", {"type": "ODD"}),
+                ("responseSchema", "is not a valid JSON schema: ", {"type": "ODD"}),
             ]
         )],
 }  # fmt: skip

@@ -368,7 +368,7 @@ async def test_a_path_of_the_policy_that_is_not_served_is_a_404_that_lists_what_
 ) -> None:
     async def agent() -> float:
         client = openai.AsyncOpenAI(api_key="unused", base_url=elsewhere.url, max_retries=0)
-        with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. There are POST /v1"):
+        with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. Available: POST /v1"):
             await client.post(path, body={"model": MODEL}, cast_to=object)
         with pytest.raises(openai.NotFoundError):
             await client.post(path, body={"model": "another"}, cast_to=object)
