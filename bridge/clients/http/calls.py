@@ -1,10 +1,10 @@
-"""One rollout's calls over HTTP: answered whole or as a stream, and retried.
+"""One rollout's calls over HTTP: complete answers, streams and retries.
 
 - A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the reply
-  of the call that it repeats: nothing is sampled twice. An equal body without the mark is a new
+  of the call that it repeats: no call is sampled twice. An equal body without the mark is a new
   call. Calls of other rollouts are never searched.
 - Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
-- A call whose client has gone is cancelled, unless it is retried within ``RETRY_PATIENCE``.
+- A call whose client has disconnected is cancelled, unless it is retried within ``RETRY_PATIENCE``.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Calls:
             for key in finished[:-REMEMBERED]:
                 del self._pending[key]
         if max(self._active, len(self._pending)) > connections.AT_ONCE:
-            message = f"The rollout has {connections.AT_ONCE} calls that wait. Try again later."
+            message = f"The rollout has {connections.AT_ONCE} waiting calls. Try again later."
             busy = failure(429, message, "rate_limit_error", "too_many_calls")
             return await send(request, whole(busy, last=True))
         content = await body_of(request)
@@ -146,7 +146,7 @@ async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
 async def _stream(
     request: web.BaseRequest, call: Call, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply. A reply or refusal within ``PING_EVERY`` is sent whole, with its status."""
+    """Stream a reply. One that is ready within ``PING_EVERY`` is sent at once, with its status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

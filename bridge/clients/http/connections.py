@@ -5,8 +5,8 @@ A connection is a *stranger* until a request on it has the key of a running roll
 rollout. A rollout may have ``AT_ONCE`` requests being answered, and ``RESTING`` idle connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
-malformed HTTP. A request to a host of a foreign name is refused (``is_named``), because of DNS
-rebinding. No answer allows a browser's page of another origin to read it (CORS).
+malformed HTTP. A request to a foreign host name is refused (``is_named``), because of DNS
+rebinding. No answer allows a web page of another origin to read it (CORS).
 """
 
 import asyncio
@@ -48,7 +48,7 @@ ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-"""The names of a machine in its containers; nobody can register them."""
+"""The names of a machine in its containers; they cannot be registered."""
 
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError)
 
@@ -124,7 +124,7 @@ class Connection(web.RequestHandler):
     def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
         """Mark the connection as idle, the latest in ``circle``; above ``limit``, close the oldest.
 
-        While the oldest is younger than ``YOUNG``, four times as many may stay.
+        While the oldest is younger than ``YOUNG``, up to four times ``limit`` may stay.
         """
         self.work()
         now = self._loop.time()
@@ -149,7 +149,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a failed request, without quoting it: there may be a key in it."""
+        """Return the answer to a failed request, without quoting it: it may contain a key."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
@@ -239,7 +239,7 @@ async def body_of(request: web.BaseRequest) -> bytes | Answer:
 
 
 def whole(answer: Answer, *, last: bool = False) -> web.Response:
-    """Return an answer as a response; ``last`` closes the connection after it."""
+    """Return an answer as a complete response; ``last`` closes the connection after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )
@@ -249,7 +249,7 @@ def whole(answer: Answer, *, last: bool = False) -> web.Response:
 
 
 async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
-    """Send a whole response."""
+    """Send a complete response."""
     async with being_read(request):
         await response.prepare(request)
         await response.write_eof()
@@ -258,7 +258,7 @@ async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.St
 
 @asynccontextmanager
 async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
-    """Close the connection if its client does not read within ``WRITE_TIME`` what is sent."""
+    """Close the connection if its client does not read the answer within ``WRITE_TIME``."""
     try:
         async with asyncio.timeout(WRITE_TIME):
             yield

@@ -4,10 +4,10 @@ There is one server per event loop and interface, for any number of rollouts. Ea
 of 192 random bits, which its process sends as the API key. (Keys are looked up in a dict. To learn
 a key from the time that this takes, an attacker would have to guess its hash.)
 
-A server listens from the moment that it returns an address. It stops when its last rollout is
-released; a server on a given port, which others know, stops with its loop. Only the loop refers to
-the server's ``_Tie``: when the loop is closed, in whatever way, or dropped, the tie's finalizer
-closes the sockets. A forked process serves nothing.
+A server listens as soon as it returns an address. It stops when its last rollout is released; a
+server on a fixed port, which other programs know, stops with its loop. Only the loop refers to the
+server's ``_Tie``: when the loop is closed or dropped in any way, the tie's finalizer closes the
+sockets. A forked process serves nothing.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from evert.bridge.clients.http.connections import (
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for a message that says so
+KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for their error message
 BACKLOG = 1024
 RELAYED_PORT = 47113
 """The port in the URLs of a server on a Unix socket. Its client runs a relay there."""
@@ -131,7 +131,7 @@ class Server:
         return Address(self._root, f"{self._root}/v1", key, socket_path)
 
     async def release(self, key: str) -> None:
-        """Stop serving a rollout; after the last one a server without a given port stops."""
+        """Stop serving a rollout; a server without a fixed port stops after its last one."""
         with _lock:  # a thread may ask for an address at the same time
             calls = self._rollouts.pop(key)
             self._over.append(key)
@@ -212,7 +212,7 @@ def _is_path(host: str) -> bool:
 
 
 def key_of(request: web.BaseRequest) -> str:
-    """Return the key of a request, from the header of any of the APIs; "" if it has none."""
+    """Return the key of a request from the header of any API; "" without a key."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
