@@ -1,11 +1,11 @@
-"""Frozen models, which an agent may call by name beside the policy.
+"""Frozen models, which an agent may call by name besides the policy.
 
-With ``ChatAgentEnv(agent, models={"judge": ...})`` the given model answers the agent's calls to
-"judge". Such calls are not transitions and are not trained on. A frozen model is one of
+With ``ChatAgentEnv(agent, models={"judge": ...})`` that model answers the agent's calls to "judge".
+Such calls are not transitions and are not trained on. A frozen model is one of
 
     a Cookbook ``MessageCompleter``
     a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, with the Env's renderer
-    a ``TinkerModel``: weights by name, sampled by the engine in use, with a renderer of their own
+    a ``TinkerModel``: weights by name, sampled by the engine in use, with their own renderer
     a ``RemoteModel``: an endpoint with OpenAI's chat completions
     a function, async or not, from the messages to the reply's text: a player without a model
 """
@@ -41,7 +41,7 @@ from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTextError, LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
-MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, by default
+MODEL_TIMEOUT = 600.0  # default seconds in which a frozen model must reply
 
 
 FrozenModel: TypeAlias = (
@@ -66,7 +66,7 @@ def frozen_models(
     has its own timeout.
 
     Raises:
-        InvalidModelError: A name is the policy's, or a model is none of the kinds above.
+        InvalidModelError: A name is the policy's, or a model is of another kind.
     """
     for name in policy:
         if name in models:
@@ -89,7 +89,7 @@ def frozen_model(
 ) -> FrozenAnswer:
     """Return the function that answers the calls to a model; see ``frozen_models``.
 
-    ``parameter`` is the parameter that holds the model, for the error.
+    ``parameter`` is the model's parameter in error messages.
     """
     seconds = model.timeout if isinstance(model, RemoteModel) else timeout
     return partial(_in_time, _answerer(parameter, model, renderer), seconds)

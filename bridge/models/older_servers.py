@@ -1,4 +1,4 @@
-"""Support for Tinker servers of your own that are older than the SDK.
+"""Support for your own Tinker servers that are older than the SDK.
 
 SkyRL's server 0.4.0 was made for SDK 0.25. With SDK 0.38 two things fail:
 
@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 HOSTED = "thinkingmachines.dev"  # the domain of the hosted service
 
 LOAD = "_create_training_client_via_load_weights_submit"
-"""The SDK's method that makes a training client from a saved state."""
+"""The SDK's method that creates a training client from a saved state."""
 
 _completed: set[str] = set()  # URLs of the servers that ``complete_client`` was called for
 
 
 def complete_client(base_url: str | None) -> None:
-    """Let the SDK of this process work with an older server. Further calls have no effect.
+    """Make this process's SDK work with an older server. Further calls have no effect.
 
     A worker calls this before it samples with a client from another process (``address_of``).
     """

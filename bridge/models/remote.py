@@ -28,7 +28,7 @@ class RemoteModel:
         model: The model's name at the endpoint.
         base_url: The endpoint's URL, up to ``/v1``.
         api_key_env: Environment variable with the key; read at each call, never stored.
-        timeout: Seconds for a call, retries included.
+        timeout: Seconds for a call, including retries.
         temperature: Sampling temperature; None: the endpoint's default.
 
     The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
@@ -43,14 +43,14 @@ class RemoteModel:
 
     @property
     def api_key(self) -> str:
-        """The present key; "none" if the variable is not set."""
+        """The current key; "none" if the variable is not set."""
         return os.environ.get(self.api_key_env) or "none"
 
     async def __call__(self, request: ChatRequest) -> Reply:
         """Return the endpoint's reply.
 
         Raises:
-            openai.OpenAIError: The SDK raised it, or the endpoint's answer has no usable reply.
+            openai.OpenAIError: The SDK raised it, or the endpoint's response has no usable reply.
         """
         import openai
 

@@ -1,8 +1,8 @@
 """``TinkerModel``: a frozen model by the name of its weights, sampled by the engine in use.
 
-It is plain data, so it can be pickled and written to a configuration. At the first call the present
-``tinker.ServiceClient``, the hosted service's or the embedded engine's, makes a sampling client.
-All Envs of the process share that client. The default chat format is that of the model's own base.
+It is plain data, so it can be pickled and written to a configuration. At the first call the current
+``tinker.ServiceClient``, the hosted service's or the embedded engine's, creates a sampling client.
+All Envs of the process share that client. The default chat format is that of the model's base.
 """
 
 import logging
@@ -38,12 +38,12 @@ class TinkerModel:
             the base's own weights.
         renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
         temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Most tokens of a reply, if agent and context leave as many; None: 2048.
-        base_url: URL of a service of your own; None: the engine in use.
+        max_tokens: Most tokens of a reply, if the agent and the context allow it; None: 2048.
+        base_url: URL of your own service; None: the engine in use.
         seed: Seed of an episode's first reply; each further reply adds 1. None: the engine chooses.
 
     Raises:
-        InvalidModelError: There is neither a base nor a path, or a number is out of range.
+        InvalidModelError: The base and the path are missing, or a number is out of range.
     """
 
     base_model: str | None = None
@@ -70,7 +70,7 @@ class OpenWeights:
 
     client: tinker.SamplingClient
     renderer: PromptRenderer
-    context_length: int | None  # tokens of prompt and reply together; None: not known
+    context_length: int | None  # tokens of prompt and reply together; None: unknown
 
 
 async def sample_weights(
@@ -132,13 +132,13 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
             # Opening may load files or ask a service, and outlive the first caller.
             threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
             futures[key] = opening
-    return await shield(wrap_future(opening))  # other callers wait for it, too
+    return await shield(wrap_future(opening))  # other callers also wait for it
 
 
 def register_client(
     model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
 ) -> None:
-    """Sample a model from now on by a client from another process, not by an older client.
+    """Sample a model from now on with a client from another process, not with an older client.
 
     A worker outlives engines, and the client of a closed engine cannot sample.
     """
@@ -180,7 +180,7 @@ def _load(model: TinkerModel) -> OpenWeights:
 
 
 def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | None:
-    """Return a model's context length in tokens, by its service; None if it is not known."""
+    """Return a model's context length in tokens from its service; None if it is unknown."""
     try:
         supported = service.get_server_capabilities().supported_models
     except tinker.TinkerError as error:
@@ -191,7 +191,7 @@ def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | N
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return a model's context length by this process's engine, at no cost; None without one."""
+    """Return a model's context length from this process's engine, at no cost; None without one."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)
