@@ -17,10 +17,10 @@ from evert.bridge.tracebacks import own_frames
 
 
 def resolve(path: str, what: str, error: type[EvertError]) -> Any:
-    """The object at an import path; ``what`` names its kind in error messages ("agent")."""
+    """Return the object at an import path; ``what`` is its kind in error messages ("agent")."""
     module, _, name = path.partition(":")
     if not module or not name:
-        file = ", or a file or folder that is there" if what in ("tasks", "demonstrations") else ""
+        file = ", or an existing file or folder" if what in ("tasks", "demonstrations") else ""
         raise error(
             f"Got {path!r} for the {what}; expected an import path 'package.module:name'{file}."
         )
@@ -99,12 +99,12 @@ def _evaluate(module: str, expression: str) -> Any:
         return value_of(ast.parse(expression, mode="eval").body)
     except SyntaxError as error:
         raise ValueError(
-            f"{expression!r} is not an expression; expected the call that makes an object, like a "
+            f"{expression!r} is not an expression; expected a call that makes an object, like a "
             "dataclass's repr"
         ) from error
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception last passed through the user's code, as text; "" if nowhere."""
+    """Return where an exception last passed through the user's code; "" if it did not."""
     frames = own_frames(error)
     return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""

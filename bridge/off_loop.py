@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
-"""Most threads that the agents of one event loop may block; a thread starts when needed."""
+"""Most threads that the agents of one event loop may block; threads start when needed."""
 
 
 async def off_loop(
@@ -29,7 +29,7 @@ async def off_loop(
 
 
 async def finished(work: Awaitable[Result]) -> Result:
-    """Wait for the end of ``work``, however often the wait is cancelled. Then that is raised."""
+    """Wait for the end of ``work``, even if cancelled; then raise the cancellation."""
     working, cancelled = asyncio.ensure_future(work), False
     while not working.done():
         try:
@@ -54,7 +54,7 @@ async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[ob
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """A shared pool of ``count`` threads. The loop's own may be full of agents that wait for us."""
+    """A shared pool of ``count`` threads. The loop's own may be full of waiting agents."""
     return ThreadPoolExecutor(count, thread_name_prefix="evert off loop")
 
 
@@ -65,7 +65,7 @@ if hasattr(os, "register_at_fork"):
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Give an event loop's default executor enough threads for frameworks that block in them.
 
-    By default it has only a few. Agents that wait would occupy them all, and the other agents could
+    By default it has only a few. Waiting agents would occupy them all, and the other agents could
     never make the calls that the trainer waits for. An executor that the user set is kept.
     """
     executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop

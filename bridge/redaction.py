@@ -1,6 +1,7 @@
 """Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
 
-Others' texts are redacted before they are kept: logs, errors, reports, run folders. Secrets are
+Texts from outside evert are redacted before they are stored in logs, errors, reports and run
+folders. Secrets are
 
 - values of environment variables, of arguments ``name=value`` and of ``keep_secret``: the whole
   value if the name looks like a key's (``is_secret``), the password if the value is a URL;
@@ -9,7 +10,7 @@ Others' texts are redacted before they are kept: logs, errors, reports, run fold
 
 A value is found in plain text and as JSON, ``repr`` and URLs spell it. Other encodings (base64, a
 hash, pieces) are not recognised. A password of under 8 characters or a short plain word is not
-redacted, because ordinary text would be redacted with it.
+redacted, because that would redact ordinary text.
 """
 
 import json
@@ -49,7 +50,7 @@ URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
 """A field of a URL's query, and its value."""
 
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: a text with one cannot be written to a file."""
+"""Half of a surrogate pair: a text that contains one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
 """Characters before the kept end of a text: a secret may begin there, so they are redacted too."""
@@ -120,7 +121,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """The value with its texts redacted; a text whose name looks like a key's is replaced whole."""
+    """The value with redacted texts; a text whose name looks like a key's is replaced entirely."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
@@ -144,7 +145,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets again. Concurrent threads find the same; readers keep the old list."""
+    """Find the secrets again. Concurrent threads find the same ones; readers keep the old list."""
     global _marks
     snapshot, registered = dict(present), dict(_registered)
     parts = (argument.partition("=") for argument in sys.argv)
@@ -155,7 +156,7 @@ def _learn(present: Mapping[Any, Any]) -> None:
             marks.setdefault(spelling, f"[{name}]")
     _marks = sorted(marks.items(), key=lambda pair: -len(pair[0]))
     _variables.clear()
-    if registered == _registered:  # else a secret was added meanwhile
+    if registered == _registered:  # else a secret was added in the meantime
         _variables.update(snapshot)
 
 
@@ -169,7 +170,7 @@ def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """The password in a URL; without one, the user's name, since some keys are given so."""
+    """The password in a URL; without one, the user's name, which may be a key."""
     if "://" not in value or "@" not in value:
         return None
     try:

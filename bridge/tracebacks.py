@@ -1,4 +1,4 @@
-"""Exceptions as an agent's author wants to see them: with only the frames of their own code."""
+"""Exceptions as an agent's author wants to see them: only with frames of their own code."""
 
 import sysconfig
 import traceback
@@ -54,7 +54,7 @@ def agent_traceback(error: BaseException) -> str:
 
     Frames of evert and of libraries are left out. If the agent itself is part of a library, the
     frames of installed packages are shown. A group shows its exceptions; those without frames of
-    the agent have the group's. The text is "" if there are no frames.
+    the agent have the group's. The text is "" without frames.
     """
     around = own_frames(error) or _frames(error, "packages")
     pairs = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]

@@ -1,6 +1,6 @@
 """The rollout's API in process for ``aiohttp``, as ``httpx_transport.py`` is for ``httpx``.
 
-google-genai makes its async calls with aiohttp where that is installed. aiohttp's transports cannot
+google-genai makes its async calls with aiohttp if that is installed. aiohttp's transports cannot
 be replaced, but its connectors can: the connections of this one hold the answer from the start.
 """
 

@@ -18,7 +18,7 @@ from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
 IN_PROCESS = "in-process"
-"""The HTTP version of our responses, by which the log knows them."""
+"""The HTTP version of our responses, by which the log filter recognises them."""
 
 ROOT_URL = "http://rollout.invalid"
 """The API's URL in SDKs; the host name can never resolve."""
@@ -98,6 +98,6 @@ def response_for(request: Any, answer: Any) -> Any:
 def was_sent(record: logging.LogRecord) -> bool:
     """Whether a log record of httpx's is about a request that left this process.
 
-    The lines of other requests would name the host of a service that nobody called.
+    The lines of other requests would name the host of a service that was not called.
     """
     return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

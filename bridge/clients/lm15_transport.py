@@ -5,8 +5,8 @@
 
 lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
 result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
-of lm15, so a process may have two. A response is built by the request's copy. Neither is
-imported here, since DSPy takes seconds to import: ``when_imported`` waits for other code to do so.
+of lm15, so a process may have two. The request's copy builds the response. Neither is imported
+here, since DSPy takes seconds to import: ``when_imported`` waits for other code to do so.
 """
 
 import sys
@@ -69,7 +69,7 @@ class Exchange:
 
 
 def path_of(request: Any) -> str:
-    """Return the URL's path of a request of lm15's."""
+    """Return the path of an lm15 request's URL."""
     return str(urlsplit(request.url).path)
 
 

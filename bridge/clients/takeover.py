@@ -1,4 +1,4 @@
-"""Take-over: the calls of agents that build their own client, such as ``openai.OpenAI()``.
+"""Take-over: the calls of agents that build their own client, like ``openai.OpenAI()``.
 
 In an agent's context, the rollout answers requests to a chat API whose body names one of the
 rollout's models. All other requests, and those of other code in the process, go to their usual
