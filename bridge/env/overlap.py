@@ -78,19 +78,19 @@ class Overlap:
         room = (self.max_calls or 1) - 1  # one more waits for the runner
         for number, outstanding in enumerate([*inbox.ahead.values()]):
             if outstanding.sampling is not None:
-                outstanding.sampling.task.cancel()  # then the runner samples it in its turn
+                outstanding.sampling.task.cancel()  # then the runner samples it
             if number < room:
                 self.is_met = True
                 inbox.note_resampled(outstanding.call)
                 self.sample_ahead(outstanding)
 
-    def sample_arrivals(self, lent: Outstanding) -> None:
+    def sample_arrivals(self, sampled: Outstanding) -> None:
         """Start to sample calls that arrive while the runner samples another one.
 
         Calls that need more time (a long text) or a refusal wait for the next step.
         """
         inbox, max_calls, book = self._account.inbox, self.max_calls, self._account.book
-        if inbox is None or max_calls is None or not lent.call.is_waiting:
+        if inbox is None or max_calls is None or not sampled.call.is_waiting:
             return
         while len(inbox.ahead) < max_calls - 1 and (call := inbox.next_call()) is not None:
             try:

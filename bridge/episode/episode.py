@@ -269,7 +269,7 @@ class Episode:
 
         Args:
             request: The request.
-            has_reader: Whether somebody got the reply or still waits for it: see ``ParkedCall``.
+            has_reader: Whether a client got the reply or still waits for it: see ``ParkedCall``.
 
         Raises:
             openai.BadRequestError: The Env refused the request.

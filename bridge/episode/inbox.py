@@ -42,7 +42,7 @@ class ParkedCall:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether somebody still waits for the reply (an agent may cancel or time out a call)."""
+        """Whether the caller still waits (an agent may cancel or time out a call)."""
         return self.refusal is None and not self._future.done()
 
     @property

@@ -62,8 +62,8 @@ NOTHING_SPECIAL: dict[str, list[Fields]] = {
     "responses": [{"background": False, "top_logprobs": 0, "instructions": "", "include": []}],
     "anthropic": [{"mcp_servers": [], "output_config": {"effort": "low"}}],
     "gemini": [
-        {"generationConfig": {"candidateCount": 1, "logprobs": 0, "responseModalities": one}}
-        for one in (["TEXT"], ["text"], [])
+        {"generationConfig": {"candidateCount": 1, "logprobs": 0, "responseModalities": modalities}}
+        for modalities in (["TEXT"], ["text"], [])
     ]
     + [{"generationConfig": {"responseMimeType": "text/plain", "responseLogprobs": False}}],
 }  # fmt: skip
@@ -422,7 +422,7 @@ ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.r
 def echoed(value: Any, echo: Callable[[str], str]) -> Any:
     """An answer whose texts, but for its thoughts, went through an agent."""
     if isinstance(value, list):
-        return [echoed(one, echo) for one in value]
+        return [echoed(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
         return value
     return {
