@@ -16,13 +16,13 @@ from evert.bridge.errors import EvertError, text_of
 from evert.bridge.tracebacks import own_frames
 
 
-def resolve(path: str, what: str, error: type[EvertError]) -> Any:
-    """Return the object at an import path; ``what`` is its kind in error messages ("agent")."""
+def resolve(path: str, kind: str, error: type[EvertError]) -> Any:
+    """Return the object at an import path; ``kind`` names it in error messages ("agent")."""
     module, _, name = path.partition(":")
     if not module or not name:
-        file = ", or an existing file or folder" if what in ("tasks", "demonstrations") else ""
+        file = ", or an existing file or folder" if kind in ("tasks", "demonstrations") else ""
         raise error(
-            f"Got {path!r} for the {what}; expected an import path 'package.module:name'{file}."
+            f"Got {path!r} for the {kind}; expected an import path 'package.module:name'{file}."
         )
     try:
         return _evaluate(module, name) if "(" in name else pkgutil.resolve_name(path)
@@ -31,14 +31,14 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
         usual = ImportError, AttributeError, ValueError, TypeError
         if is_inside or not isinstance(cause, usual):
             raise error(
-                f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
+                f"No {kind} at {path!r}: importing {module} raised {type(cause).__name__}: "
                 f"{text_of(cause)}{place_of(cause)}. {_advice(cause)}"
             ) from cause
         parts = Path(module).with_suffix("").parts if module.endswith(".py") else ()
         dotted = ".".join(parts) if all(part.isidentifier() for part in parts) else ""
         hint = f" Did you mean {dotted}:{name}?" if dotted else _hidden_file(module)
         raise error(
-            f"No {what} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
+            f"No {kind} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
             "modules are searched for in the current folder and the installed packages."
         ) from cause
 

@@ -58,22 +58,22 @@ class Life(StrEnum):
 class Standing:
     """The state of an Env: a ``Life``, or the outstanding observation."""
 
-    now: Life | Outstanding = Life.OPEN
+    state: Life | Outstanding = Life.OPEN
 
-    def change(self, now: Life | Outstanding) -> None:
+    def change(self, state: Life | Outstanding) -> None:
         """Change the state. A closed Env stays closed, even if a step is running."""
         if not self.is_closed:
-            self.now = now
+            self.state = state
 
     @property
     def outstanding(self) -> Outstanding | None:
         """The outstanding observation; None: no observation is outstanding."""
-        return self.now if isinstance(self.now, Outstanding) else None
+        return self.state if isinstance(self.state, Outstanding) else None
 
     @property
     def is_closed(self) -> bool:
         """Whether the Env was closed."""
-        return self.now is Life.CLOSED
+        return self.state is Life.CLOSED
 
 
 @dataclass(slots=True)

@@ -321,9 +321,9 @@ class Turns:
             closing = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
             has_ended = await asyncio.wrap_future(closing)
         if not has_ended:
-            what = "It swallows cancellation, or blocks in a thread."
-            text = "The agent %s did not end within %s s of being cancelled and still runs. %s"
-            logger.error(text, self._agent, 2 * patience, what)
+            reason = "It swallows cancellation, or blocks in a thread."
+            message = "The agent %s did not end within %s s of being cancelled and still runs. %s"
+            logger.error(message, self._agent, 2 * patience, reason)
 
     async def _close(self, episode: Episode) -> bool:
         self._long_texts.stop()

@@ -278,10 +278,10 @@ def with_checked_notes(outcome: Outcome, where: str) -> Outcome:
     Raises:
         RewardError: Metrics or logs are not a mapping, or a metric is not a finite number.
     """
-    for what in ("metrics", "logs"):
-        if not isinstance(value := getattr(outcome, what), Mapping):
+    for name in ("metrics", "logs"):
+        if not isinstance(value := getattr(outcome, name), Mapping):
             raise RewardError(
-                f"The {what} {where} are {repr_of(value)}; expected a dict. Leave them out if "
+                f"The {name} {where} are {repr_of(value)}; expected a dict. Leave them out if "
                 "there are none."
             )
     metrics = {

@@ -119,12 +119,12 @@ def token_advantages(
     """
     check_credit(advantages, gamma)
     if callable(advantages):
-        what, values = f"The result of {agent_name(advantages)}", advantages(group)
+        label, values = f"The result of {agent_name(advantages)}", advantages(group)
     else:
-        what = "advantages"
+        label = "advantages"
         earned = group.rewards if gamma is None else group.returns(gamma)
         values = earned - np.nanmean(earned, axis=0)
-    by_token: ByToken = spread(values, group.tokens, what, "G")
+    by_token: ByToken = spread(values, group.tokens, label, "G")
     return by_token
 
 
@@ -153,13 +153,13 @@ def check_gamma(gamma: float | None) -> None:
         )
 
 
-def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
+def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
     """Spread numbers by episode, turn or token: replace each count in ``tokens`` by its floats.
 
     Args:
         values: Nested lists or an array.
         tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
-        what: Name of the values in messages, for example "advantages".
+        label: Name of the values in messages, for example "advantages".
         letters: The dimensions that ``values`` must have: "G" or "PG".
     """
     *rows, counts = _levels(tokens)
@@ -172,12 +172,12 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
         names = f"{letters}TN"
         fits = [f"[{', '.join(names[:n])}] = {tuple(widths[:n])}" for n in depths]
         raise AdvantagesError(
-            f"{what}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
+            f"{label}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
             f"by turn, or {fits[2]}, by token. A row may also be as long as its own episode (in "
             "turns) or turn (in tokens)."
         ) from None
     except (TypeError, ValueError) as error:
-        raise AdvantagesError(f"{what}: {error}") from error
+        raise AdvantagesError(f"{label}: {error}") from error
 
 
 def _levels(nested: Any) -> list[list[Any]]:

@@ -272,8 +272,8 @@ async def test_ids_are_never_used_twice() -> None:
     ways = [way for api in FIELDS for way in by(api, whole, whole, joined)]
     got, _ = await asked(SAID["parallel calls"], *ways, *by("genai", whole, whole))
 
-    ids = {getattr(response, "id", None) or response.response_id for response in got}
-    assert len(ids) == len(got)
+    response_ids = {getattr(response, "id", None) or response.response_id for response in got}
+    assert len(response_ids) == len(got)
     items = [item for response in got[3:6] for item in response.output]
     calls = [item.call_id for item in items if item.type == "function_call"]
     assert len({item.id for item in items} | {*calls}) == len(items) + len(calls)
