@@ -1,13 +1,13 @@
 """``EvertError``, the root of all errors of evert, and the errors of the bridge.
 
-An agent can end in three ways: it is done (a later call is an ``EpisodeEndedError``), its Env was
+An agent can end in three ways: it returned (a later call is an ``EpisodeEndedError``), its Env was
 closed (``EnvClosedError``), or it raised (``AgentError``). Each class has a standard-library
 parent, can be pickled, and says what we got, what was expected and what to do next. For a request
 that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
 (``chat/bad_requests.py``), because that is what agents catch.
 
-``AgentAborted`` is no ``EvertError``. It is a ``BaseException``, so that it also ends an agent that
-keeps calling in a loop with ``except Exception`` after its Env was closed.
+``AgentAborted`` is not an ``EvertError`` but a ``BaseException``, so that it also ends an agent
+that keeps calling in a loop with ``except Exception`` after its Env was closed.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ class EvertError(Exception):
 
 
 class InvalidAgentError(EvertError, TypeError):
-    """The object given as an agent cannot be run as one."""
+    """An object cannot be run as an agent."""
 
 
 class RewardError(EvertError, ValueError):
@@ -74,7 +74,7 @@ class EpisodeEndedError(EvertError, RuntimeError):
 
 
 class BlockingCallError(EvertError, RuntimeError):
-    """A blocking model call was made on the event loop that has to answer it."""
+    """A blocking model call was made on the event loop that must answer it."""
 
 
 class RendererMismatchError(EvertError, ValueError):
@@ -82,11 +82,11 @@ class RendererMismatchError(EvertError, ValueError):
 
 
 class InvalidActionError(EvertError, ValueError):
-    """The action given to ``step`` does not consist of token ids."""
+    """The action of a ``step`` does not consist of token ids."""
 
 
 class UnsupportedPromptError(EvertError, ValueError):
-    """A prompt or a stop condition has a form that cannot be passed on, such as an image."""
+    """A prompt or a stop condition has a form, for example an image, that cannot be passed on."""
 
 
 class InvalidModelError(EvertError, TypeError):
@@ -98,7 +98,7 @@ class MissingPackageError(EvertError, ImportError):
 
 
 class InvalidDatasetError(EvertError, ValueError):
-    """The tasks or sizes given do not make a dataset."""
+    """The tasks or sizes of a dataset are invalid."""
 
 
 class AdvantagesError(EvertError, ValueError):
@@ -106,7 +106,7 @@ class AdvantagesError(EvertError, ValueError):
 
 
 class RecordError(EvertError, ValueError):
-    """The data read is no record of a rollout, or is of another version."""
+    """The data is not a record of a rollout, or has another version."""
 
 
 class ReplayError(EvertError, RuntimeError):

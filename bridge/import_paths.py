@@ -16,29 +16,29 @@ from evert.bridge.errors import EvertError, text_of
 from evert.bridge.tracebacks import own_frames
 
 
-def resolve(path: str, what: str, error: type[EvertError]) -> Any:
-    """The object at an import path; ``what`` names its kind in error messages ("agent")."""
+def resolve(path: str, kind: str, error: type[EvertError]) -> Any:
+    """Return the object at an import path; ``kind`` names it in error messages ("agent")."""
     module, _, name = path.partition(":")
     if not module or not name:
-        file = ", or a file or folder that is there" if what in ("tasks", "demonstrations") else ""
+        file = ", or an existing file or folder" if kind in ("tasks", "demonstrations") else ""
         raise error(
-            f"Got {path!r} for the {what}; expected an import path 'package.module:name'{file}."
+            f"Got {path!r} for the {kind}; expected an import path 'package.module:name'{file}."
         )
     try:
-        return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
+        return _evaluate(module, name) if "(" in name else pkgutil.resolve_name(path)
     except (Exception, SystemExit) as cause:  # importing a user's module may raise anything
         is_inside = module not in sys.modules and own_frames(cause)
         usual = ImportError, AttributeError, ValueError, TypeError
         if is_inside or not isinstance(cause, usual):
             raise error(
-                f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
+                f"No {kind} at {path!r}: importing {module} raised {type(cause).__name__}: "
                 f"{text_of(cause)}{place_of(cause)}. {_advice(cause)}"
             ) from cause
         parts = Path(module).with_suffix("").parts if module.endswith(".py") else ()
         dotted = ".".join(parts) if all(part.isidentifier() for part in parts) else ""
         hint = f" Did you mean {dotted}:{name}?" if dotted else _hidden_file(module)
         raise error(
-            f"No {what} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
+            f"No {kind} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
             "modules are searched for in the current folder and the installed packages."
         ) from cause
 
@@ -73,7 +73,7 @@ def _advice(cause: BaseException) -> str:
     )
 
 
-def _made(module: str, expression: str) -> Any:
+def _evaluate(module: str, expression: str) -> Any:
     """Evaluate a name, attributes, and calls with literals; a ValueError for anything else."""
 
     def value_of(node: ast.expr) -> Any:
@@ -83,26 +83,28 @@ def _made(module: str, expression: str) -> Any:
             case ast.Attribute(inner, name):
                 return getattr(value_of(inner), name)
             case ast.Call(called, arguments, options):
-                found = value_of(called)
-                if not (isinstance(found, type) and getattr(found, "from_path", False)):
+                target = value_of(called)
+                if not (isinstance(target, type) and getattr(target, "from_path", False)):
                     raise ValueError(
                         f"{ast.unparse(called)} cannot be called in a path: it is not a class with "
                         "from_path = True"
                     )
-                named = {each.arg or "**": ast.literal_eval(each.value) for each in options}
-                return found(*map(ast.literal_eval, arguments), **named)
+                keywords = {
+                    option.arg or "**": ast.literal_eval(option.value) for option in options
+                }
+                return target(*map(ast.literal_eval, arguments), **keywords)
         raise ValueError(f"{ast.unparse(node)} is neither a name nor a call with literals")
 
     try:
         return value_of(ast.parse(expression, mode="eval").body)
     except SyntaxError as error:
         raise ValueError(
-            f"{expression!r} is not an expression; expected the call that makes an object, like a "
+            f"{expression!r} is not an expression; expected a call that makes an object, like a "
             "dataclass's repr"
         ) from error
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception last passed through the user's code, as text; "" if nowhere."""
-    own = own_frames(error)
-    return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""
+    """Return where an exception last passed through the user's code; "" if it did not."""
+    frames = own_frames(error)
+    return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""Isolates: processes for code that computes on a model's words, such as a stranger's scorer.
+"""Isolates: processes for code that computes on a model's words, like a third party's scorer.
 
     async with isolate(make, *arguments) as call:
         value = await call(*more)
@@ -6,9 +6,9 @@
 An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs what it reads. So
 ``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is a
 fork of it, without a network and with limits on time and memory. What an answer does to an isolate
-ends with it, and the event loop only waits. A process has one server, from its first isolate on.
+ends with it, and the event loop only waits. A process starts one server, with its first isolate.
 
-Agents, tasksets and trainers may all need one, so it stands at the bottom of the bridge, beside
+Agents, tasksets and trainers may all need one, so it is at the bottom of the bridge, next to
 ``off_loop``. In order: the errors, isolates, the server.
 """
 
@@ -31,7 +31,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from evert.bridge.errors import NEEDS_UNIX, EvertError
-from evert.bridge.off_loop import made, off_loop
+from evert.bridge.off_loop import acquire, off_loop
 
 SECONDS = 3.0
 """Most seconds of a call."""
@@ -40,7 +40,7 @@ LONGEST_RESULT = 2**22
 """Most bytes of a result."""
 
 AT_ONCE = min(os.cpu_count() or 1, 8)
-"""Calls of coroutines that compute at the same time; others wait their turn."""
+"""Most calls of coroutines that compute at the same time; further calls wait."""
 
 STOPPED = "scorer_stopped"
 """Metric of agents whose scorer runs in an isolate: 1 if it exceeded its limits, else 0."""
@@ -68,18 +68,18 @@ class IsolateLimitError(IsolateError, TimeoutError):
 
 @asynccontextmanager
 async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """An ``Isolate`` for a block, with its ``call`` as a coroutine function."""
+    """Run an ``Isolate`` for a block; yield its ``call`` as a coroutine function."""
     run = partial(asyncio.get_running_loop().run_in_executor, _threads())
     making = run(partial(Isolate, make, *arguments))
-    process = await made(making, lambda process: off_loop(process.close))
+    process = await acquire(making, lambda process: off_loop(process.close))
     try:
         yield lambda *args: run(partial(process.call, *args))
     finally:
         process.close()
 
 
-def named(path: str, *example: Any) -> Callable[..., Any]:
-    """The function at an import path, for ``make``; called once, since a first call may import."""
+def import_function(path: str, *example: Any) -> Callable[..., Any]:
+    """Return the function at an import path, for ``make``, after a first call, which may import."""
     function: Callable[..., Any] = resolve_name(path)
     with suppress(Exception):
         function(*example)
@@ -113,7 +113,7 @@ class Isolate:
 
     Args:
         make: Makes the function.
-        *arguments: Arguments of ``make``, which can be pickled.
+        *arguments: Arguments of ``make``; they must be picklable.
 
     Raises:
         IsolateError: ``make`` raised, or no process could be started.
@@ -130,8 +130,8 @@ class Isolate:
             server.end()
         else:
             raise IsolateError(
-                f"The process that forks isolates ended when it was to call {make.__qualname__}. "
-                "Is there enough memory?"
+                f"The process that forks isolates ended while it called {make.__qualname__}. Check "
+                "that there is enough memory."
             )
         if "error" in answer:
             self.close()
@@ -140,15 +140,15 @@ class Isolate:
     def _begin(self, start: bytes) -> "_Server":
         """Have the server fork a process, and return the server."""
         server = _server()
-        self._socket, theirs = socket.socketpair()
+        self._socket, remote = socket.socketpair()
         self._life, end = socket.socketpair()
-        with theirs, end, suppress(OSError):
-            server.fork(theirs, end)
+        with remote, end, suppress(OSError):
+            server.fork(remote, end)
             self._socket.sendall(start)
         return server
 
     def call(self, *args: Any) -> Any:
-        """Call the function with arguments that can be pickled; return what JSON keeps of it.
+        """Call the function with picklable arguments; return its result after a JSON round trip.
 
         Raises:
             IsolateError: The function raised.
@@ -173,7 +173,7 @@ class Isolate:
         return answer.get("value")
 
     def _answer(self, deadline: float | None) -> dict[str, Any] | None:
-        """The process's next answer; None if there is none by the deadline, or it is too long."""
+        """The process's next answer; None if it misses the deadline or is too long."""
         line = bytearray()
         try:
             while not line.endswith(b"\n"):
@@ -214,23 +214,23 @@ class _Server:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         script = Path(__file__).with_name("isolation_server.py")
-        shown = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-        with theirs:
+        environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        with remote:
             self._process = subprocess.Popen(
                 # -P: else files beside the script would hide packages
-                [sys.executable, "-P", script, str(theirs.fileno()), str(self._owner)],
-                env=shown | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", script, str(remote.fileno()), str(self._owner)],
+                env=environment | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the trainer
             )
 
-    def is_there(self) -> bool:
-        """Whether it runs, and this process is no fork of the one that started it."""
+    def is_running(self) -> bool:
+        """Whether it runs, and this process started it (a fork did not)."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, channel: socket.socket, life: socket.socket) -> None:
@@ -251,9 +251,9 @@ _running: _Server | None = None
 def _server() -> _Server:
     global _running
     if sys.platform == "win32":
-        raise IsolateError(f"An answer is scored in a process apart, which {NEEDS_UNIX}")
+        raise IsolateError(f"An answer is scored in a separate process, which {NEEDS_UNIX}")
     with _lock:
-        if _running is not None and not _running.is_there():
+        if _running is not None and not _running.is_running():
             _running.end()
             _running = None
         _running = _running or _Server()
@@ -262,7 +262,7 @@ def _server() -> _Server:
 
 @atexit.register
 def end_server() -> None:
-    """End the server; the next isolate gets another."""
+    """End the server; the next isolate starts another."""
     global _running
     with _lock:
         if _running is not None:

@@ -1,18 +1,17 @@
-"""The process that forks isolates: one for each use of code that computes on a model's words.
+"""The process that forks isolates, which run code that computes on a model's words.
 
     python -P isolation_server.py CONTROL TRAINER
 
 ``isolation.py`` starts it, and for each isolate sends a byte with two sockets: a channel, and one
 that ends the isolate when it is shut. The first message on the channel says how to make the
-function. That is done here once, and each isolate has the function from its fork, which takes
-milliseconds. It then reads calls and writes results. Calls are pickles, which only the trainer
-writes; results are lines of JSON, so that an answer that takes over its isolate runs nothing in the
-trainer.
+function. The server makes it once; each isolate inherits it by its fork, which takes milliseconds,
+and then reads calls and writes results. Calls are pickles, which only the trainer writes; results
+are lines of JSON, so that an answer that takes over its isolate runs nothing in the trainer.
 
 The map: the server, an isolate, and what confines one. Only ``_confine`` differs by system. On
 Linux the kernel ends an isolate with its server, limits its memory, and refuses new sockets,
 processes, signals to others (seccomp) and changes of files (Landlock). Elsewhere a Python hook
-refuses what goes through Python's own modules. To start fast it imports nothing of evert's.
+refuses what goes through Python's own modules. To start fast, it imports nothing from evert.
 """
 
 import ctypes
@@ -32,16 +31,16 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 BYTES = 2**30
-"""Most memory of an isolate, beside what the server has."""
+"""Most memory of an isolate, in addition to the server's."""
 
 IDLE = 300
-"""Seconds after which a server without isolates ends; the next isolate gets another."""
+"""Seconds after which a server without isolates ends; the next isolate starts another."""
 
 LONGEST_CALL = 10
-"""Seconds after which the system ends a call that nobody has ended: the server has been killed."""
+"""Seconds after which the system ends a call, in case the server has been killed."""
 
 HEADER = struct.Struct("!Q")
-"""Before a message to an isolate: its length."""
+"""Precedes a message to an isolate: the message's length."""
 
 
 def main() -> None:
@@ -77,7 +76,7 @@ def _end(isolate: int) -> None:
 
 
 def _fork(
-    channel: socket.socket, functions: dict[bytes, Callable[..., Any]], others: list[int]
+    channel: socket.socket, functions: dict[bytes, Callable[..., Any]], inherited: list[int]
 ) -> int:
     """Fork an isolate; return its process, or 0 if its function cannot be made."""
     with channel.makefile("rb") as requests:
@@ -94,7 +93,7 @@ def _fork(
         if isolate := os.fork():
             return isolate
         try:
-            for descriptor in others:
+            for descriptor in inherited:
                 os.close(descriptor)
             _confine(server)
             _serve(functions[name], channel, requests)
@@ -153,10 +152,10 @@ REFUSED = {
 tgkill, rt_tgsigqueueinfo, prlimit64, process_vm_readv, process_vm_writev, execveat."""
 
 REFUSED_EVERYWHERE = (424, 425, 438)
-"""pidfd_send_signal, io_uring_setup, pidfd_getfd: they have one number on all architectures."""
+"""pidfd_send_signal, io_uring_setup, pidfd_getfd: the same numbers on all architectures."""
 
 REFUSED_EVENTS = ("socket.", "subprocess.", "os.exec", "os.fork", "os.kill", "os.system")
-"""What Python's hook refuses where the kernel has no filter."""
+"""The events that Python's audit hook refuses where the kernel has no filter."""
 
 
 def _confine(server: int) -> None:
@@ -200,7 +199,7 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
         (load, 0, 0, 0),  # the call's number
         (above, 0, 1, 0x40000000),  # calls of x32 have other numbers
         (leave, 0, 0, refuse),
-        (equal, 0, 1, CLONE3),  # a filter cannot read its flags; libraries use clone then
+        (equal, 0, 1, CLONE3),  # a filter cannot read its flags; libraries then use clone
         (leave, 0, 0, unknown),
         *(line for n in numbers for line in ((equal, 0, 1, n), (leave, 0, 0, refuse))),
         (equal, 0, 3, CLONE[machine]),
@@ -210,8 +209,8 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
         (leave, 0, 0, allow),
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    whole = struct.pack("HP", len(program), ctypes.addressof(code))
-    return bool(kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, whole, 0, 0) == 0)
+    sock_fprog = struct.pack("HP", len(program), ctypes.addressof(code))
+    return bool(kernel.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, sock_fprog, 0, 0) == 0)
 
 
 def _refuse(event: str, _: object) -> None:

@@ -14,14 +14,14 @@ from functools import cache, partial
 from typing import ParamSpec, TypeVar
 
 Result = TypeVar("Result")
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
-"""Most threads that the agents of one event loop may block; a thread starts when needed."""
+"""Most threads that the agents of one event loop may block; threads start when needed."""
 
 
 async def off_loop(
-    work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
+    work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs
 ) -> Result:
     """Run ``work`` in a thread, and wait for its result without blocking the event loop."""
     loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ async def off_loop(
 
 
 async def finished(work: Awaitable[Result]) -> Result:
-    """Wait for the end of ``work``, however often the wait is cancelled. Then that is raised."""
+    """Wait for the end of ``work``, even if cancelled; then raise the cancellation."""
     working, cancelled = asyncio.ensure_future(work), False
     while not working.done():
         try:
@@ -41,7 +41,7 @@ async def finished(work: Awaitable[Result]) -> Result:
     return working.result()
 
 
-async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
+async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
     """Return the result of ``make``; if cancelled, still wait for the result, and ``undo`` it."""
     making = asyncio.ensure_future(make)
     try:
@@ -54,7 +54,7 @@ async def made(make: Awaitable[Result], undo: Callable[[Result], Awaitable[objec
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """A shared pool of ``count`` threads. The loop's own may be full of agents that wait for us."""
+    """A shared pool of ``count`` threads. The loop's own may be full of waiting agents."""
     return ThreadPoolExecutor(count, thread_name_prefix="evert off loop")
 
 
@@ -65,11 +65,11 @@ if hasattr(os, "register_at_fork"):
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Give an event loop's default executor enough threads for frameworks that block in them.
 
-    By default it has only a few. Agents that wait would occupy them all, and the other agents could
+    By default it has only a few. Waiting agents would occupy them all, and the other agents could
     never make the calls that the trainer waits for. An executor that the user set is kept.
     """
-    hidden = (one for one in gc.get_referents(loop) if isinstance(one, Executor))  # for uvloop
-    present = getattr(loop, "_default_executor", None) or next(hidden, None)
+    executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop
+    present = getattr(loop, "_default_executor", None) or next(executors, None)
     size = getattr(present, "_max_workers", 0)
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
         loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))

@@ -17,7 +17,7 @@ class Owner(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether its agent is done."""
+        """Whether its agent has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Claim:
     process: int  # id of the process where it is valid; a forked process copies all claims
 
     def lent(self) -> "Claim":
-        """The same claim, but it ends with the agent and keeps nothing alive."""
+        """The same claim, but it ends with the agent and keeps no object alive."""
         owner = self.owner()
         if self.is_lent or owner is None:
             return self

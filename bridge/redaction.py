@@ -1,6 +1,7 @@
 """Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
 
-Others' texts are redacted before they are kept: logs, errors, reports, run folders. Secrets are
+Texts from outside evert are redacted before they are stored in logs, errors, reports and run
+folders. Secrets are
 
 - values of environment variables, of arguments ``name=value`` and of ``keep_secret``: the whole
   value if the name looks like a key's (``is_secret``), the password if the value is a URL;
@@ -9,7 +10,7 @@ Others' texts are redacted before they are kept: logs, errors, reports, run fold
 
 A value is found in plain text and as JSON, ``repr`` and URLs spell it. Other encodings (base64, a
 hash, pieces) are not recognised. A password of under 8 characters or a short plain word is not
-redacted, because ordinary text would be redacted with it.
+redacted, because that would redact ordinary text.
 """
 
 import json
@@ -49,12 +50,12 @@ URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
 """A field of a URL's query, and its value."""
 
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: a text with one cannot be written to a file."""
+"""Half of a surrogate pair: a text that contains one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
 """Characters before the kept end of a text: a secret may begin there, so they are redacted too."""
 
-_told: dict[str, str] = {}
+_registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
 _variables: dict[Any, Any] = {}
 """The environment that ``_marks`` were made from, in the system's encoding."""
@@ -74,8 +75,8 @@ def is_secret(name: str, value: str) -> bool:
 
 def keep_secret(name: str, value: str) -> None:
     """Redact a value from now on, if its name looks like a key's or it is a URL with a password."""
-    if _told.get(name) != value and [*_secrets({name: value}.items())]:
-        _told[name] = value
+    if _registered.get(name) != value and [*_secrets({name: value}.items())]:
+        _registered[name] = value
         _variables.clear()
 
 
@@ -97,13 +98,13 @@ def redacted(text: str) -> str:
     return ROLLOUT_KEY.sub(ROLLOUT_MARK, text) if "evert-" in text else text
 
 
-def _without_password(found: re.Match[str]) -> str:
-    return found[1] + (PASSWORD_MARK if _could_be(found[2]) else found[2])
+def _without_password(match: re.Match[str]) -> str:
+    return match[1] + (PASSWORD_MARK if _could_be(match[2]) else match[2])
 
 
-def _without_value(found: re.Match[str]) -> str:
-    name, value = found.groups()
-    return f"{name}=[{name}]" if is_secret(name, value) else found[0]
+def _without_value(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return f"{name}=[{name}]" if is_secret(name, value) else match[0]
 
 
 def redacted_end(text: str, size: int) -> str:
@@ -120,23 +121,23 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """The value with its texts redacted; a text whose name looks like a key's is replaced whole."""
+    """The value with redacted texts; a text whose name looks like a key's is replaced entirely."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
         return f"[{name}]" if is_secret(name, value) else redacted(value)
     if isinstance(value, Mapping):
-        return {redacted_tree(key): redacted_tree(its, str(key)) for key, its in value.items()}
+        return {redacted_tree(key): redacted_tree(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(redacted_tree(one, name) for one in value)
+        return type(value)(redacted_tree(item, name) for item in value)
     return value
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
     """A command line, redacted; a ``name=value`` is redacted by its name too."""
     return [
-        f"{name}={redacted_tree(value, name)}" if given else redacted(name)
-        for name, given, value in (argument.partition("=") for argument in arguments)
+        f"{name}={redacted_tree(value, name)}" if equals else redacted(name)
+        for name, equals, value in (argument.partition("=") for argument in arguments)
     ]
 
 
@@ -144,23 +145,23 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets again. Concurrent threads find the same; readers keep the old list."""
+    """Find the secrets again. Concurrent threads find the same ones; readers keep the old list."""
     global _marks
-    snapshot, told = dict(present), dict(_told)
+    snapshot, registered = dict(present), dict(_registered)
     parts = (argument.partition("=") for argument in sys.argv)
     arguments = ((name, value) for name, _, value in parts)
-    found: dict[str, str] = {}
-    for name, secret in _secrets(chain(os.environ.copy().items(), arguments, told.items())):
+    marks: dict[str, str] = {}
+    for name, secret in _secrets(chain(os.environ.copy().items(), arguments, registered.items())):
         for spelling in _spellings(secret):
-            found.setdefault(spelling, f"[{name}]")
-    _marks = sorted(found.items(), key=lambda one: -len(one[0]))
+            marks.setdefault(spelling, f"[{name}]")
+    _marks = sorted(marks.items(), key=lambda pair: -len(pair[0]))
     _variables.clear()
-    if told == _told:  # else a secret was added meanwhile
+    if registered == _registered:  # else a secret was added in the meantime
         _variables.update(snapshot)
 
 
-def _secrets(given: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    for name, value in given:
+def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    for name, value in pairs:
         name = name.lstrip("-")
         if is_secret(name, value):
             yield name, value
@@ -169,7 +170,7 @@ def _secrets(given: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """The password in a URL; without one, the user's name, since some keys are given so."""
+    """The password in a URL; without one, the user's name, which may be a key."""
     if "://" not in value or "@" not in value:
         return None
     try:
@@ -188,5 +189,5 @@ def _could_be(value: str) -> bool:
 def _spellings(secret: str) -> set[str]:
     plain = {secret, unquote(secret)}
     as_utf8 = partial(json.dumps, ensure_ascii=False)
-    spelled = {spell(one) for one in plain for spell in (json.dumps, repr, as_utf8)}
-    return {*plain, *(one[1:-1] for one in spelled), *(quote(one, safe="") for one in plain)}
+    spelled = {spell(text) for text in plain for spell in (json.dumps, repr, as_utf8)}
+    return {*plain, *(text[1:-1] for text in spelled), *(quote(text, safe="") for text in plain)}

@@ -1,4 +1,4 @@
-"""Exceptions as an agent's author wants to see them: with only the frames of their own code."""
+"""Exceptions as an agent's author wants to see them: only with frames of their own code."""
 
 import sysconfig
 import traceback
@@ -27,26 +27,26 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def leaves(error: BaseException) -> list[BaseException]:
     """The exceptions in a group, at any depth, in order; any other exception alone."""
-    found, waiting = list[BaseException](), [error]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, BaseExceptionGroup):
-            waiting += reversed(each.exceptions)
+    exceptions, pending = list[BaseException](), [error]
+    while pending:
+        exception = pending.pop()
+        if isinstance(exception, BaseExceptionGroup):
+            pending += reversed(exception.exceptions)
         else:
-            found.append(each)
-    return found
+            exceptions.append(exception)
+    return exceptions
 
 
-def told(error: BaseException) -> tuple[str, str]:
+def name_and_message(error: BaseException) -> tuple[str, str]:
     """An exception's class name and message; for a group, also those of its exceptions.
 
     A group of one exception counts as that exception.
     """
-    found = leaves(error)
-    if len(found) == 1:
-        return type(found[0]).__name__, text_of(found[0])
-    named = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in found[:MOST_LEAVES]]
-    return type(error).__name__, "; ".join([text_of(error), *named])
+    exceptions = leaves(error)
+    if len(exceptions) == 1:
+        return type(exceptions[0]).__name__, text_of(exceptions[0])
+    texts = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in exceptions[:MOST_LEAVES]]
+    return type(error).__name__, "; ".join([text_of(error), *texts])
 
 
 def agent_traceback(error: BaseException) -> str:
@@ -54,16 +54,16 @@ def agent_traceback(error: BaseException) -> str:
 
     Frames of evert and of libraries are left out. If the agent itself is part of a library, the
     frames of installed packages are shown. A group shows its exceptions; those without frames of
-    the agent have the group's. The text is "" if there are no frames.
+    the agent have the group's. The text is "" without frames.
     """
     around = own_frames(error) or _frames(error, "packages")
-    shown = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
-    return "\n".join(_written(frames, leaf) for frames, leaf in shown if frames)
+    pairs = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
+    return "\n".join(_format(frames, leaf) for frames, leaf in pairs if frames)
 
 
 def _frames(error: BaseException, home: str) -> list[traceback.FrameSummary]:
-    found = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in found if _home(frame.filename) == home]
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if _home(frame.filename) == home]
 
 
 def _home(file: str) -> str:
@@ -76,7 +76,7 @@ def _home(file: str) -> str:
     return "standard" if path.startswith(_STANDARD) or file.startswith("<frozen") else ""
 
 
-def _written(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
+def _format(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
     lines = traceback.format_list(frames[-MOST_FRAMES:])
     last = traceback.format_exception_only(error)
     return "".join(["Traceback (most recent call last):\n", *lines, *last]).rstrip()

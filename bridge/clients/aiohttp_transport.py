@@ -1,6 +1,6 @@
 """The rollout's API in process for ``aiohttp``, as ``httpx_transport.py`` is for ``httpx``.
 
-google-genai makes its async calls with aiohttp where that is installed. aiohttp's transports cannot
+google-genai makes its async calls with aiohttp if that is installed. aiohttp's transports cannot
 be replaced, but its connectors can: the connections of this one hold the answer from the start.
 """
 
@@ -31,7 +31,7 @@ class _Connector(aiohttp.BaseConnector):
     async def _create_connection(self, *_: Any, **__: Any) -> ResponseHandler:
         protocol = self._factory()
         protocol.connection_made(_Wire(protocol))
-        protocol.data_received(_written(self._answer))
+        protocol.data_received(_http_bytes(self._answer))
         return protocol
 
 
@@ -55,7 +55,7 @@ class _Wire(asyncio.Transport):
     abort = close
 
 
-def _written(answer: Answer) -> bytes:
+def _http_bytes(answer: Answer) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status} {responses.get(answer.status, '')}",
         f"content-type: {answer.content_type}",

@@ -72,7 +72,7 @@ class _Handle:
 
     @property
     def untrained(self) -> Self:
-        """A client whose calls are not trained on: summaries, checks, judgements.
+        """A client whose calls are not trained on, for example summaries, checks, judgements.
 
         The policy samples their replies as usual, but the tokens have no weight in the training
         data. This also applies to the client's ``openai``, ``anthropic``, ``transport`` and
@@ -112,7 +112,7 @@ class _Handle:
         """Return this rollout's one HTTP address on a host, for agents in other processes.
 
         Args:
-            host: Interface to listen on, on a free port or a given one ("0.0.0.0:8443"). Any but
+            host: Interface to listen on, with a free port or a fixed one ("0.0.0.0:8443"). Any but
                 loopback lets other machines in, over plain HTTP. An absolute path names a Unix
                 socket to create, whose clients connect to a relay on port 47113 of their loopback.
 
@@ -239,7 +239,7 @@ class BlockingChat(_Chat):
 
         Raises:
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
-            BlockingCallError: The call would block the Env's event loop, which has to answer it.
+            BlockingCallError: The call would block the Env's event loop, which must answer it.
         """
         episode = self._endpoint.episode
         try:
@@ -257,8 +257,8 @@ async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Repl
         openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
     """
     endpoint = client._endpoint
-    asked = endpoint.asked(replace(request, model=client.model, **changes))
-    return await endpoint.episode.call(asked)
+    model_request = endpoint.adapt(replace(request, model=client.model, **changes))
+    return await endpoint.episode.call(model_request)
 
 
 def renderer_of(client: AgentClient) -> PromptRenderer:
@@ -269,11 +269,11 @@ def renderer_of(client: AgentClient) -> PromptRenderer:
 def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:
     if fields.get("stream") is True:
         raise bad_request(
-            "'stream'=True is not supported here; this client returns whole replies. To stream, "
+            "'stream'=True is not supported here; this client returns complete replies. To stream, "
             "use client.openai, the SDK's own client.",
             param="stream",
         )
     if extra := read_object(fields.get("extra_body"), "extra_body"):
         FIELDS.check(fields, strict=True)
         fields = {**fields, **extra}  # the SDK merges them too
-    return endpoint.asked(read(fields, endpoint.model, strict=not extra))
+    return endpoint.adapt(read(fields, endpoint.model, strict=not extra))

@@ -13,12 +13,12 @@ import sys
 from functools import partial
 from typing import Any, Self
 
-from evert.bridge.clients.dialects.api import Answer, Sent
+from evert.bridge.clients.dialects.api import Answer, ApiRequest
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
 IN_PROCESS = "in-process"
-"""The HTTP version of our responses, by which the log knows them."""
+"""The HTTP version of our responses, by which the log filter recognises them."""
 
 ROOT_URL = "http://rollout.invalid"
 """The API's URL in SDKs; the host name can never resolve."""
@@ -41,8 +41,8 @@ class Transport:
             send = partial(self._behind.handle_async_request, request)
             if self._endpoint.match(request.method, request.url.path) is None:
                 return await send()
-        sent = self._sent(request, await request.aread())
-        return response_for(request, await self._endpoint.answer(sent, send))
+        api_request = self._route(request, await request.aread())
+        return response_for(request, await self._endpoint.answer(api_request, send))
 
     def handle_request(self, request: Any) -> Any:
         """Answer a request of a blocking client."""
@@ -51,12 +51,12 @@ class Transport:
             send = partial(self._behind.handle_request, request)
             if self._endpoint.match(request.method, request.url.path) is None:
                 return send()
-        sent = self._sent(request, request.read())
-        return response_for(request, self._endpoint.answer_blocking(sent, send))
+        api_request = self._route(request, request.read())
+        return response_for(request, self._endpoint.answer_blocking(api_request, send))
 
-    def _sent(self, request: Any, content: bytes) -> Sent | Answer:
+    def _route(self, request: Any, content: bytes) -> ApiRequest | Answer:
         url = request.url
-        return self._endpoint.sent(request.method, url.path, content, str(url))
+        return self._endpoint.route(request.method, url.path, content, str(url))
 
     def stream(self, request: Any) -> Exchange:
         """Return an exchange that answers an ``lm15`` client's request when it is entered."""
@@ -98,6 +98,6 @@ def response_for(request: Any, answer: Any) -> Any:
 def was_sent(record: logging.LogRecord) -> bool:
     """Whether a log record of httpx's is about a request that left this process.
 
-    The lines of other requests would name the host of a service that nobody called.
+    The lines of other requests would name the host of a service that was not called.
     """
     return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

@@ -5,8 +5,8 @@
 
 lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
 result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
-of lm15, so a process may have two. A response is built by the request's copy. Neither is
-imported here, since DSPy takes seconds to import: ``when_imported`` waits for other code to do so.
+of lm15, so a process may have two. The request's copy builds the response. Neither is imported
+here, since DSPy takes seconds to import: ``when_imported`` waits for other code to do so.
 """
 
 import sys
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from evert.bridge.clients.dialects.api import Answer, Sent
+from evert.bridge.clients.dialects.api import Answer, ApiRequest
 from evert.bridge.clients.dialects.endpoint import Endpoint
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
@@ -35,41 +35,41 @@ class Exchange:
     ) -> None:
         self._endpoint, self._request = endpoint, request
         self._send: Any = send
-        self._sent: Any = None
+        self._exchange: Any = None
 
-    def _asked(self) -> Sent | Answer:
-        its = self._request
-        return self._endpoint.sent(its.method, path_of(its), its.body, url=its.url)
+    def _route(self) -> ApiRequest | Answer:
+        request = self._request
+        return self._endpoint.route(request.method, path_of(request), request.body, url=request.url)
 
     def __enter__(self) -> Any:
         send = None if self._send is None else self._enter
-        answer = self._endpoint.answer_blocking(self._asked(), send)
+        answer = self._endpoint.answer_blocking(self._route(), send)
         return _response(self._request, answer) if isinstance(answer, Answer) else answer
 
     def _enter(self) -> Any:
-        sent = self._send()
-        response, self._sent = sent.__enter__(), sent
+        exchange = self._send()
+        response, self._exchange = exchange.__enter__(), exchange
         return response
 
     def __exit__(self, *raised: Any) -> Any:
-        return None if self._sent is None else self._sent.__exit__(*raised)
+        return None if self._exchange is None else self._exchange.__exit__(*raised)
 
     async def __aenter__(self) -> Any:
         send = None if self._send is None else self._aenter
-        answer = await self._endpoint.answer(self._asked(), send)
+        answer = await self._endpoint.answer(self._route(), send)
         return _async_response(self._request, answer) if isinstance(answer, Answer) else answer
 
     async def _aenter(self) -> Any:
-        sent = self._send()
-        response, self._sent = await sent.__aenter__(), sent
+        exchange = self._send()
+        response, self._exchange = await exchange.__aenter__(), exchange
         return response
 
     async def __aexit__(self, *raised: Any) -> Any:
-        return None if self._sent is None else await self._sent.__aexit__(*raised)
+        return None if self._exchange is None else await self._exchange.__aexit__(*raised)
 
 
 def path_of(request: Any) -> str:
-    """Return the URL's path of a request of lm15's."""
+    """Return the path of an lm15 request's URL."""
     return str(urlsplit(request.url).path)
 
 

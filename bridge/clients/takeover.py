@@ -1,4 +1,4 @@
-"""Take-over: the calls of agents that build their own client, such as ``openai.OpenAI()``.
+"""Take-over: the calls of agents that build their own client, like ``openai.OpenAI()``.
 
 In an agent's context, the rollout answers requests to a chat API whose body names one of the
 rollout's models. All other requests, and those of other code in the process, go to their usual
@@ -132,8 +132,8 @@ async def _request(
     content = content.encode() if isinstance(content, str) else content
     if not isinstance(content, bytes):
         return await send()
-    sent = endpoint.sent(method, path, content, str(url) if url.absolute else path)
-    answer = await endpoint.answer(sent, send)
+    api_request = endpoint.route(method, path, content, str(url) if url.absolute else path)
+    answer = await endpoint.answer(api_request, send)
     if not isinstance(answer, Answer):
         return answer
     raises = options.get("raise_for_status")
@@ -171,10 +171,10 @@ def _start(original: Function, thread: threading.Thread) -> Any:
     claim = _claim_here()
     if claim is None or _serves_a_pool(thread):
         return original(thread)
-    own = vars(thread).get("run")
+    instance_run = vars(thread).get("run")
 
     def run() -> None:
-        _put_back(thread, own)  # a running thread has its own ``run``
+        _put_back(thread, instance_run)  # a running thread has its own ``run``
         _run_in(lent, thread.run)
 
     lent = claim.lent()
@@ -182,7 +182,7 @@ def _start(original: Function, thread: threading.Thread) -> Any:
     try:
         return original(thread)
     except BaseException:
-        _put_back(thread, own)
+        _put_back(thread, instance_run)
         raise
 
 
@@ -211,18 +211,18 @@ def _serves_a_pool(thread: threading.Thread) -> bool:
 
 
 def _submit(original: Function, pool: Any, fn: Function, /, *args: Any, **kwargs: Any) -> Any:
-    return original(pool, _claimed(fn), *args, **kwargs)
+    return original(pool, _with_claim(fn), *args, **kwargs)
 
 
 def _apply_async(original: Function, pool: Any, func: Function, *args: Any, **kwargs: Any) -> Any:
-    return original(pool, _claimed(func), *args, **kwargs)
+    return original(pool, _with_claim(func), *args, **kwargs)
 
 
-def _guard_tasks(original: Function, pool: Any, job: Any, func: Function, each: Any) -> Any:
-    return original(pool, job, _claimed(func), each)
+def _guard_tasks(original: Function, pool: Any, job: Any, func: Function, iterable: Any) -> Any:
+    return original(pool, job, _with_claim(func), iterable)
 
 
-def _claimed(function: Function) -> Function:
+def _with_claim(function: Function) -> Function:
     claim = _claim_here()
     if claim is None:
         return function

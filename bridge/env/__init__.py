@@ -3,18 +3,18 @@
 In reading order:
 
     options.py         the options of an Env, and their defaults
-    limits.py          the Cookbook's limits, with the agent's own max_tokens
+    limits.py          the Cookbook's limits, with the agent's max_tokens
     pending.py         an observation that waits for its action
     endings.py         how an episode ends: the last transition and its report
-    tool_counts.py     who called, tool calls that were lost
+    tool_counts.py     callers, drift and lost tool calls in transitions
     reply_policies.py  replies that do not parse, have a wrong format, or call too many tools
-    ahead.py           a policy that samples before the runner asks
+    ahead.py           a policy that samples before the runner asks it to
     overlap.py         calls made while others wait
     turns.py           from an action to the next prompt
-    transcript.py      the agent's requests, kept by an Env
+    transcript.py      the agent's requests, kept for the record
     env.py             ChatAgentEnv: all of it as an Env
     seats.py           agents with several trained roles
     parallel.py        groups whose agents' calls are sampled at the same time
-    scripted.py        a policy of given texts
+    scripted.py        a policy that plays a list of texts
     check.py           check_env
 """

@@ -1,7 +1,7 @@
-"""``Ahead``: samples an agent's concurrent calls before the runner asks for them.
+"""``Ahead`` samples an agent's concurrent calls before the runner asks for them.
 
-A runner samples one observation after the other; ``Ahead`` stands between it and its policy. When
-an agent makes a call while others wait for their replies, the Env starts its sample (``begin``).
+A runner samples one observation at a time; ``Ahead`` stands between it and its policy. When an
+agent makes a call while others wait for their replies, the Env starts to sample it (``begin``).
 Once the sample is ready, the Env returns the observation, and the runner gets the sample without
 waiting. So every reply still goes through the runner, with its limits, hooks and token count. The
 policy samples all other observations as usual.
@@ -21,17 +21,17 @@ from evert.bridge.tokens.logprobs import remembering
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Begun:
-    """A sample that was started. ``Ahead`` keeps it only while somebody holds this object."""
+class Sampling:
+    """A started sample. ``Ahead`` keeps only a weak reference to it."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
 
 
 class Ahead(TokenCompleter):
-    """A policy that can start to sample before the runner asks.
+    """A policy that can start to sample before the runner asks it to.
 
-    ``is_timed``: whether a sample that takes too long fails; one of a record waits for its turn.
+    ``is_timed``: whether a sample that takes too long fails; a replayed one waits for its turn.
     """
 
     def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
@@ -39,7 +39,7 @@ class Ahead(TokenCompleter):
         self._is_timed = is_timed
         self._policy = policy
         self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
-        self._begun: WeakValueDictionary[int, Begun] = WeakValueDictionary()
+        self._samplings: WeakValueDictionary[int, Sampling] = WeakValueDictionary()
 
     def begin(
         self,
@@ -47,8 +47,8 @@ class Ahead(TokenCompleter):
         stop: StopCondition,
         max_tokens: int | None,
         seconds: float | None,
-    ) -> Begun:
-        """Start to sample an observation; the runner must ask with this same object."""
+    ) -> Sampling:
+        """Start to sample an observation; the runner must pass this same object."""
 
         async def sample() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds if self._is_timed else None):
@@ -58,8 +58,8 @@ class Ahead(TokenCompleter):
             sample(), name="evert sample", context=self._context.copy()
         )
         task.add_done_callback(_retrieve)
-        begun = self._begun[id(observation)] = Begun(observation, task)
-        return begun
+        sampling = self._samplings[id(observation)] = Sampling(observation, task)
+        return sampling
 
     def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None
@@ -71,17 +71,17 @@ class Ahead(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the started sample, cut at ``max_tokens``; if there is none, sample one."""
-        begun = self._begun.pop(id(model_input), None)
-        if begun is None or begun.task.cancelled():
+        """Return the started sample, cut at ``max_tokens``, or sample now."""
+        sampling = self._samplings.pop(id(model_input), None)
+        if sampling is None or sampling.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
-        return shortened(await begun.task, max_tokens)
+        return shortened(await sampling.task, max_tokens)
 
     def cancel(self) -> None:
         """Cancel the samples that no runner has asked for."""
-        for begun in [*self._begun.values()]:
-            begun.task.cancel()
-        self._begun.clear()
+        for sampling in [*self._samplings.values()]:
+            sampling.task.cancel()
+        self._samplings.clear()
 
 
 def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:

@@ -3,10 +3,10 @@
 The rules, in the order they are checked:
 
     1. The episode ends, with a finite reward.
-    2. Every observation is a non-empty prompt of tokens the tokenizer knows.
+    2. Every observation is a non-empty prompt of tokens in the tokenizer's vocabulary.
     3. Every observation is the renderer's own prompt for the conversation (the same tokens, or
        others with the same text, since sampled tokens are kept).
-    4. After the end, a further step is refused.
+    4. A step after the end is refused.
     5. If the Env is closed at a call, the agent ends and leaves no task and no thread running.
     6. The agent handles replies that are empty, cut or malformed, or raises an exception.
 
@@ -55,7 +55,7 @@ def check_env(
     Raises:
         EnvCheckError: A rule is broken; the message names it and says what to do.
         AgentError, AgentTimeoutError, RewardError: The agent failed; see ``ChatAgentEnv.step``.
-        InvalidAgentError: ``env`` is no agent.
+        InvalidAgentError: ``env`` is not an agent.
     """
     first = env if isinstance(env, ChatAgentEnv) else ChatAgentEnv(env)
     check = _Check(first, list(replies), max_turns)
@@ -74,11 +74,11 @@ def _play(check: "_Check") -> None:
         loop.run_until_complete(check.run())
     finally:
         # Like asyncio.run, but without an endless wait for an agent that ignores cancellation.
-        left = asyncio.all_tasks(loop)
-        for task in left:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=1))
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
@@ -88,7 +88,7 @@ class _Check:
         self._make: Callable[[], ChatAgentEnv] = env.renewed
         self._name = agent_name(env.agent)
         self._renderer: PromptRenderer = prompt_renderer(env.renderer)
-        self._told = repr_of(replies)
+        self._replies_text = repr_of(replies)
         self._replies = [*map(self._say, replies)]
         self._max_turns = max_turns
 
@@ -117,7 +117,7 @@ class _Check:
     async def _play(
         self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
     ) -> StepResult | InitialObservationOverflow | None:
-        """How an episode ends within ``turns`` turns; None: it does not."""
+        """How an episode ends within ``turns`` turns; None: it does not end."""
         first = await env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             return first
@@ -140,7 +140,7 @@ class _Check:
                 await self._check_end(env, end)
         except AgentError as error:
             error.add_note(
-                f"The replies were {self._told}. If the agent may raise at such replies, "
+                f"The replies were {self._replies_text}. If the agent may raise at such replies, "
                 "pass replies=[...] that lead it to its end, or an Env with on_agent_error=."
             )
             raise
@@ -167,8 +167,8 @@ class _Check:
             )
 
     def _check_continues(self, prompt: FlatPrompt, conversation: Conversation, turn: int) -> None:
-        whole = self._renderer.full(conversation.messages)
-        if prompt != whole and _texts(prompt, self._renderer) != _texts(whole, self._renderer):
+        full = self._renderer.full(conversation.messages)
+        if prompt != full and _texts(prompt, self._renderer) != _texts(full, self._renderer):
             raise EnvCheckError(
                 f"Rule 3: the observation of turn {turn} is not the renderer's own prompt for the "
                 f"conversation: {type(self._renderer.renderer).__name__} renders a message "
@@ -192,9 +192,9 @@ class _Check:
                 return
         finally:
             await env.close()
-        left = _alive() - before
-        if env.is_running or left:
-            names = ", ".join(sorted(map(_name, left))) or "the agent"
+        leftovers = _alive() - before
+        if env.is_running or leftovers:
+            names = ", ".join(sorted(map(_name, leftovers))) or "the agent"
             raise EnvCheckError(
                 f"Rule 5: closed at call {turn + 1}, the agent {self._name} left {names} running. "
                 "Let CancelledError (async) or EnvClosedError (threads) end the agent, and await "

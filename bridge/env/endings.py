@@ -5,7 +5,7 @@ the agent raises                  ``AgentError``, or ``stop/agent_error`` and ``
 no call and no end in time        the agent is cancelled; ``AgentTimeoutError``, or
                                   ``stop/agent_timeout`` and ``on_agent_error``
 ``limits.max_turns`` calls made   ``stop/max_turns``
-prompt over the token budget,     the agent gets a 400; if it cannot handle that,
+prompt over the token budget,     the agent gets a 400; if it does not handle that,
 or over the model's context       ``stop/max_tokens`` or ``stop/context_overflow``, and
                                   ``context_overflow_reward``
 tool calls over the budget        ``stop/max_tool_calls``
@@ -40,17 +40,17 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.notes import Note
 from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
 from evert.bridge.redaction import redacted, redacted_logs
-from evert.bridge.tracebacks import agent_traceback, leaves, told
+from evert.bridge.tracebacks import agent_traceback, leaves, name_and_message
 
 PEER_STOPPED = "peer_stopped"
 """Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
 
 
 NO_CALL = "no_llm_call"
-"""Metric, and log, of an episode in which the agent made no model call."""
+"""Metric and log of an episode in which the agent made no model call."""
 
 IDLE = "idle"
-"""Metric of a seat that was not called in an episode while other seats were; no error."""
+"""Metric of a seat that was not called while other seats were; this is not an error."""
 
 AGENT_ERROR = "agent_error"
 """Stop reason of an agent that raised, and the log of its exception."""
@@ -62,11 +62,11 @@ CUT_REPLY = "The model's last reply was cut at max_tokens."
 """Added to the text of a failure: the agent may not have understood the cut reply."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
-"""Metric of each turn: 1 if its reply was cut at its cap, else 0. Not a reason to stop: in a
-transition's metrics it comes after that, because the Cookbook takes the first ``stop/...``."""
+"""Metric of each turn: 1 if its reply was cut at its cap, else 0. It is not a stop reason, so it
+comes after the stop reason in the metrics: the Cookbook takes the first ``stop/...``."""
 
 AGENT_TIMEOUT = "agent_timeout"
-"""Stop reason of an agent that neither called nor ended in time."""
+"""Stop reason of an agent that neither called the model nor ended in time."""
 
 MAX_REFUSALS = 8
 """Number of refused requests in a row at which the episode ends."""
@@ -105,7 +105,7 @@ class Account:
 
     Attributes:
         inbox: The role's inbox; None before the episode begins.
-        hints: Functions that may explain a failure of the agent (``Episode.hints``).
+        hints: Functions that may explain why the agent failed (``Episode.hints``).
         stop_reason: Why the episode must stop before the next turn; None: it continues.
         overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
@@ -197,9 +197,9 @@ class Account:
         if isinstance(error, KeyboardInterrupt):
             raise error
         refused = self.overflow
-        if refused and any(comes_from(each, refused) for each in (error, *leaves(error))):
+        if refused and any(comes_from(leaf, refused) for leaf in (error, *leaves(error))):
             return self.overflown()
-        name, text = told(error)
+        name, text = name_and_message(error)
         text = self.explained(text)
         if self.settings.on_agent_error is None:
             raise AgentError.of(
@@ -212,7 +212,7 @@ class Account:
         return ending
 
     def of_timeout(self, error: AgentTimeoutError) -> Ending:
-        """Make the ending of an episode whose agent neither called nor ended in time.
+        """Make the ending of an episode whose agent neither called the model nor ended in time.
 
         Raises:
             AgentTimeoutError: Always, unless ``on_agent_error`` scores that.
@@ -243,15 +243,15 @@ class Account:
 
     def explained(self, text: str) -> str:
         """Return a failure's text with hints that may explain it."""
-        told_of = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
-        hints = [hint for hint in told_of if hint and hint not in text]
+        candidates = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
+        hints = [hint for hint in candidates if hint and hint not in text]
         if hints and text and text[-1] not in ".!?":
             text += "."
         return redacted(" ".join([text, *hints]))
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Put a note into ``metrics`` or ``logs``; return its reward, 0.0 if it is none."""
+    """Put a note into ``metrics`` or ``logs``; return its reward, 0.0 for other notes."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":
@@ -265,15 +265,15 @@ def comes_from(error: BaseException | None, origin: BaseException) -> bool:
     """Whether ``error`` or one of its causes is ``origin``, or has its code or message.
 
     An SDK that gets the error over a transport or a socket raises its own exception, with the
-    code (OpenAI's) or with the message inside a longer one (Anthropic's, Google's).
+    same code (OpenAI's) or with a message that contains this one (Anthropic's, Google's).
     """
     code, message = getattr(origin, "code", None), str(origin)
-    seen = 0
-    while error is not None and seen < 32:
+    depth = 0
+    while error is not None and depth < 32:
         if error is origin or (code is not None and getattr(error, "code", None) == code):
             return True
         if message and message in text_of(error):
             return True
         error = error.__cause__ or error.__context__
-        seen += 1
+        depth += 1
     return False

@@ -67,22 +67,22 @@ class ChatAgentEnv(Env):
             ``evert.bridge.env.options``. The agent's ``env_options`` replace their defaults.
 
     Attributes:
-        agent, task, seed: As given.
-        transcript: The agent's requests, if they are kept (``Recorder.watch``); else None.
+        agent, task, seed: The arguments.
+        transcript: The agent's requests, if they are recorded (``Recorder.watch``); else None.
         turn_lineages: The lineage (token sequence) of each action so far, in order.
         turn_callers: The task or thread whose call each action answered.
 
     Raises:
-        InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
-        InvalidModelError: One of ``models`` is no model, or ``policy_names`` are invalid.
-        RendererMismatchError: ``renderer`` is no renderer.
+        InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
+        InvalidModelError: One of ``models`` is not a model, or ``policy_names`` are invalid.
+        RendererMismatchError: ``renderer`` is not a renderer.
         TypeError, ValueError: An option does not exist, or its value is invalid.
 
     Like every Env it is single-use. ``close()`` aborts a rollout; a builder's ``cleanup`` calls it.
     """
 
     _share: Callable[[Any], Any] = staticmethod(lambda value: value)
-    """From the agent's return value to this Env's part of it."""
+    """Returns this Env's part of the agent's return value."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class ChatAgentEnv(Env):
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
             AgentTimeoutError: It neither called nor ended within ``agent_timeout``.
             RewardError: It ended without a valid reward.
-            InvalidActionError: ``action`` is no list of ids; the observation stays outstanding.
+            InvalidActionError: ``action`` is not a list of ids; the observation stays outstanding.
             EnvStateError: No observation is outstanding.
             EnvClosedError: The Env was closed, before or during this step.
         """
@@ -165,8 +165,8 @@ class ChatAgentEnv(Env):
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         if self.transcript is not None:
-            request, met = outstanding.call.request, self._turns.overlap.is_met
-            self.transcript.note(request, outstanding.conversation, met=met)
+            request, overlaps = outstanding.call.request, self._turns.overlap.is_met
+            self.transcript.note(request, outstanding.conversation, met=overlaps)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
             self._turns.forget()
@@ -181,11 +181,11 @@ class ChatAgentEnv(Env):
     async def inject_messages(
         self, messages: Sequence[Message]
     ) -> tuple[Observation, StopCondition]:
-        """Add messages to the outstanding prompt, unseen by the agent (for rollout hooks).
+        """Add messages to the outstanding prompt; the agent does not see them (for rollout hooks).
 
         Raises:
             EnvStateError: No observation is outstanding.
-            RendererMismatchError, ValueError: The messages cannot be rendered, and change nothing.
+            RendererMismatchError, ValueError: The messages cannot be rendered; nothing changes.
         """
         outstanding = self._turns.take_back()
         try:
@@ -208,10 +208,12 @@ class ChatAgentEnv(Env):
     def rollout_limits(self) -> LiveLimits:
         """The limits for a runner, which reads them each turn; with the agent's ``max_tokens``."""
         turns = self._turns
-        return LiveLimits(
-            self._settings.limits,
-            lambda: None if turns.standing.lent is None else turns.standing.lent.cap(turns.budget),
-        )
+
+        def present_cap() -> int | None:
+            outstanding = turns.standing.outstanding
+            return None if outstanding is None else outstanding.cap(turns.budget)
+
+        return LiveLimits(self._settings.limits, present_cap)
 
     # -- what users read -------------------------------------------------------------------------
 
@@ -236,11 +238,12 @@ class ChatAgentEnv(Env):
 
     @property
     def request(self) -> ChatRequest | None:
-        """The agent's call that waits for a reply; None when there is none."""
-        return None if self._turns.standing.lent is None else self._turns.standing.lent.call.request
+        """The agent's call that waits for a reply; None: no call waits."""
+        outstanding = self._turns.standing.outstanding
+        return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """Return the agent's call of an observation that is being sampled; None: there is none.
+        """Return the agent's call of an observation that is being sampled; None: no call waits.
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
@@ -249,8 +252,9 @@ class ChatAgentEnv(Env):
 
     @property
     def conversation(self) -> Conversation | None:
-        """The conversation of the outstanding observation; None when there is none."""
-        return None if self._turns.standing.lent is None else self._turns.standing.lent.conversation
+        """The conversation of the outstanding observation; None: no observation is outstanding."""
+        outstanding = self._turns.standing.outstanding
+        return None if outstanding is None else outstanding.conversation
 
     @property
     def drift(self) -> Counter[Drift]:
@@ -267,7 +271,7 @@ class ChatAgentEnv(Env):
         """Abort the episode: cancel the agent, run its ``finally`` blocks, join its thread.
 
         Idempotent, and safe while a ``step`` is waiting, which then raises ``EnvClosedError``.
-        It also works from another event loop while the Env's own loop runs; when that loop is gone,
+        It also works from another event loop while the Env's own loop runs. If that loop has ended,
         it refuses the calls that still wait, so that their threads continue.
         """
         await self._turns.close()
@@ -277,7 +281,7 @@ class ChatAgentEnv(Env):
         # A string, since this module's names are gone when the interpreter ends.
         if turns is None or turns.episode is None or turns.episode.life != "running":
             return
-        turns.episode.drop()  # else its thread would wait for ever
+        turns.episode.drop()  # else its thread would wait forever
         warnings.warn(
             f"A ChatAgentEnv of {self._form.name} was dropped while its agent was running; call "
             "close().",

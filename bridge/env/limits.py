@@ -13,14 +13,14 @@ from tinker_cookbook.rl.types import StopReason
 from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
-"""Tokens that a prompt must leave free: the Cookbook's runner treats one free token as none."""
+"""Tokens that a prompt must leave free: with one free token, the Cookbook's runner stops."""
 
 MIN_CONTEXT = ROOM + 1
 
 
 @chz.chz
 class SequenceLimits(RolloutLimits):
-    """The Cookbook's budgets, and one for each token sequence, as other trainers have it.
+    """The Cookbook's budgets, and a budget for each token sequence, as in other trainers.
 
     Attributes:
         max_response_tokens: Most tokens of a sequence after its first prompt: the replies, and the
@@ -35,7 +35,7 @@ class LiveLimits:
     """Limits whose ``max_turn_tokens`` is the cap of the current call, if that is lower.
 
     A runner gets ``env.rollout_limits`` once and reads it every turn, but ``RolloutLimits`` is
-    frozen. So this object replaces it, with all its other fields.
+    frozen. So this object replaces it and has all its other fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
@@ -66,7 +66,7 @@ class Budget:
     def _longest_prompt(self) -> PromptLimit:
         """The lower of the budget (``stop/max_tokens``) and the context.
 
-        ``stop/context_overflow`` is for the context alone, which nobody chose as a limit.
+        ``stop/context_overflow`` is for the context alone, which the user did not choose.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)
@@ -77,22 +77,22 @@ class Budget:
         reason = StopReason.MAX_TOKENS if is_chosen else StopReason.CONTEXT_OVERFLOW
         return PromptLimit(tokens, reason)
 
-    def has_turn(self, taken: int) -> bool:
-        """Whether there may be another turn after ``taken`` turns."""
-        return self.limits.max_turns is None or taken < self.limits.max_turns
+    def has_turn(self, turns: int) -> bool:
+        """Whether there may be another turn after ``turns`` turns."""
+        return self.limits.max_turns is None or turns < self.limits.max_turns
 
-    def cap(self, asked: int | None, length: int, first: int | None) -> int | None:
+    def cap(self, max_tokens: int | None, length: int, first: int | None) -> int | None:
         """Return the most tokens of a reply: the agent's cap, or the room left; None: no cap.
 
         Args:
-            asked: The agent's cap.
+            max_tokens: The agent's cap.
             length: Tokens of the prompt.
-            first: Tokens of its sequence's first prompt; None before that.
+            first: Tokens of the first prompt of its sequence; None before that.
         """
-        whole, response = self._context, self._response
-        room = None if whole is None else whole - length
-        left = None if response is None or first is None else first + response - length
-        return tightest(asked, room, left)
+        context, response = self._context, self._response
+        room = None if context is None else context - length
+        response_room = None if response is None or first is None else first + response - length
+        return tightest(max_tokens, room, response_room)
 
     def sample(self, cap: int | None, length: int, sampled: int) -> int | None:
         """Return the most tokens of a reply that a runner accepts by the Env's limits; None: any.
@@ -102,17 +102,18 @@ class Budget:
             length: Tokens of the prompt.
             sampled: Tokens sampled so far; the runner may have counted more in the meantime.
         """
-        whole, all_ = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
-        left = None if whole is None else whole - length
-        rest = None if all_ is None else all_ - sampled
-        return tightest(cap, self.limits.max_turn_tokens, left, rest)
+        max_length, max_sampled = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
+        room = None if max_length is None else max_length - length
+        remaining = None if max_sampled is None else max_sampled - sampled
+        return tightest(cap, self.limits.max_turn_tokens, room, remaining)
 
-    def calls(self, most: int, taken: int, sampled: int) -> int:
-        """Return how many calls may be sampled at the same time: ``most``, or what limits allow."""
-        turns, tokens = self.limits.max_turns, self.limits.max_sampled_tokens
-        left = None if turns is None else turns - taken
-        rest = None if tokens is None else tokens - sampled - 1  # runners treat one as none
-        return min(each for each in (most, left, rest) if each is not None)
+    def calls(self, limit: int, turns: int, sampled: int) -> int:
+        """Return how many calls may be sampled at the same time: at most ``limit``."""
+        max_turns, max_sampled = self.limits.max_turns, self.limits.max_sampled_tokens
+        turns_left = None if max_turns is None else max_turns - turns
+        # Runners stop with one free token.
+        tokens_left = None if max_sampled is None else max_sampled - sampled - 1
+        return min(cap for cap in (limit, turns_left, tokens_left) if cap is not None)
 
 
 def tightest(*caps: int | None) -> int | None:

@@ -46,8 +46,8 @@ class EnvSettings:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
         policy_names: The model name, or names, by which the agent calls the policy. ``*`` matches
             any text: "*" is every name that no frozen model has, "gpt-*" those with that prefix.
-        limits: The Cookbook's budgets; None: none. The Env enforces ``max_turns`` and
-            ``max_trajectory_tokens``, so that the agent learns of them; a runner the others.
+        limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
+            ``max_trajectory_tokens``, so that the agent gets an error; a runner the others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
             gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
         agent_timeout: Seconds the agent may take between two calls. None: no limit.
@@ -58,16 +58,16 @@ class EnvSettings:
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
         context_overflow_reward: Added if an overlong prompt, or a cut reply, ends the episode.
-        close_timeout: Seconds that ``close`` waits for the agent, twice.
+        close_timeout: Seconds that ``close`` waits for the agent; it waits twice.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code
             ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
         format_retries: How often the policy is asked again for a reply that violates
-            ``response_format`` or a forced ``tool_choice``. Each time is a transition.
-        keep_completed_arguments: Whether the prompt keeps a reply as it was sampled when the agent
-            sends its tool calls back with added arguments, or other white space at the ends of
-            lines. ``drift/completed_arguments`` counts it either way. False: a new token sequence
-            has what the agent sent: only its author knows that the additions change nothing.
+            ``response_format`` or a forced ``tool_choice``. Each retry is a transition.
+        keep_completed_arguments: Whether the prompt keeps a reply as it was sampled if the agent
+            sends its tool calls back with added arguments, or with other white space at the ends of
+            lines. ``drift/completed_arguments`` counts both cases. False: a new token sequence has
+            what the agent sent, since only its author knows that the additions change nothing.
     """
 
     renderer: Renderer | None = None
@@ -92,48 +92,48 @@ class EnvSettings:
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
-    """Return ``options``, completed with the agent's own: its attribute ``env_options``.
+    """Return ``options``, with the agent's attribute ``env_options`` as defaults.
 
-    Of two context lengths, the lower one counts: a trainer passes what its model can take.
+    The lower of two context lengths counts: a trainer passes the one of its model.
 
     Raises:
-        InvalidAgentError: The attribute is no mapping.
+        InvalidAgentError: The attribute is not a mapping.
     """
-    found = getattr(unwrapped(agent), "env_options", {})
-    if not isinstance(found, Mapping):
+    defaults = getattr(unwrapped(agent), "env_options", {})
+    if not isinstance(defaults, Mapping):
         raise InvalidAgentError(
-            f"The agent {agent_name(agent)} has env_options={found!r:.200}; expected a dict of "
+            f"The agent {agent_name(agent)} has env_options={defaults!r:.200}; expected a dict of "
             "ChatAgentEnv's options."
         )
-    both = EnvOptions(**{**found, **options})
-    contexts = found.get("context_length"), options.get("context_length")
+    merged = EnvOptions(**{**defaults, **options})
+    contexts = defaults.get("context_length"), options.get("context_length")
     if None not in contexts:
-        both["context_length"] = tightest(*contexts)
-    return both
+        merged["context_length"] = tightest(*contexts)
+    return merged
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:
-    """Check the options, and add the defaults of the others.
+    """Check the options, and add the missing defaults.
 
     Raises:
         TypeError: An option does not exist.
         ValueError: ``on_truncation`` is unknown, or ``context_length`` has no room for a prompt.
         InvalidModelError: ``policy_names`` are invalid.
     """
-    known = [field.name for field in fields(EnvSettings)]
+    names = [field.name for field in fields(EnvSettings)]
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             if name == "seats":
                 hint = " Seats are a group's: ChatAgentGroupBuilder(agent, task, seats=(...))."
             raise TypeError(
-                f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(known)}."
+                f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(names)}."
             )
-    given: dict[str, Any] = dict(options)
-    if given.get("limits") is None:
-        given.pop("limits", None)
-    settings = EnvSettings(**given)
+    values: dict[str, Any] = dict(options)
+    if values.get("limits") is None:
+        values.pop("limits", None)
+    settings = EnvSettings(**values)
     if settings.on_truncation not in ("deliver", "end"):
         raise ValueError(
             f"on_truncation is {settings.on_truncation!r}; expected 'deliver' (the agent gets the "

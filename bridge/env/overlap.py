@@ -3,7 +3,7 @@
 The runner samples a call that is alone, so nothing changes for an agent whose calls never overlap.
 After the first overlap, every call is sampled ahead of the runner (``ahead.py``) as soon as it
 arrives. It becomes an observation when its sample is ready, so no call waits for another's reply.
-A call that the agent gives up before that never becomes an observation.
+A call that the agent gives up before then never becomes an observation.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from evert.bridge.env.pending import Outstanding
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
-"""Cycles of the event loop in which an agent may react to a reply before it gets the next one. In
-them, notes from another task than the one that called belong to that reply."""
+"""Cycles of the event loop in which an agent may react to a reply before it gets the next one.
+During them, notes from tasks other than the caller's belong to that reply."""
 
 
 class Overlap:
@@ -36,70 +36,70 @@ class Overlap:
         self.is_met = False
 
     @property
-    def most(self) -> int | None:
-        """Most calls that may be sampled at a time, by the limits too; None: none ahead."""
+    def max_calls(self) -> int | None:
+        """Most calls that may be sampled at a time within the limits; None: no call ahead."""
         if self.ahead is None:
             return None
         account = self._account
         return account.budget.calls(self.ahead.max_calls, account.turns, account.sampled)
 
     def sampled_ahead(self, observation: Observation) -> Outstanding | None:
-        """Return the call of an observation that is sampled ahead; None: it is not."""
+        """Return the call of an observation that is sampled ahead; None: the runner samples it."""
         for outstanding in self._account.inbox.ahead.values() if self._account.inbox else ():
             if outstanding.prompt is not None and outstanding.prompt[0] is observation:
                 return outstanding
         return None
 
-    def takes(self, outstanding: Outstanding) -> bool:
-        """Start to sample a call ahead of the runner; False: the runner is to sample it."""
+    def sample_ahead(self, outstanding: Outstanding) -> bool:
+        """Start to sample a call ahead of the runner; False: the runner must sample it."""
         ahead, inbox, call = self.ahead, self._account.inbox, outstanding.call
         if ahead is None or inbox is None or not (self.is_met or inbox.has_calls):
             return False
-        if self.most is not None and self.most < 1:
+        if self.max_calls is not None and self.max_calls < 1:
             return False  # the runner will end the episode with it
         self.is_met = True
         budget, renderer = self._account.budget, self._account.book.renderer
         outstanding.prompt = prompt, stop = outstanding.observation(renderer)
         length, sampled = outstanding.conversation.length, self._account.sampled
-        most = budget.sample(outstanding.cap(budget), length, sampled)
+        max_tokens = budget.sample(outstanding.cap(budget), length, sampled)
         timeout = budget.limits.sampling_turn_timeout_seconds
-        begun = outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
+        sampling = outstanding.sampling = ahead.begin(prompt, stop, max_tokens, timeout)
         inbox.ahead[call] = outstanding
-        begun.task.add_done_callback(
-            lambda _: inbox.is_sampled(call) if outstanding.sampling is begun else None
+        sampling.task.add_done_callback(
+            lambda _: inbox.note_sampled(call) if outstanding.sampling is sampling else None
         )
         return True
 
-    def go_on(self, ahead: Ahead | None) -> None:
-        """From here on, sample with ``ahead``, also the calls that wait for their samples."""
+    def switch(self, ahead: Ahead | None) -> None:
+        """Sample with ``ahead`` from now on, including calls that wait for their samples."""
         self.ahead, self.is_met = ahead, False
         if (inbox := self._account.inbox) is None:
             return
-        room = (self.most or 1) - 1  # one more waits for the runner
+        room = (self.max_calls or 1) - 1  # one more waits for the runner
         for number, outstanding in enumerate([*inbox.ahead.values()]):
             if outstanding.sampling is not None:
-                outstanding.sampling.task.cancel()  # then the runner samples it in its turn
+                outstanding.sampling.task.cancel()  # then the runner samples it
             if number < room:
                 self.is_met = True
-                inbox.is_sampled_again(outstanding.call)
-                self.takes(outstanding)
+                inbox.note_resampled(outstanding.call)
+                self.sample_ahead(outstanding)
 
-    def look(self, lent: Outstanding) -> None:
+    def sample_arrivals(self, sampled: Outstanding) -> None:
         """Start to sample calls that arrive while the runner samples another one.
 
         Calls that need more time (a long text) or a refusal wait for the next step.
         """
-        inbox, most, book = self._account.inbox, self.most, self._account.book
-        if inbox is None or most is None or not lent.call.is_waiting:
+        inbox, max_calls, book = self._account.inbox, self.max_calls, self._account.book
+        if inbox is None or max_calls is None or not sampled.call.is_waiting:
             return
-        while len(inbox.ahead) < most - 1 and (call := inbox.next_call()) is not None:
+        while len(inbox.ahead) < max_calls - 1 and (call := inbox.next_call()) is not None:
             try:
-                here = book.observe(call.request, call.caller, book.renderer, LONG_TEXT)
+                conversation = book.observe(call.request, call.caller, book.renderer, LONG_TEXT)
             except Exception:
                 inbox.put_back(call)
                 return
             self.is_met = True
-            self.takes(Outstanding(call, here, book.latest_drift))
+            self.sample_ahead(Outstanding(call, conversation, book.latest_drift))
 
     async def react(self) -> None:
         """Let the agent react to a reply if other calls wait.

@@ -26,8 +26,8 @@ MAX_CALLS = 64
 class ParallelRollouts(RolloutStrategy):
     """Plays groups by another strategy, but samples an agent's concurrent calls concurrently.
 
-    The other strategy decides the rest: which failures it tolerates, what it retries. An agent
-    whose calls never overlap is played as without this, token for token. An agent's notes (rewards,
+    The other strategy decides which failures it tolerates and what it retries. An agent whose calls
+    never overlap is played as without this one, token for token. An agent's notes (rewards,
     metrics, logs) belong to the call whose reply the same task or thread got last. Envs that are
     not evert's are played as usual.
 
@@ -36,8 +36,8 @@ class ParallelRollouts(RolloutStrategy):
         max_calls: Most calls of one episode that are sampled at the same time, at least 1.
 
     Raises:
-        TypeError: ``inner`` is no strategy.
-        ValueError: ``max_calls`` is no integer of at least 1.
+        TypeError: ``inner`` is not a strategy.
+        ValueError: ``max_calls`` is not an integer of at least 1.
     """
 
     inner: RolloutStrategy = field(default_factory=FailFast)
@@ -85,9 +85,9 @@ async def do_parallel_rollout(
 
     Args:
         policy: The policy.
-        env: An unused Env; one that is not evert's is played as usual.
+        env: An unused Env; an Env that is not evert's is played as usual.
         max_calls: Most calls that are sampled at the same time.
-        hooks: The Cookbook's hooks into the rollout; None: none.
+        hooks: The Cookbook's hooks into the rollout; None: no hooks.
 
     Returns:
         The trajectory, with its transitions in the order of their replies.

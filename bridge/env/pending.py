@@ -12,14 +12,14 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metric
 
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Break
-from evert.bridge.env.ahead import Begun
+from evert.bridge.env.ahead import Sampling
 from evert.bridge.env.limits import Budget
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first,
-which the Cookbook made for parse errors."""
+"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first one,
+which the Cookbook uses for parse errors."""
 
 GIVEN_UP = "given_up"
 """Metric of a turn whose reply the agent never read; such a turn is not trained on."""
@@ -33,12 +33,12 @@ class Outstanding:
     conversation: Conversation
     drift: Break | None = None
     prompt: tuple[Observation, StopCondition] | None = None  # once it is sampled ahead
-    sampling: Begun | None = None  # None: the runner samples it
+    sampling: Sampling | None = None  # None: the runner samples it
 
     def cap(self, budget: Budget) -> int | None:
         """Return the most tokens of the reply; None: no cap. See ``Budget.cap``."""
-        here = self.conversation
-        return budget.cap(self.call.request.max_tokens, here.length, here.first)
+        conversation = self.conversation
+        return budget.cap(self.call.request.max_tokens, conversation.length, conversation.first)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
         """Return the prompt, and where its reply stops."""
@@ -58,22 +58,22 @@ class Life(StrEnum):
 class Standing:
     """The state of an Env: a ``Life``, or the outstanding observation."""
 
-    now: Life | Outstanding = Life.OPEN
+    state: Life | Outstanding = Life.OPEN
 
-    def becomes(self, now: Life | Outstanding) -> None:
-        """Change the state. A closed Env stays closed, also if a step is running."""
+    def change(self, state: Life | Outstanding) -> None:
+        """Change the state. A closed Env stays closed, even if a step is running."""
         if not self.is_closed:
-            self.now = now
+            self.state = state
 
     @property
-    def lent(self) -> Outstanding | None:
-        """The outstanding observation; None: there is none."""
-        return self.now if isinstance(self.now, Outstanding) else None
+    def outstanding(self) -> Outstanding | None:
+        """The outstanding observation; None: no observation is outstanding."""
+        return self.state if isinstance(self.state, Outstanding) else None
 
     @property
     def is_closed(self) -> bool:
         """Whether the Env was closed."""
-        return self.now is Life.CLOSED
+        return self.state is Life.CLOSED
 
 
 @dataclass(slots=True)

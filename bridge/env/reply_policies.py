@@ -36,7 +36,7 @@ class ParseErrors:
         """Decide on a reply, and add rewards, metrics and logs to its turn.
 
         Errors in a row are counted for each ``row`` separately. ``one_call``: whether the agent
-        allows one tool call at most, so that a valid one does not excuse another.
+        allows one tool call at most, so that a valid call does not excuse an invalid one.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -48,14 +48,14 @@ class ParseErrors:
         if self.policy is None:
             return Verdict.DELIVER
         if kind is ParseFailureKind.CONTENT and reply.tool_calls and not one_call:
-            del self._in_a_row[row]  # the reply has valid calls, too
+            del self._in_a_row[row]  # the reply also has valid calls
             return Verdict.DELIVER
         turn.logs["parse_failure_kind"] = str(kind)
         if self.policy.mask_error_turns:
             turn.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
         self._in_a_row[row] += 1
-        again = self._in_a_row[row] <= self.policy.max_consecutive
-        if again and kind is ParseFailureKind.CONTENT:
+        may_retry = self._in_a_row[row] <= self.policy.max_consecutive
+        if may_retry and kind is ParseFailureKind.CONTENT:
             turn.reward -= self.policy.penalty_per_error
             return Verdict.ASK_AGAIN
         turn.reward += self.policy.terminal_reward
@@ -76,7 +76,7 @@ class FormatRetries:
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
     def judge(
-        self, reply: Reply, wanted: ReplyFormat, turn: Turn, row: object
+        self, reply: Reply, reply_format: ReplyFormat, turn: Turn, row: object
     ) -> tuple[Reply, Message | None]:
         """Return the reply for the agent, and the message that asks again (None: deliver).
 
@@ -84,8 +84,8 @@ class FormatRetries:
         """
         if reply.finish_reason == "length":
             return reply, None
-        reply = wanted.cleaned(reply)
-        problem = wanted.problem(reply)
+        reply = reply_format.cleaned(reply)
+        problem = reply_format.problem(reply)
         if problem is None:
             del self._in_a_row[row]
             return reply, None
@@ -93,7 +93,7 @@ class FormatRetries:
         turn.logs["format_error"] = redacted(problem)
         self._in_a_row[row] += 1
         if self._in_a_row[row] <= self.limit:
-            return reply, wanted.correction(problem)
+            return reply, reply_format.correction(problem)
         del self._in_a_row[row]
         return reply, None
 
@@ -103,7 +103,7 @@ class ToolBudget:
     """How many tool calls an episode may still make; ``limit`` None: any number."""
 
     limit: int | None
-    _made: int = field(default=0, init=False)
+    _calls: int = field(default=0, init=False)
 
     def tighten(self, limit: int) -> None:
         """Apply another limit; the lower of the two counts."""
@@ -114,8 +114,8 @@ class ToolBudget:
         calls = reply.tool_calls
         allowed = len(calls)
         if self.limit is not None:
-            allowed = max(0, min(allowed, self.limit - self._made))
-        self._made += allowed
+            allowed = max(0, min(allowed, self.limit - self._calls))
+        self._calls += allowed
         if allowed == len(calls):
             return reply, False
         return reply.with_calls(allowed), True

@@ -1,4 +1,4 @@
-"""``ScriptedPolicy``: a policy that plays given texts, for tests of agents without a model."""
+"""``ScriptedPolicy``: a policy that plays a list of texts, for tests of agents without a model."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
@@ -26,7 +26,7 @@ class ScriptedPolicy(TokenCompleter):
     ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.
 
     Raises:
-        InvalidModelError: ``replies`` is one text, or a reply is no text.
+        InvalidModelError: ``replies`` is a single text, or a reply is not a text.
         IndexError: There were more calls than texts.
     """
 

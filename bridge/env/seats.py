@@ -47,7 +47,7 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds that a seat waits for others when no Env is left whose retry could bring them."""
+"""Seconds that a seat waits for others when no Env remains whose retry could bring them."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
@@ -61,8 +61,8 @@ def with_opponents(
     """Return the seats without an opponent, and the options with frozen models at the others."""
     models = {**(options.get("models") or {})}
     models |= {seat_model(seat): model for seat, model in opponents.items()}
-    left = tuple(seat for seat in seats if seat not in opponents)
-    return left, {**options, "models": models}
+    policy_seats = tuple(seat for seat in seats if seat not in opponents)
+    return policy_seats, {**options, "models": models}
 
 
 def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
@@ -123,7 +123,7 @@ class SeatGroup:
     """The episodes of a group whose agent has seats.
 
     Raises:
-        InvalidDatasetError: There are no two different seats, or ``policy_names`` is given, too.
+        InvalidDatasetError: There are fewer than two seats, or ``policy_names`` is set.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class SeatGroup:
         check_seats(seats, frozen)
         if "policy_names" in options:
             raise InvalidDatasetError(
-                f"policy_names={options['policy_names']!r} was given with seats={tuple(seats)!r}, "
+                f"Got policy_names={options['policy_names']!r} with seats={tuple(seats)!r}, "
                 f"but each seat has its own model name. Leave policy_names out, and let the agent "
                 f"call {seat_model(seats[0])!r}, or use client.seat({seats[0]!r})."
             )
-        self._made_of = (agent, task, options)
+        self._episode_arguments = (agent, task, options)
         self._seats = tuple(seats)
         self.roles = (*seats, *frozen)
-        self._owed: list[SeatEnv] = []
-        self._waits: dict[SeatEnv, bool] = {}  # by Env that is not over: whether it waits
+        self._next_seats: list[SeatEnv] = []
+        self._waits: dict[SeatEnv, bool] = {}  # whether an Env waits; only Envs that are not over
 
     def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
         """Return the Envs of a new episode, one per seat."""
@@ -150,36 +150,36 @@ class SeatGroup:
         return envs
 
     def next_seat(self, seed: int | None = None) -> "SeatEnv":
-        """Return an Env to replace a failed one: the next seat of a new episode."""
-        self._owed = self._owed or self._new_envs(seed)
-        env = self._owed.pop(0)
+        """Return an Env that replaces a failed one: the next seat of a new episode."""
+        self._next_seats = self._next_seats or self._new_envs(seed)
+        env = self._next_seats.pop(0)
         self._waits[env] = False
         return env
 
     def _new_envs(self, seed: int | None) -> "list[SeatEnv]":
         table = _Table(self._seats, seed)
-        return [SeatEnv(self, table, seat, *self._made_of) for seat in self._seats]
+        return [SeatEnv(self, table, seat, *self._episode_arguments) for seat in self._seats]
 
-    def waits(self, env: "SeatEnv") -> None:
+    def note_waiting(self, env: "SeatEnv") -> None:
         """Note that a seat was taken and waits for its episode to begin."""
         self._waits[env] = True
-        self._look()
+        self._check_lone_seats()
 
-    def begins(self, table: "_Table") -> None:
+    def note_begun(self, table: "_Table") -> None:
         """Note that an episode begins: its seats no longer wait."""
         self._waits.update({env: False for env in self._waits if env.table is table})
 
-    def is_over(self, env: "SeatEnv") -> None:
+    def note_over(self, env: "SeatEnv") -> None:
         """Note that a seat's Env has ended, failed or was closed."""
         self._waits.pop(env, None)
-        self._look()
+        self._check_lone_seats()
 
-    def _look(self) -> None:
-        """Give up waiting seats once no seat is left that could fail and be retried."""
+    def _check_lone_seats(self) -> None:
+        """Give up waiting seats once no remaining seat could fail and be retried."""
         if self._waits and all(self._waits.values()):
-            asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._tell_lone_seats)
+            asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._release_lone_seats)
 
-    def _tell_lone_seats(self) -> None:
+    def _release_lone_seats(self) -> None:
         if all(self._waits.values()):
             for env in self._waits:
                 env.table.settled.set()
@@ -189,17 +189,17 @@ class _Table:
     def __init__(self, seats: tuple[str, ...], seed: int | None) -> None:
         self.seats = seats
         self.seed = seed
-        self.taken: set[str] = set()
+        self.occupied: set[str] = set()
         self.loop: asyncio.AbstractEventLoop | None = None  # on which the seats are played
         self.episode: Episode | None = None
         self.problem: BaseException | None = None
-        self.settled = asyncio.Event()  # the episode has begun, or never will
+        self.settled = asyncio.Event()  # the episode has begun, or will never begin
 
     async def wait(self, seat: str) -> tuple[Episode, Inbox[Any]]:
         """Return the episode and the seat's inbox, once all seats are taken.
 
         Raises:
-            EnvClosedError: The episode was closed before, or its agent could not be started.
+            EnvClosedError: The episode was closed earlier, or its agent could not be started.
         """
         await self.settled.wait()
         if self.problem is not None:
@@ -208,7 +208,7 @@ class _Table:
                 f"{type(self.problem).__name__}: {text_of(self.problem)}"
             ) from self.problem
         if self.episode is None:
-            missing = [seat for seat in self.seats if seat not in self.taken]
+            missing = [seat for seat in self.seats if seat not in self.occupied]
             raise EnvClosedError(
                 f"The episode was closed before its agent began: the seat {seat!r} waited for "
                 f"{', '.join(missing)}. Play all seats of an episode at the same time. (A strategy "
@@ -231,8 +231,8 @@ class SeatEnv(ChatAgentEnv):
         options: EnvOptions,
     ) -> None:
         self._share = partial(_share_of, seat, group.roles)
-        named: EnvOptions = {**options, "policy_names": seat_model(seat)}
-        super().__init__(agent, task, **named)
+        seat_options: EnvOptions = {**options, "policy_names": seat_model(seat)}
+        super().__init__(agent, task, **seat_options)
         self._group = group
         self.table = table
         self.seat = seat
@@ -250,9 +250,9 @@ class SeatEnv(ChatAgentEnv):
 
     async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         table = self.table
-        table.taken.add(self.seat)
+        table.occupied.add(self.seat)
         table.loop = asyncio.get_running_loop()
-        if len(table.taken) == len(table.seats) and not table.settled.is_set():
+        if len(table.occupied) == len(table.seats) and not table.settled.is_set():
             roles = [[seat_model(seat)] for seat in table.seats]
             try:
                 table.episode = self._start(roles, table.seed)
@@ -261,29 +261,29 @@ class SeatEnv(ChatAgentEnv):
                 raise
             finally:
                 table.settled.set()
-            self._group.begins(table)
+            self._group.note_begun(table)
         else:
-            self._group.waits(self)
+            self._group.note_waiting(self)
         return await table.wait(self.seat)
 
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """See ``ChatAgentEnv``; waits until all seats are taken."""
-        return await self._told(super().initial_observation())
+        return await self._until_over(super().initial_observation())
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """See ``ChatAgentEnv``."""
-        return await self._told(super().step(action, extra=extra))
+        return await self._until_over(super().step(action, extra=extra))
 
-    async def _told(self, moment: Awaitable[T]) -> T:
+    async def _until_over(self, moment: Awaitable[T]) -> T:
         try:
             result = await moment
         except BaseException:
-            self._group.is_over(self)
+            self._group.note_over(self)
             raise
         if isinstance(result, InitialObservationOverflow) or getattr(result, "episode_done", False):
-            self._group.is_over(self)
+            self._group.note_over(self)
         return result
 
     async def close(self) -> None:
@@ -294,7 +294,7 @@ class SeatEnv(ChatAgentEnv):
             return
         self.table.settled.set()  # a seat that waits for others learns that it is over
         await self._turns.close(self.table.episode)
-        self._group.is_over(self)
+        self._group.note_over(self)
 
 
 def _share_of(seat: str, seats: Sequence[str], value: Any) -> Any:

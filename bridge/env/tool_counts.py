@@ -1,4 +1,4 @@
-"""What transitions tell about a rollout: who called, drift, and lost tool calls.
+"""What transitions say about a rollout: who called, drift, and lost tool calls.
 
 If a policy writes tool calls in a format that its renderer does not parse, all of them are lost,
 and the reward alone does not show it. The counts in the last transition's metrics do.

@@ -46,15 +46,15 @@ class Transcript:
             after = self._answers.get((last.conversation, last.number))
             start = 0 if after is None else last.sent + 1
         key = conversation, len(points)
-        again = self._answers.get(key) if conversation.is_retried else None
+        retried_turn = self._answers.get(key) if conversation.is_retried else None
         self._answers[key] = len(self.calls)
         new = conversation.sent[start:]
         request, added = replace(request, messages=[]), [*conversation.added]
-        self.calls.append(Asked(request, after, new, again, added, key, points, met))
+        self.calls.append(Asked(request, after, new, retried_turn, added, key, points, met))
 
     def reply(self, turn: int) -> Reply | None:
         """Return the reply of a turn; None: the policy was asked again, or the episode ended."""
-        asked = self.calls[turn]
-        number = asked.key[1]
-        is_given = self._answers[asked.key] == turn and number < len(asked.points)
-        return asked.points[number].reply if is_given else None
+        call = self.calls[turn]
+        number = call.key[1]
+        is_given = self._answers[call.key] == turn and number < len(call.points)
+        return call.points[number].reply if is_given else None

@@ -1,8 +1,8 @@
 """Turns: from an action to the next prompt, or to the end of the episode.
 
 ``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns the
-next ``Outstanding`` call with its prompt, or an ``Ending``. ``_spent`` checks the budgets before
-every prompt, also before those of retries. The runner samples all prompts but those that are
+next ``Outstanding`` call with its prompt, or an ``Ending``. ``_stop_reason`` checks the budgets
+before every prompt, including those of retries. The runner samples all prompts but those that are
 sampled ahead of it (``overlap.py``).
 """
 
@@ -43,7 +43,7 @@ Upcoming: TypeAlias = Outstanding | Ending
 class Turns:
     """The turns of one Env.
 
-    ``share`` leads from the agent's return value to this Env's part of it.
+    ``share`` returns this Env's part of the agent's return value.
 
     Attributes:
         episode: None before it begins.
@@ -78,7 +78,7 @@ class Turns:
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
         """Return the first prompt of an episode that has begun, or its ending."""
         self.episode, self.account.inbox = episode, inbox
-        inbox.watch(self._look)
+        inbox.watch(self._on_call)
         self.account.hints = episode.hints
         return await self._advance()
 
@@ -86,7 +86,7 @@ class Turns:
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
         """Make an observation outstanding, and return it for the runner."""
-        self.standing.becomes(outstanding)
+        self.standing.change(outstanding)
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
@@ -97,19 +97,20 @@ class Turns:
             EnvClosedError: The Env was closed.
         """
         self.check_usable()
-        outstanding = self.standing.lent
+        outstanding = self.standing.outstanding
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
                 "for each observation, and never after episode_done (not even a hook can continue "
                 "an episode whose agent has ended); got a step out of turn."
             )
-        self.standing.becomes(Life.OPEN)
+        self.standing.change(Life.OPEN)
         return outstanding
 
-    def _look(self) -> None:
-        if self.standing.lent is not None:  # else a step is running, which will take the call
-            self.overlap.look(self.standing.lent)
+    def _on_call(self) -> None:
+        outstanding = self.standing.outstanding
+        if outstanding is not None:  # else a step is running, which will take the call
+            self.overlap.sample_arrivals(outstanding)
 
     # -- the action ------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Turns:
         row = call if self.overlap.is_met else None
         self.account.was_cut = turn.truncated
         reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
-        if not call.is_waiting:  # nobody reads the reply, so nothing judges it
+        if not call.is_waiting:  # the agent will not read the reply, so it is not judged
             turn.metrics |= UNTRAINED
             return await self._advance()
         if turn.truncated and self._settings.on_truncation == "end":
@@ -162,7 +163,7 @@ class Turns:
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
         if self.overlap.is_met and self.account.inbox is not None:
-            self.account.inbox.notes.reached(call.speaker, self.account.turns - 1)
+            self.account.inbox.notes.note_reply(call.speaker, self.account.turns - 1)
         if call.request.tokens and turn.tokens:
             reply = replace(reply, tokens=tuple(turn.tokens[: call.request.max_tokens]))
         try:
@@ -175,12 +176,12 @@ class Turns:
             call.answer(reply)
 
     def _read(
-        self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, most: int | None
+        self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, limit: int | None
     ) -> tuple[Reply, Problem | None]:
         """The reply of an action, cut at the agent's ``max_tokens``."""
-        check_tokens(len(turn.tokens), most)
+        check_tokens(len(turn.tokens), limit)
         request = outstanding.call.request
-        here, cap = outstanding.conversation, request.max_tokens
+        conversation, cap = outstanding.conversation, request.max_tokens
 
         def read(tokens: list[int], truncated: bool) -> tuple[Reply, Problem | None]:
             return read_action(
@@ -189,8 +190,8 @@ class Turns:
                 request,
                 truncated=truncated,
                 call_ids=f"call-{self.account.turns - 1}",
-                prompt_tokens=here.length,
-                opened=here.opened,
+                prompt_tokens=conversation.length,
+                opened=conversation.opened,
             )
 
         reply, problem = read(turn.tokens, turn.truncated)
@@ -203,8 +204,8 @@ class Turns:
     async def _ask_again(
         self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
     ) -> Upcoming:
-        """Put a faulty action, which the agent never sees, and its correction into the prompt."""
-        if (reason := self._spent()) is not None:
+        """Put an invalid action, which the agent never sees, and its correction into the prompt."""
+        if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
@@ -213,8 +214,8 @@ class Turns:
         if longest is not None and conversation.length > longest:
             await self._end()
             return self.account.overflown()
-        again = Outstanding(outstanding.call, conversation)
-        return await self._advance() if self.overlap.takes(again) else again
+        retry = Outstanding(outstanding.call, conversation)
+        return await self._advance() if self.overlap.sample_ahead(retry) else retry
 
     # -- from one call to the next ---------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class Turns:
             raise EnvStateError("This episode has not begun; call initial_observation() first.")
         while True:
             try:
-                event = await inbox.take(self._settings.agent_timeout, self.overlap.most)
+                event = await inbox.take(self._settings.agent_timeout, self.overlap.max_calls)
             except AgentTimeoutError as error:
                 await self._end()
                 return self.account.of_timeout(error)
@@ -240,17 +241,17 @@ class Turns:
                 share = None if event.error is not None else self._share(event.value)
                 return self.account.of_agent(event.error, share)
             if isinstance(event, Outstanding):
-                reason = self._spent()
+                reason = self._stop_reason()
                 return event if reason is None else await self._stop(reason)
-            upcoming = await self._offer(event)
-            if isinstance(upcoming, Outstanding) and self.overlap.takes(upcoming):
+            upcoming = await self._prepare(event)
+            if isinstance(upcoming, Outstanding) and self.overlap.sample_ahead(upcoming):
                 continue
             if upcoming is not None:
                 return upcoming
 
-    async def _offer(self, call: ParkedCall) -> Upcoming | None:
+    async def _prepare(self, call: ParkedCall) -> Upcoming | None:
         """The prompt of a call, or the end; None: the call was refused, and the agent continues."""
-        if (reason := self._spent()) is not None:
+        if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         try:
             self.check_usable()
@@ -261,7 +262,7 @@ class Turns:
         self._refusals, self.account.overflow = 0, None
         return Outstanding(call, conversation, self.book.latest_drift)
 
-    def _spent(self) -> StopReason | None:
+    def _stop_reason(self) -> StopReason | None:
         """Why there may be no further turn; None: there may be one."""
         if self.account.stop_reason is None and not self.budget.has_turn(self.account.turns):
             return StopReason.MAX_TURNS
@@ -304,7 +305,7 @@ class Turns:
     async def close(self, episode: Episode | None = None) -> None:
         """Abort ``episode``, which a seat may not have begun itself; see ``ChatAgentEnv.close``."""
         self.episode = self.episode or episode
-        self.standing.becomes(Life.CLOSED)
+        self.standing.change(Life.CLOSED)
         await self._end()
 
     async def _end(self) -> None:
@@ -315,14 +316,14 @@ class Turns:
             episode.abandon()
             return
         if episode.loop is asyncio.get_running_loop():
-            ended = await self._close(episode)
+            has_ended = await self._close(episode)
         else:
-            elsewhere = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
-            ended = await asyncio.wrap_future(elsewhere)
-        if not ended:
-            what = "It swallows cancellation, or blocks in a thread."
-            text = "The agent %s did not end within %s s of being cancelled; it is left running. %s"
-            logger.error(text, self._agent, 2 * patience, what)
+            closing = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
+            has_ended = await asyncio.wrap_future(closing)
+        if not has_ended:
+            reason = "It swallows cancellation, or blocks in a thread."
+            message = "The agent %s did not end within %s s of being cancelled and still runs. %s"
+            logger.error(message, self._agent, 2 * patience, reason)
 
     async def _close(self, episode: Episode) -> bool:
         self._long_texts.stop()
@@ -330,6 +331,6 @@ class Turns:
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """Release the conversations and stop sampling ahead: there is no next prompt."""
+        """Release the conversations and stop sampling ahead, since no prompt follows."""
         self.book.forget()
         self.overlap.stop()

@@ -4,7 +4,7 @@ In reading order:
 
     agent.py     what an agent is, and what it may return
     notes.py     what an agent records between calls
-    inbox.py     the waiting calls of one trained role, the timeout
+    inbox.py     the waiting calls of one trained role, and the agent's timeout
     refusals.py  delays for an agent whose calls are refused again and again
     routes.py    which inbox or frozen model answers a model name
     seeds.py     seeds of episodes

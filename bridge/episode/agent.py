@@ -27,18 +27,18 @@ from evert.bridge.errors import InvalidAgentError, RewardError, repr_of
 Agent = Callable[..., Any]
 """``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
 
-An agent that builds its own client takes nothing, or the task alone (``clients/takeover.py``).
+An agent that builds its own client takes no argument, or only the task (``clients/takeover.py``).
 """
 
 FORMS = (
     "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
     "client, agent() or agent(task). The parameter for the client is called 'client'."
 )
-"""The end of every message about a callable of another form."""
+"""The end of every error message about a callable of another form."""
 
 
 class NoTask:
-    """Type of ``NO_TASK``, which means that no task was given (None is a valid task)."""
+    """Type of ``NO_TASK``, which means that there is no task (None is a valid task)."""
 
     def __repr__(self) -> str:
         return "NO_TASK"
@@ -53,19 +53,19 @@ CLIENT: Final = "client"
 """Name of the parameter that takes the client."""
 
 TASK: Final = "task"
-"""Name of the parameter that takes the task, if there is one of that name."""
+"""Name of the parameter that takes the task, if a parameter has that name."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an episode, when a number does not say enough.
+    """The end of an episode, with more than a reward.
 
     Attributes:
         reward: Added to the last transition. None if all reward came from ``client.reward``.
         metrics: Numbers for curves; they join the last transition's metrics.
         logs: Text or numbers for people; they join the last transition's logs.
-        truncated: Whether the agent cut the episode short, for a time limit for example: sets
-            ``stop/truncated``, and Gymnasium's ``truncated``.
+        truncated: Whether the agent cut the episode short, for example because of a time limit;
+            sets ``stop/truncated`` and Gymnasium's ``truncated``.
     """
 
     reward: float | None = None
@@ -85,15 +85,15 @@ class AgentForm:
 
     def bound(self, agent: Agent, client: object, task: object) -> Callable[[], Any]:
         """Return the agent with its arguments bound."""
-        given = {CLIENT: client, TASK: task}
-        positional = [given[role] for role in self.positional]
+        values = {CLIENT: client, TASK: task}
+        positional = [values[role] for role in self.positional]
         return functools.partial(
-            agent, *positional, **{name: given[role] for name, role in self.by_name}
+            agent, *positional, **{name: values[role] for name, role in self.by_name}
         )
 
 
 def agent_name(agent: object) -> str:
-    """Return an agent's qualified name for messages: of its function or class, or its own."""
+    """Return the qualified name of an agent's function or class, for messages."""
     if isinstance(agent, str):
         return agent
     if isinstance(agent, functools.partial):
@@ -112,18 +112,18 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     """Return how to run ``agent`` with ``task``.
 
     Raises:
-        InvalidAgentError: ``agent`` is a class or a generator function, or is none of ``FORMS``.
+        InvalidAgentError: ``agent`` is a class or a generator function, or has none of the forms.
     """
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:
-        return _inspected(agent, roles)
+        return _inspect(agent, roles)
     forms = _forms.setdefault(agent, {})
     if roles not in forms:
-        forms[roles] = _inspected(agent, roles)
+        forms[roles] = _inspect(agent, roles)
     return forms[roles]
 
 
-def _inspected(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
+def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     name = agent_name(agent)
     if not callable(agent):
         raise InvalidAgentError(
@@ -145,7 +145,7 @@ def _inspected(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     is_async = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(agent)
-    except (TypeError, ValueError):  # a builtin without a signature: the call itself will tell
+    except (TypeError, ValueError):  # a builtin without a signature: the call will show
         return AgentForm(name, is_async, roles)
     form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
     _check_arguments(form, signature, roles)
@@ -163,19 +163,19 @@ def _arguments(
     agent: Agent, signature: inspect.Signature, roles: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The roles that are passed by position, and (parameter, role) pairs passed by name."""
-    named = signature.parameters
+    parameters = signature.parameters
     missing = [role for role in roles if role not in _bound_names(agent)]
     positional: list[str] = []
     by_name: list[tuple[str, str]] = []
-    for parameter in named.values():
+    for parameter in parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL and not by_name:
-            positional += [role for role in missing if role not in named]
-        role = _role(parameter, missing, named)
+            positional += [role for role in missing if role not in parameters]
+        role = _role(parameter, missing, parameters)
         if role is None:
             continue
         missing.remove(role)
         in_turn = parameter.kind is not parameter.KEYWORD_ONLY
-        if in_turn and len(positional) == list(named).index(parameter.name):
+        if in_turn and len(positional) == list(parameters).index(parameter.name):
             positional.append(role)
         else:  # the parameters before it keep their defaults
             by_name.append((parameter.name, role))
@@ -189,14 +189,16 @@ def _bound_names(agent: Agent) -> set[str]:
 
 
 def _role(
-    parameter: inspect.Parameter, missing: Sequence[str], named: Mapping[str, object]
+    parameter: inspect.Parameter, missing: Sequence[str], parameters: Mapping[str, object]
 ) -> str | None:
     """The role that a parameter gets; None: it keeps its default."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return None
     if parameter.name in (CLIENT, TASK):
         return parameter.name if parameter.name in missing else None
-    is_first = TASK in missing and TASK not in named and parameter.kind != parameter.KEYWORD_ONLY
+    is_first = (
+        TASK in missing and TASK not in parameters and parameter.kind != parameter.KEYWORD_ONLY
+    )
     return TASK if is_first else None
 
 
@@ -210,10 +212,10 @@ def _check_arguments(form: AgentForm, signature: inspect.Signature, roles: tuple
             return
         except TypeError as error:
             problem = str(error)
-    given = ", ".join([*form.positional, *(f"{name}={role}" for name, role in form.by_name)])
+    arguments = ", ".join([*form.positional, *(f"{name}={role}" for name, role in form.by_name)])
     advice = "" if TASK in roles else " Pass task=... if it needs one."
     raise InvalidAgentError(
-        f"The agent {form.name}{signature} cannot be called with ({given}): {problem}. {FORMS}"
+        f"The agent {form.name}{signature} cannot be called with ({arguments}): {problem}. {FORMS}"
         f"{advice}"
     )
 
@@ -222,7 +224,7 @@ def reward_of(value: object, where: str) -> float:
     """Return ``value`` as a finite float.
 
     Raises:
-        RewardError: ``value`` is no number, NaN or infinite; the message begins with ``where``.
+        RewardError: ``value`` is not a finite number; the message begins with ``where``.
     """
     # bool, int, float, Fraction, numpy scalars (only bool_ is not registered as Real)
     if isinstance(value, (numbers.Real, np.bool_)):
@@ -248,7 +250,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             value be None.
 
     Raises:
-        RewardError: There is no reward, or a reward or metric is no finite number.
+        RewardError: The reward is missing, or the reward or a metric is not a finite number.
     """
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
@@ -258,7 +260,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             "calls an async one. Declare it `async def` and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
-    outcome = with_notes_read(outcome, f"in the Outcome of the agent {name}")
+    outcome = with_checked_notes(outcome, f"in the Outcome of the agent {name}")
     if outcome.reward is None:
         if rewarded:
             return outcome
@@ -270,20 +272,20 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
     return replace(outcome, reward=reward)
 
 
-def with_notes_read(outcome: Outcome, whose: str) -> Outcome:
-    """Return the outcome with metrics as finite floats, and with strings as names.
+def with_checked_notes(outcome: Outcome, where: str) -> Outcome:
+    """Return the outcome with finite floats as metrics and strings as names.
 
     Raises:
-        RewardError: Metrics or logs are no mapping, or a metric is no finite number.
+        RewardError: Metrics or logs are not a mapping, or a metric is not a finite number.
     """
-    for what in ("metrics", "logs"):
-        if not isinstance(found := getattr(outcome, what), Mapping):
+    for name in ("metrics", "logs"):
+        if not isinstance(value := getattr(outcome, name), Mapping):
             raise RewardError(
-                f"The {what} {whose} are {repr_of(found)}; expected a dict. Leave them out if "
+                f"The {name} {where} are {repr_of(value)}; expected a dict. Leave them out if "
                 "there are none."
             )
     metrics = {
-        str(key): reward_of(number, f"The metric {key!r} {whose}")
+        str(key): reward_of(number, f"The metric {key!r} {where}")
         for key, number in outcome.metrics.items()
     }
     return replace(

@@ -1,11 +1,11 @@
-"""An episode: one run of an agent, its states, and what must be released when it is over.
+"""An episode: one run of an agent, its states, and what it must release at its end.
 
 The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive by
 ``call`` and ``call_blocking``, from any task, thread or event loop. The route table says which
 inbox they wait in, or which frozen model answers. An episode has three states:
 
     running   the agent may call
-    ended     the agent function is done; a later call is refused (``EpisodeEndedError``)
+    ended     the agent function has ended; later calls are refused (``EpisodeEndedError``)
     closed    the Env was closed: calls are refused (``EnvClosedError``), the agent is cancelled
 
 One ``AsyncExitStack`` releases what was opened for the agent (a URL) when the episode is over.
@@ -38,13 +38,13 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""Calls after the end that get an ordinary error; later ones get ``AgentAborted``."""
+"""Calls after the end that get an ordinary error; further calls get ``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
-"""Seconds in which an agent's thread ends if it has nothing left to do."""
+"""Seconds in which an agent's thread ends if it has no more work."""
 
-_left_behind: set["asyncio.Task[None]"] = set()
-"""Tasks of agents that ignore cancellation; kept, since garbage collection would resume them."""
+_detached_tasks: set["asyncio.Task[None]"] = set()
+"""Tasks of agents that ignore cancellation. Garbage collection would resume them."""
 
 
 class Life(StrEnum):
@@ -59,7 +59,7 @@ class Episode:
     """One run of an agent.
 
     Args:
-        roles: The model names of each trained role; one role, or one per seat.
+        roles: The model names of each trained role: one role, or one role per seat.
         frozen: The functions that answer calls to frozen models, by name.
         seed: Seed for the agent; None: a random one.
 
@@ -68,7 +68,7 @@ class Episode:
         inboxes: One per role, in the order of ``roles``.
         refusals: Delays for an agent whose calls are refused again and again.
         routes: Which inbox or frozen model answers a model name.
-        hints: Functions that may explain a failure of the agent by a sentence; called if it fails.
+        hints: Functions that may explain a failure in a sentence; called if the agent fails.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Episode:
         self.loop = loop
         self.life = Life.RUNNING
         self.has_called = False
-        self._asking: dict[asyncio.Task[None], ParkedCall] = {}
+        self._frozen_calls: dict[asyncio.Task[None], ParkedCall] = {}
         self.inboxes: list[Inbox[Any]] = []
-        self.inboxes += [Inbox(form.name, loop, self._asking, self.inboxes) for _ in roles]
-        named = zip(roles, self.inboxes, strict=True)
+        self.inboxes += [Inbox(form.name, loop, self._frozen_calls, self.inboxes) for _ in roles]
+        role_inboxes = zip(roles, self.inboxes, strict=True)
         self.routes = Routes(
-            {name: inbox for names, inbox in named for name in names}, frozen or {}
+            {name: inbox for names, inbox in role_inboxes for name in names}, frozen or {}
         )
         self.refusals = Refusals()
         self.hints: list[Callable[[], str]] = [self.routes.hint, self.refusals.hint]
-        self._held: AsyncExitStack | None = None
-        self._holding = threading.Lock()
+        self._exit_stack: AsyncExitStack | None = None
+        self._exit_lock = threading.Lock()
         self._late_calls = 0
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -143,7 +143,7 @@ class Episode:
             end = AgentEnd(error=error)
         try:
             self.loop.call_soon_threadsafe(self._on_end, end)
-        except RuntimeError:  # the Env's loop is closed, so nobody waits
+        except RuntimeError:  # the Env's loop is closed, so no step waits
             self._over.set()
 
     def _on_end(self, end: AgentEnd) -> None:
@@ -155,7 +155,7 @@ class Episode:
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
         self._over.set()
-        self._stop_asking()
+        self._cancel_frozen_calls()
         ended = EpisodeEndedError(
             f"This model call outlived its agent {self.form.name}, which has already returned. "
             "Await (or join) every call before the agent returns."
@@ -165,7 +165,7 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent function is done."""
+        """Whether the agent function has ended."""
         return self._over.is_set()
 
     def check_running(self) -> None:
@@ -183,24 +183,24 @@ class Episode:
         """Register ``release`` to be called when the episode is over. Safe from any thread.
 
         Raises:
-            EnvClosedError, EpisodeEndedError: The episode is over: nothing may be opened any more.
+            EnvClosedError, EpisodeEndedError: The episode is over.
         """
-        with self._holding:  # else a thread could register it after the release
+        with self._exit_lock:  # else a thread could register it after the release
             self.check_running()
-            self._held = self._held or AsyncExitStack()
-            self._held.push_async_callback(release)
+            self._exit_stack = self._exit_stack or AsyncExitStack()
+            self._exit_stack.push_async_callback(release)
 
     async def release(self) -> None:
-        """Release what was held for the agent; a second call has no effect."""
-        with self._holding:
-            held, self._held = self._held, None
-        if held is not None:
-            await held.aclose()
+        """Release what was registered with ``hold``; a second call has no effect."""
+        with self._exit_lock:
+            stack, self._exit_stack = self._exit_stack, None
+        if stack is not None:
+            await stack.aclose()
 
     async def close(self, patience: float) -> bool:
         """Abort the episode: refuse its calls, cancel the agent, wait for its ``finally`` blocks.
 
-        An episode that has already ended only releases what it held.
+        An episode that has already ended only calls ``release``.
 
         Args:
             patience: Seconds to wait for the agent to end, twice: after the first cancellation,
@@ -211,7 +211,7 @@ class Episode:
             sleeps without a call; the thread is a daemon and ends with the process.
         """
         self.abandon()
-        self._stop_asking()
+        self._cancel_frozen_calls()
         for inbox in self.inboxes:
             inbox.wake()
         try:
@@ -227,7 +227,7 @@ class Episode:
         finally:
             await self.release()
         if self._task is not None and self._late_calls > REFUSALS_BEFORE_ABORT:
-            _leave_behind(self._task)
+            _detach(self._task)
         return self.is_over
 
     def abandon(self) -> None:
@@ -237,7 +237,7 @@ class Episode:
         refusal = self._refusal()
         for inbox in self.inboxes:
             inbox.abandon(refusal)
-        for call in [*self._asking.values()]:
+        for call in [*self._frozen_calls.values()]:
             call.refuse(refusal)
 
     def drop(self) -> None:
@@ -269,7 +269,7 @@ class Episode:
 
         Args:
             request: The request.
-            has_reader: Whether somebody got the reply or still waits for it: see ``ParkedCall``.
+            has_reader: Whether a client got the reply or still waits for it: see ``ParkedCall``.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
@@ -312,13 +312,13 @@ class Episode:
         """Park a request from a thread and block until its reply; see ``call``.
 
         Raises:
-            BlockingCallError: Called on the Env's own loop, which it would block for ever.
+            BlockingCallError: The call is on the Env's own loop, which it would block forever.
             openai.BadRequestError, EnvClosedError, EpisodeEndedError, AgentAborted: As ``call``.
         """
         if threading.get_ident() == self._loop_thread and self.loop.is_running():
             raise BlockingCallError(
-                "A blocking model call on the event loop that has to answer it would wait for "
-                "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
+                "A blocking model call on the event loop that must answer it would wait forever. "
+                "Use `await client.chat.completions.create(...)` here, or make the blocking "
                 "call in a thread (asyncio.to_thread)."
             )
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
@@ -335,11 +335,11 @@ class Episode:
             self.loop.call_soon_threadsafe(self._arrive, call)
         except RuntimeError:  # the Env's loop is closed, so the episode is over
             self.abandon()
-            call.refuse(self._late())
+            call.refuse(self._late_refusal())
 
     def _arrive(self, call: ParkedCall) -> None:
         if self.life is not Life.RUNNING:
-            call.refuse(self._late())
+            call.refuse(self._late_refusal())
             return
         try:
             target = self.routes.find(call.request.model)
@@ -354,10 +354,10 @@ class Episode:
         task = self.loop.create_task(  # outside of the agent's context
             self._answer(target, call), context=contextvars.Context(), name="evert frozen model"
         )
-        self._asking[task] = call
-        task.add_done_callback(self._asking.pop)
+        self._frozen_calls[task] = call
+        task.add_done_callback(self._frozen_calls.pop)
 
-    def _late(self) -> BaseException:
+    def _late_refusal(self) -> BaseException:
         self._late_calls += 1
         if self._late_calls > REFUSALS_BEFORE_ABORT:
             return AgentAborted(
@@ -375,14 +375,14 @@ class Episode:
         except BaseException as error:  # the agent made the call, so it gets the error
             call.refuse(error)
 
-    def _stop_asking(self) -> None:
-        for task in self._asking:
+    def _cancel_frozen_calls(self) -> None:
+        for task in self._frozen_calls:
             task.cancel()
 
 
-def _leave_behind(task: "asyncio.Task[None]") -> None:
+def _detach(task: "asyncio.Task[None]") -> None:
     """Unregister the task of an agent that never ends: the event loop would wait for it."""
     if not task.done():
-        _left_behind.add(task)
-        task.add_done_callback(_left_behind.discard)
+        _detached_tasks.add(task)
+        task.add_done_callback(_detached_tasks.discard)
         asyncio._unregister_task(task)

@@ -2,10 +2,10 @@
 
 The agent's calls arrive in order (``put``); the Env takes one after the other (``take``). A call
 that is sampled ahead of the runner is put back (``ahead``) and taken again when its sample is ready
-(``is_sampled``). There is one inbox, or one per seat.
+(``note_sampled``). There is one inbox, or one per seat.
 
-Each side always learns when the other is done. A parked call is *answered* or *refused*; a waiting
-Env gets the next call, the agent's *end*, or the error with which the inbox was *closed*.
+Each side always learns when the other has ended. A parked call is *answered* or *refused*; a
+waiting Env gets the next call, the agent's *end*, or the error that *closed* the inbox.
 """
 
 import asyncio
@@ -42,18 +42,18 @@ class ParkedCall:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether somebody still waits for the reply (an agent may cancel or time out a call)."""
+        """Whether the caller still waits (an agent may cancel or time out a call)."""
         return self.refusal is None and not self._future.done()
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent gave the call up, or ended before the reply: nobody reads it."""
+        """Whether the agent gave the call up, or ended before the reply, and so never reads it."""
         if self.refusal is not None:
             return isinstance(self.refusal, EpisodeEndedError)
         return self._is_dropped or self._future.cancelled() or not self.has_reader()
 
     def drop(self) -> None:
-        """Note that the caller was cancelled, perhaps after the reply but before it read it."""
+        """Note that the caller was cancelled, perhaps with a reply that it had not read yet."""
         self._is_dropped = True
 
     def answer(self, reply: Reply) -> None:
@@ -77,12 +77,12 @@ class ParkedCall:
             else:
                 self._loop.call_soon_threadsafe(settle_if_waiting)
         except RuntimeError:
-            pass  # the caller's loop is closed: nobody waits any more
+            pass  # the caller's loop is closed, so it no longer waits
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The agent function is done: it returned ``value``, or raised ``error``."""
+    """The agent function returned ``value``, or raised ``error``."""
 
     value: Any = None
     error: BaseException | None = None
@@ -98,32 +98,33 @@ class Inbox(Generic[P]):
         boxes: The inboxes of all roles.
 
     Attributes:
-        ahead: The calls sampled ahead of the runner that were not taken again yet.
+        ahead: The calls sampled ahead of the runner that have not been taken again yet.
         latest: The call that was taken last; None before the first.
         notes: The agent's notes.
     """
 
     __slots__ = (
-        "_agent", "_asking", "_boxes", "_deadline", "_final", "_given_up", "_loop", "_most",
-        "_on_call", "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest", "notes",
+        "_agent", "_boxes", "_deadline", "_final", "_frozen_calls", "_given_up", "_loop",
+        "_max_ahead", "_on_call", "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest",
+        "notes",
     )  # fmt: skip
 
     def __init__(
         self,
         agent: str,
         loop: asyncio.AbstractEventLoop,
-        asking: Collection[object],
+        frozen_calls: Collection[object],
         boxes: "Sequence[Inbox[Any]]",
     ) -> None:
         self._agent = agent
         self._loop = loop
-        self._asking = asking
+        self._frozen_calls = frozen_calls
         self._boxes = boxes
         self._queue: deque[ParkedCall] = deque()
         self._sampled: list[ParkedCall] = []  # an empty deque needs ten times the memory
         self.latest: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | None] | None = None
-        self._most: int | None = None
+        self._max_ahead: int | None = None
         self._final: AgentEnd | BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
@@ -133,7 +134,7 @@ class Inbox(Generic[P]):
         self.notes = Notes()
 
     @property
-    def is_asked(self) -> bool:
+    def awaits_reply(self) -> bool:
         """Whether a call was taken and still waits for the trainer's reply."""
         is_taken = self.latest is not None and self.latest.is_waiting
         return is_taken or any(call.is_waiting for call in self.ahead)
@@ -161,7 +162,7 @@ class Inbox(Generic[P]):
             self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """Note that the agent is done: refuse the calls that still wait, and tell the Env."""
+        """Note that the agent has ended: refuse the calls that still wait, and wake the Env."""
         self._final = end
         self._refuse_all(refusal)
         self.wake()
@@ -174,7 +175,7 @@ class Inbox(Generic[P]):
         self._refuse_all(refusal)
 
     def wake(self) -> None:
-        """Tell the Env that there are no more calls."""
+        """Wake the Env, since no more calls will come."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -182,9 +183,9 @@ class Inbox(Generic[P]):
             if not self._waiter.done():  # now, since the agent's end may replace the error
                 self._waiter.set_exception(self._final)
             return
-        self._rouse()
+        self._wake_waiter()
 
-    def _rouse(self) -> None:
+    def _wake_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -202,19 +203,19 @@ class Inbox(Generic[P]):
     # -- the Env's side --------------------------------------------------------------------------
 
     async def take(
-        self, patience: float | None, most: int | None = None
+        self, patience: float | None, max_ahead: int | None = None
     ) -> "ParkedCall | P | AgentEnd":
         """Return the next waiting call, a call that was sampled ahead, or the agent's end.
 
         Args:
             patience: Seconds to wait; None: no limit.
-            most: While so many calls are sampled ahead, no new one is taken; None: no limit.
+            max_ahead: While this many calls are sampled ahead, no new one is taken; None: no limit.
 
         Raises:
             AgentTimeoutError: Nothing arrived in time.
             EnvClosedError: The episode was closed, before or during the wait.
         """
-        self._most = most
+        self._max_ahead = max_ahead
         while (event := self._next()) is None:
             self._waiter = self._loop.create_future()
             if patience is not None:
@@ -231,7 +232,7 @@ class Inbox(Generic[P]):
 
     @property
     def _has_room(self) -> bool:
-        return self._most is None or len(self.ahead) < self._most or not self.ahead
+        return self._max_ahead is None or len(self.ahead) < self._max_ahead or not self.ahead
 
     def _next(self) -> "ParkedCall | P | AgentEnd | None":
         if self._has_room and (call := self.next_call()) is not None:
@@ -249,7 +250,7 @@ class Inbox(Generic[P]):
         return self._final
 
     def next_call(self) -> ParkedCall | None:
-        """Remove and return the first call that waits to be taken; None: there is none."""
+        """Remove and return the first call that waits to be taken; None: no call waits."""
         while self._queue:
             call = self._queue.popleft()
             if call.is_waiting:
@@ -264,13 +265,13 @@ class Inbox(Generic[P]):
         """Make a call the first to be taken again."""
         self._queue.appendleft(call)
 
-    def is_sampled(self, call: ParkedCall) -> None:
+    def note_sampled(self, call: ParkedCall) -> None:
         """Note that the sample of a call is ready."""
         if call in self.ahead:
             self._sampled.append(call)
-            self._rouse()
+            self._wake_waiter()
 
-    def is_sampled_again(self, call: ParkedCall) -> None:
+    def note_resampled(self, call: ParkedCall) -> None:
         """Note that a call gets another sample, which is not ready yet."""
         if call in self._sampled:
             self._sampled.remove(call)
@@ -283,8 +284,8 @@ class Inbox(Generic[P]):
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait sets it again
-        others = (box.is_asked for box in self._boxes if box is not self)
-        if self._asking or self.ahead or any(others):
+        busy_roles = (box.awaits_reply for box in self._boxes if box is not self)
+        if self._frozen_calls or self.ahead or any(busy_roles):
             self._deadline = self._loop.time() + patience
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)

@@ -27,7 +27,7 @@ class Notes:
         self.rewarded = False  # whether a reward was added
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note, which is for the current task's or thread's latest reply if calls overlap."""
+        """Add a note, which belongs to the caller's latest reply if calls overlap."""
         turn = None
         if self._turns is not None:
             by_speaker, latest = self._turns
@@ -35,25 +35,25 @@ class Notes:
         self.rewarded = self.rewarded or kind == "reward"
         self._waiting.append(Note(kind, key, value, turn))
 
-    def reached(self, who: object, turn: int) -> None:
-        """Note that action ``turn`` answers the task or thread ``who``; used when calls overlap."""
+    def note_reply(self, task: object, turn: int) -> None:
+        """Note that action ``turn`` answers a task or thread; used when calls overlap."""
         by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
-        by_speaker[who] = turn
+        by_speaker[task] = turn
         self._turns = by_speaker, turn
 
     def take(self, turn: int) -> list[Note]:
-        """Remove and return the notes on action ``turn``, whose transition is returned now."""
-        taken: list[Note] = []
+        """Remove and return the notes on action ``turn``, whose transition is about to return."""
+        due: list[Note] = []
         notes = self._waiting[:]
-        del self._waiting[: len(notes)]  # a thread may add more meanwhile, for the next one
+        del self._waiting[: len(notes)]  # a thread may add notes for the next one meanwhile
         for note in notes:
-            (taken if note.turn in (None, turn) else self._late).append(note)
-        return taken
+            (due if note.turn in (None, turn) else self._late).append(note)
+        return due
 
     def take_late(self) -> list[Note]:
-        """Remove and return the notes on transitions that were returned before.
+        """Remove and return the notes on transitions that were returned earlier.
 
-        From here on, notes are for the next transition, until the next ``reached``.
+        Until the next ``note_reply``, new notes are for the next transition.
         """
         late = [*self._late, *(note for note in self._waiting if note.turn is not None)]
         self._late.clear()

@@ -1,4 +1,4 @@
-"""Refusals: an agent that repeats refused calls must not slow down the others.
+"""Refusals: an agent that repeats refused calls must not slow down other agents.
 
 Every refusal lets the event loop run other tasks: an agent that repeats a refused call at once
 would block the loop, even for its own end. The first ``AT_ONCE`` refusals are immediate. Each later
@@ -31,7 +31,7 @@ class Refusals:
         self._count, self._latest = 0, ""
 
     def hint(self) -> str:
-        """Return the latest refusal as a sentence, if there were more than ``AT_ONCE``; else ""."""
+        """Return the latest refusal as a sentence after more than ``AT_ONCE`` refusals; else ""."""
         if self._count <= AT_ONCE or not self._latest:
             return ""
         return f"Its latest requests were refused: {self._latest}"
@@ -49,6 +49,6 @@ class Refusals:
         if self._count == 0:
             self._since = now
         self._count += 1
-        if isinstance(refusal, (str, openai.BadRequestError)):  # others only tell of the end
+        if isinstance(refusal, (str, openai.BadRequestError)):  # other errors are about the end
             self._latest = f"{refusal!s:.500}"
         return 0.0 if self._count <= AT_ONCE else min((now - self._since) / 4, LONGEST_PAUSE)

@@ -1,13 +1,13 @@
-"""The route table: which inbox or frozen model answers a model name; a 400 if none does.
+"""The route table: which inbox or frozen model answers a model name; otherwise a 400.
 
     the policy's names      its inbox: the call is a transition ("gpt-*": many, "*": any)
     ``evert/SEAT``          the seat's inbox
     ``models={...}``        the frozen model of that name: answered at once, never trained on
-    any other name          the policy, if there is nothing else (frameworks insist on names like
-                            "gpt-4o"); otherwise a 400 with the most similar name
+    any other name          the policy, if nothing else is declared (frameworks insist on names
+                            like "gpt-4o"); otherwise a 400 with the most similar name
 
 Take-over asks ``knows``: a call with another name goes where it would go without evert. Names that
-are not answered here are *strangers*; messages about a failure of the agent list them.
+are not answered here are *strangers*; error messages about a failed agent list them.
 """
 
 import difflib
@@ -46,8 +46,8 @@ class Routes:
     def __init__(
         self, inboxes: Mapping[str, Inbox[Any]], frozen: Mapping[str, FrozenAnswer]
     ) -> None:
-        named = {name: inbox for name, inbox in inboxes.items() if ANY not in name}
-        self._targets: dict[str, Inbox[Any] | FrozenAnswer] = {**named, **frozen}
+        exact = {name: inbox for name, inbox in inboxes.items() if ANY not in name}
+        self._targets: dict[str, Inbox[Any] | FrozenAnswer] = {**exact, **frozen}
         self._patterns = {name: inbox for name, inbox in inboxes.items() if ANY in name}
         self._policies = tuple(inboxes)
         self.strangers: dict[str, None] = {}
@@ -70,7 +70,7 @@ class Routes:
         }
 
     def notes_of(self, model: str) -> Notes:
-        """Return the notes of a trained role; of a frozen model, notes that nobody reads."""
+        """Return the notes of a trained role; for a frozen model, notes that are never read."""
         target = self._targets[model]
         return target.notes if isinstance(target, Inbox) else Notes()
 
@@ -82,7 +82,7 @@ class Routes:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
     def hint(self, *models: str) -> str:
-        """Return advice on model names that are not answered here; "" if there are none.
+        """Return advice on model names that are not answered here; "" without such names.
 
         Args:
             models: The names. Default: all strangers.
@@ -101,7 +101,7 @@ class Routes:
         """Return what answers the calls to ``model``.
 
         Raises:
-            openai.BadRequestError: Nothing does (code ``model_not_found``).
+            openai.BadRequestError: No model has that name (code ``model_not_found``).
         """
         target = self._targets.get(model)
         if target is None:
@@ -112,9 +112,9 @@ class Routes:
             return target
         self.strangers[model] = None
         near = difflib.get_close_matches(model, self._targets, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
+        suggestion = f"Did you mean {near[0]!r}? " if near else ""
         raise bad_request(
-            f"There is no model {model!r} in this episode. {meant}Models: "
+            f"There is no model {model!r} in this episode. {suggestion}Models: "
             f"{', '.join(self._targets)}. Call one of them (an agent with seats: with "
             f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
             param="model",
@@ -130,19 +130,19 @@ def seat_model(name: str) -> str:
 def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names by which an agent may call the policy; evert's clients use the first.
 
-    Patterns come last, after "policy" if there is no other name.
+    Patterns come last; without another name, "policy" comes first.
 
     Raises:
         InvalidModelError: ``names`` are not different, non-empty strings.
     """
-    given = (names,) if isinstance(names, str) else tuple(names)
-    are_strings = all(isinstance(name, str) and name for name in given)
-    if not given or not are_strings or len(set(given)) < len(given):
+    candidates = (names,) if isinstance(names, str) else tuple(names)
+    are_strings = all(isinstance(name, str) and name for name in candidates)
+    if not candidates or not are_strings or len(set(candidates)) < len(candidates):
         raise InvalidModelError(
             f"policy_names must be a model name or several different ones, got {names!r}. For "
             'example policy_names="gpt-4o", policy_names=("gpt-4o", "gpt-4o-mini"), or "*" for '
             "any name."
         )
-    plain = tuple(name for name in given if ANY not in name)
-    patterns = tuple(name for name in given if ANY in name)
+    plain = tuple(name for name in candidates if ANY not in name)
+    patterns = tuple(name for name in candidates if ANY in name)
     return (plain or (DEFAULT_POLICY_NAME,)) + patterns

@@ -6,11 +6,11 @@ In reading order:
     judge.py        a model that ranks a group
     advantages.py   an advantage for every sampled token
     pieces.py       trajectories split so that the Cookbook's loop applies those advantages
-    opponents.py    frozen models at seats: past checkpoints, players
+    opponents.py    frozen models that play seats: past checkpoints, players
     group.py        groups of episodes
-    curriculum.py   the choice of each step's tasks, and its log
-    kept.py         objects in a configuration that are not copied
-    tasks.py        tasks by import path or file, and what can be tasks
+    curriculum.py   samplers that choose each step's tasks, and their log
+    kept.py         objects that deep copies of a configuration share
+    tasks.py        tasks loaded by import path or file, and checked
     dataset.py      batches of groups
     branches.py     episodes that continue a record from one of its turns
 """

@@ -1,8 +1,8 @@
 """Credit assignment: from the rewards of a task's episodes to an advantage for every sampled token.
 
 A turn is a model call; turns are in the order in which they were answered. Letters in shapes: P
-tasks, G episodes per task, T turns of the longest episode, N tokens of the longest reply. Arrays
-that are returned are padded with NaN; rows of input may be padded or not.
+tasks, G episodes per task, T turns of the longest episode, N tokens of the longest reply. Returned
+arrays are padded with NaN; rows of input may be padded or not.
 """
 
 import math
@@ -30,7 +30,7 @@ ByToken: TypeAlias = list[list[list[float]]]
 class Group:
     """The episodes of one task at one seat; the argument of a function that gives advantages.
 
-    Failed episodes are left out; G is the number of the others.
+    Failed episodes are left out, and G does not count them.
 
     Attributes:
         task: The agent's task.
@@ -50,7 +50,9 @@ class Group:
     def turns(self) -> list[list[Transition]]:
         """[G], the transitions of each trajectory in the order of play."""
         pairs = zip(self.trajectories, self.order, strict=True)
-        return [[each.transitions[at] for at in np.argsort(order)] for each, order in pairs]
+        return [
+            [trajectory.transitions[at] for at in np.argsort(order)] for trajectory, order in pairs
+        ]
 
     @cached_property
     def rewards(self) -> Floats:
@@ -60,10 +62,10 @@ class Group:
     @cached_property
     def turn_rewards(self) -> Floats:
         """[G, T]: the reward of each turn; the last turn's includes the ``final_rewards``."""
-        found = padded([[turn.reward for turn in turns] for turns in self.turns])
-        for row, turns, final in zip(found, self.turns, self.final_rewards, strict=True):
+        rewards = padded([[turn.reward for turn in turns] for turns in self.turns])
+        for row, turns, final in zip(rewards, self.turns, self.final_rewards, strict=True):
             row[len(turns) - 1 : len(turns)] += final
-        return found
+        return rewards
 
     def returns(self, gamma: float = 1.0) -> Floats:
         """[G, T]: the discounted return of each turn.
@@ -72,13 +74,13 @@ class Group:
             gamma: Discount factor: 0 counts only the turn's own reward, 1 all later ones in full.
 
         Raises:
-            AdvantagesError: ``gamma`` is no number from 0 to 1.
+            AdvantagesError: ``gamma`` is not a number from 0 to 1.
         """
         check_credit("group", gamma)
-        found = self.turn_rewards.copy()
-        for turn in reversed(range(found.shape[1] - 1)):
-            found[:, turn] += gamma * np.nan_to_num(found[:, turn + 1])
-        return found
+        returns = self.turn_rewards.copy()
+        for turn in reversed(range(returns.shape[1] - 1)):
+            returns[:, turn] += gamma * np.nan_to_num(returns[:, turn + 1])
+        return returns
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -93,15 +95,17 @@ Advantages: TypeAlias = Literal["group"] | Callable[[Group], Any]
 def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]) -> list[float]:
     """Return the total reward of each episode."""
     pairs = zip(turns, final_rewards, strict=True)
-    return [math.fsum([*(turn.reward for turn in each), final]) for each, final in pairs]
+    return [
+        math.fsum([*(turn.reward for turn in transitions), final]) for transitions, final in pairs
+    ]
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Floats:
     """Return rows as one array, padded with NaN to the length of the longest."""
-    whole = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    array = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for number, row in enumerate(rows):
-        whole[number, : len(row)] = row
-    return whole
+        array[number, : len(row)] = row
+    return array
 
 
 def token_advantages(
@@ -115,13 +119,13 @@ def token_advantages(
     """
     check_credit(advantages, gamma)
     if callable(advantages):
-        what, values = f"The result of {agent_name(advantages)}", advantages(group)
+        label, values = f"The result of {agent_name(advantages)}", advantages(group)
     else:
-        what = "advantages"
+        label = "advantages"
         earned = group.rewards if gamma is None else group.returns(gamma)
         values = earned - np.nanmean(earned, axis=0)
-    found: ByToken = spread(values, group.tokens, what, "G")
-    return found
+    by_token: ByToken = spread(values, group.tokens, label, "G")
+    return by_token
 
 
 def check_credit(advantages: Any, gamma: float | None) -> None:
@@ -149,18 +153,18 @@ def check_gamma(gamma: float | None) -> None:
         )
 
 
-def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
+def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
     """Spread numbers by episode, turn or token: replace each count in ``tokens`` by its floats.
 
     Args:
         values: Nested lists or an array.
         tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
-        what: Name of the values in messages, such as "advantages".
+        label: Name of the values in messages, for example "advantages".
         letters: The dimensions that ``values`` must have: "G" or "PG".
     """
     *rows, counts = _levels(tokens)
     widths = [*(max(map(len, level)) for level in rows), max(counts, default=0)]
-    values = _listed(values)
+    values = _as_lists(values)
     try:
         return _fit(values, tokens, widths, len(letters))
     except IndexError:
@@ -168,18 +172,18 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
         names = f"{letters}TN"
         fits = [f"[{', '.join(names[:n])}] = {tuple(widths[:n])}" for n in depths]
         raise AdvantagesError(
-            f"{what}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
+            f"{label}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
             f"by turn, or {fits[2]}, by token. A row may also be as long as its own episode (in "
             "turns) or turn (in tokens)."
         ) from None
     except (TypeError, ValueError) as error:
-        raise AdvantagesError(f"{what}: {error}") from error
+        raise AdvantagesError(f"{label}: {error}") from error
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """The elements at each depth of nested lists, down to the first that are not all lists."""
+    """The elements at each depth of nested lists, down to the first depth with a non-list."""
     levels = [[nested]]
-    while levels[-1] and all(isinstance(each, list) for each in levels[-1]):
+    while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])
     return levels
 
@@ -189,20 +193,21 @@ def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
     if not isinstance(values, list):
         if least > 0:
             raise IndexError
-        return _filled(values, tokens)
+        return _repeat(values, tokens)
     if not widths:
         raise IndexError
     inner = [None] * tokens if isinstance(tokens, int) else tokens
     if len(values) not in (len(inner), widths[0]):
         raise IndexError
     return [
-        _fit(value, each, widths[1:], least - 1) for value, each in zip(values, inner, strict=False)
+        _fit(value, counts, widths[1:], least - 1)
+        for value, counts in zip(values, inner, strict=False)
     ]
 
 
-def _filled(value: Any, tokens: Any) -> Any:
+def _repeat(value: Any, tokens: Any) -> Any:
     if isinstance(tokens, list):
-        return [_filled(value, each) for each in tokens]
+        return [_repeat(value, count) for count in tokens]
     if tokens == 0:
         return []
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
@@ -210,16 +215,16 @@ def _filled(value: Any, tokens: Any) -> Any:
     return float(value) if tokens is None else [float(value)] * tokens
 
 
-def _listed(values: Any) -> Any:
+def _as_lists(values: Any) -> Any:
     if hasattr(values, "tolist"):
         return values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str):
-        return [_listed(value) for value in values]
+        return [_as_lists(value) for value in values]
     return values
 
 
 def _shape(values: Any) -> str:
     """The shape of nested lists, in words: "(2, 4)", or "(2, 1 to 4)" where rows differ."""
-    lengths = [{len(each) for each in level} for level in _levels(values)[:-1]]
-    sizes = [" to ".join(map(str, sorted({min(each), max(each)}))) for each in lengths]
+    lengths = [{len(row) for row in level} for level in _levels(values)[:-1]]
+    sizes = [" to ".join(map(str, sorted({min(level), max(level)}))) for level in lengths]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

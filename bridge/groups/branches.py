@@ -41,7 +41,7 @@ class BranchEnv(ChatAgentEnv):
 
     Raises:
         InvalidDatasetError: The record has no such turn.
-        RecordError: It does not hold its task, or is of a seat.
+        RecordError: The record lacks its task, or is of a seat.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class BranchEnv(ChatAgentEnv):
         overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
         ahead, overlap.ahead = overlap.ahead, (replayed := policy.ahead())
         overlap.is_met = True  # so that every call waits for its turn in the record
-        begun = await super().initial_observation()
+        current = await super().initial_observation()
         replayed_turns = (t for t in range(self._turn) if not self._record.is_given_up(t))
         for turn in replayed_turns:
-            if isinstance(begun, InitialObservationOverflow):
+            if isinstance(current, InitialObservationOverflow):
                 break
-            action = await replayed(*begun)
+            action = await replayed(*current)
             result = await self.step(action.tokens, extra={"stop_reason": action.stop_reason})
             self.earned += result.reward
             if result.episode_done:
@@ -88,17 +88,17 @@ class BranchEnv(ChatAgentEnv):
                     f"The agent differs from its record at turn {turn + 1}: its episode ended, but "
                     f"the branch starts at turn {self._turn}."
                 )
-            begun = result.next_observation, result.next_stop_condition
-        if isinstance(begun, InitialObservationOverflow):
+            current = result.next_observation, result.next_stop_condition
+        if isinstance(current, InitialObservationOverflow):
             policy.check_over()
-            return begun
-        policy.check_at(self._turn, begun[0])
-        overlap.go_on(ahead)  # other calls that wait get the new policy's replies
+            return current
+        policy.check_at(self._turn, current[0])
+        overlap.switch(ahead)  # other calls that wait get the new policy's replies
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()
         self.transcript = self.transcript and Transcript()
-        return begun
+        return current
 
 
 class BranchDataset(AgentDataset):
@@ -112,8 +112,8 @@ class BranchDataset(AgentDataset):
         **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
-        InvalidDatasetError: There is no record, or one is of a seat or has no such turn.
-        RecordError: A record does not hold its task.
+        InvalidDatasetError: ``records`` is empty, or a record is of a seat or lacks that turn.
+        RecordError: A record lacks its task.
     """
 
     def __init__(
@@ -149,6 +149,6 @@ class BranchDataset(AgentDataset):
 def _check_turn(record: RolloutRecord, turn: int) -> None:
     if not -record.turns <= turn < record.turns:
         raise InvalidDatasetError(
-            f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
-            f"0 to {record.turns - 1}, or -1 for the last."
+            f"A record of {record.turns} turns has no turn {turn}; expected a number from 0 to "
+            f"{record.turns - 1}, or -1 for the last turn."
         )

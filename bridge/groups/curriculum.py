@@ -31,19 +31,19 @@ class Sampler(Protocol):
 
 
 class Curriculum:
-    """A ``Sampler`` that skips tasks that teach nothing: solved and hopeless ones.
+    """A ``Sampler`` that mostly skips solved and hopeless tasks, which teach nothing.
 
     A group teaches if its rewards differ. A task is *active* if one of its latest two groups
-    taught; other tasks that were played *rest*. A share of groups, ``retry``, goes to resting
-    tasks: a hopeless task may become learnable, and a solved one may be forgotten. A share
-    ``explore`` goes to tasks that were never played, the remainder to active ones. The least played
-    tasks of a kind come first. If a kind has too few, the others fill in, resting tasks last.
+    taught; the other tasks that were played are *resting*. A share of groups, ``retry``, goes to
+    resting tasks: a hopeless task may become learnable, and a solved one may be forgotten. A share
+    ``explore`` goes to new tasks, the remainder to active ones. The least played tasks of a kind
+    come first. If a kind has too few, the others fill in, resting tasks last.
 
     The choice depends only on the seed, the step and the rewards of earlier steps.
 
     Args:
         tasks: Number of tasks.
-        batch_size: Groups a batch.
+        batch_size: Groups per batch.
         seed: Seed of the order among tasks that were played equally often.
         retry: Share of groups for resting tasks, from 0 to 1.
         explore: Share of groups for new tasks, from 0 to 1; with ``retry`` at most 1.
@@ -70,21 +70,21 @@ class Curriculum:
         self.seed = seed
         self.retry = retry
         self.explore = explore
-        self._played = [0] * tasks
+        self._plays = [0] * tasks
         self._taught: list[tuple[bool, ...]] = [()] * tasks  # by task: its latest two groups
 
     def next(self, step: int) -> list[int]:
         """Return the tasks of batch ``step``, all different."""
-        order = [*range(len(self._played))]
+        order = [*range(len(self._plays))]
         random.Random(f"{self.seed}/{step}").shuffle(order)
-        order.sort(key=self._played.__getitem__)
+        order.sort(key=self._plays.__getitem__)
         kinds = (True, None, False)
         pools = {kind: [task for task in order if self._teaches(task) is kind] for kind in kinds}
         shares = {False: self._share(self.retry, step), None: self._share(self.explore, step)}
         chosen = [task for kind, count in shares.items() for task in pools[kind][:count]]
-        known = {*chosen}
-        rest = [task for pool in pools.values() for task in pool if task not in known]
-        return [*chosen, *rest][: self.batch_size]
+        chosen_tasks = {*chosen}
+        fillers = [task for pool in pools.values() for task in pool if task not in chosen_tasks]
+        return [*chosen, *fillers][: self.batch_size]
 
     def _teaches(self, task: int) -> bool | None:
         """Whether a task is active; None: it was never played."""
@@ -97,37 +97,37 @@ class Curriculum:
 
     def update(self, task: int, rewards: Sequence[float]) -> None:
         """Remember whether a task's group taught."""
-        self._played[task] += 1
+        self._plays[task] += 1
         spread = max(rewards, default=0.0) - min(rewards, default=0.0)
         teaches = spread > 1e-9 * max(map(abs, rewards), default=0.0)
         self._taught[task] = (*self._taught[task][-1:], teaches)
 
 
-def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """Return the sampler that is given, made by what is given, or imported; None for ""."""
-    if given is None or given == "":
+def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
+    """Return a sampler from an object, a function or an import path; None for None and ""."""
+    if source is None or source == "":
         return None
-    found: Any = given
-    if isinstance(given, str):
-        found = resolve(given, "sampler", InvalidDatasetError)
-    make: Any = found  # a sampler's class passes isinstance, too
-    if callable(make) and (inspect.isclass(found) or not isinstance(found, Sampler)):
-        found = make(tasks, batch_size, seed)
-    if not isinstance(found, Sampler):
+    sampler: Any = source
+    if isinstance(source, str):
+        sampler = resolve(source, "sampler", InvalidDatasetError)
+    make: Any = sampler  # a sampler's class also passes isinstance
+    if callable(make) and (inspect.isclass(sampler) or not isinstance(sampler, Sampler)):
+        sampler = make(tasks, batch_size, seed)
+    if not isinstance(sampler, Sampler):
         raise InvalidDatasetError(
-            f"The sampler is {repr_of(found)}; expected an object with next(step) and "
+            f"The sampler is {repr_of(sampler)}; expected an object with next(step) and "
             "update(task, rewards), or a function of (tasks, batch_size, seed) that makes one, "
             "like evert.Curriculum."
         )
-    return found
+    return sampler
 
 
 class SamplerLog:
-    """Passes the rewards of groups to a sampler, and logs them if there is a path.
+    """Passes the rewards of groups to a sampler, and logs them in a file if it has a path.
 
     From the log, a resumed run gives its sampler the rewards of earlier steps. A line ``{"step": 3,
     "task": 17, "rewards": [0.0, 1.0]}`` holds the rewards of a group. A line ``{"from": 2}`` says
-    that the run was resumed at step 2: lines above it of that or a later step no longer count.
+    that the run was resumed at step 2: earlier lines of step 2 or later no longer count.
     """
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:
@@ -165,7 +165,7 @@ def read_sampler_log(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             if "from" in record:
-                records = [each for each in records if each["step"] < record["from"]]
+                records = [entry for entry in records if entry["step"] < record["from"]]
             else:
                 records.append({key: record[key] for key in ("step", "task", "rewards")})
         except (ValueError, TypeError, KeyError):

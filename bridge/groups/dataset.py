@@ -36,8 +36,8 @@ class AgentDataset(RLDataset):
     Args:
         agent: The agent, or its import path.
         tasks: Any sequence; each task is one group.
-        batch_size: Groups a batch. The last batch of an epoch may be shorter; no task is dropped.
-        group_size: Episodes a group.
+        batch_size: Groups per batch. The last batch of an epoch may be smaller; no task is dropped.
+        group_size: Episodes per group.
         epochs: Number of passes over the tasks.
         shuffle: Whether each epoch has its own order, which depends on the seed.
         seed: Seed of the shuffling. Each episode's seed (``client.seed``) is derived from it, the
@@ -47,13 +47,13 @@ class AgentDataset(RLDataset):
         sampler_log: File for the rewards that the sampler gets. If it exists, the sampler first
             gets its rewards of the steps before the first requested batch. None: no file.
         opponents: Chooses frozen models for seats (``opponents.py``). None: the policy plays all.
-        held_out: Whether the tasks are for tests. If not, the groups are for training, and a group
-            without a trainable token is dropped (``ChatAgentGroupBuilder.batch``).
+        held_out: Whether the tasks are for evaluation. If not, a group without a trainable token is
+            dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further options of ``ChatAgentGroupBuilder``, including those of an Env.
 
     Raises:
         InvalidAgentError: As ``ChatAgentGroupBuilder``.
-        InvalidDatasetError: There is no task, ``tasks`` is no sequence, or a size is below 1.
+        InvalidDatasetError: ``tasks`` is empty or not a sequence, or a size is below 1.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AgentDataset(RLDataset):
         """The groups of batch ``index``, ``0 <= index < len(self)``.
 
         Raises:
-            IndexError: There is no such batch.
+            IndexError: ``index`` is out of range.
             InvalidDatasetError: The sampler chose tasks that do not exist.
         """
         if not 0 <= index < len(self):
@@ -114,8 +114,8 @@ class AgentDataset(RLDataset):
         groups = [self.group(number) for number in order]
         times = Counter[int]()
         for place, (group, number) in enumerate(zip(groups, order, strict=True)):
-            again = [times[number]] if times[number] else []
-            group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *again)
+            repeat = [times[number]] if times[number] else []
+            group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *repeat)
             times[number] += 1
             if self.opponents is not None:
                 group.meet(self.opponents(group.seats, index, number, group.seed))
@@ -136,16 +136,16 @@ class AgentDataset(RLDataset):
 
     def _sampled(self, index: int, log: SamplerLog) -> Sequence[int]:
         log.begin(index)
-        chosen, there = [*log.sampler.next(index)], range(len(self.tasks))
-        if not chosen or not all(isinstance(n, Integral) and n in there for n in chosen):
+        chosen, numbers = [*log.sampler.next(index)], range(len(self.tasks))
+        if not chosen or not all(isinstance(n, Integral) and n in numbers for n in chosen):
             raise InvalidDatasetError(
                 f"The sampler {type(log.sampler).__name__} chose {repr_of(chosen)} for batch "
-                f"{index}; expected one or more task numbers, each from 0 to {there[-1]}."
+                f"{index}; expected one or more task numbers, each from 0 to {numbers[-1]}."
             )
         return [int(number) for number in chosen]
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """Return a task's group outside of any batch: without seed and opponents."""
+        """Return a task's group outside of any batch: without a seed and without opponents."""
         return ChatAgentGroupBuilder(
             self.agent, self.tasks[number], self.group_size, **self.options
         )
@@ -172,9 +172,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     test_tasks: str | Any | None = chz.field(
         default=None, doc="Held-out tasks, their import path or a file. None: no test set."
     )
-    batch_size: int = chz.field(default=32, doc="Groups a batch.")
-    group_size: int = chz.field(default=8, doc="Episodes a group in training.")
-    test_group_size: int = chz.field(default=1, doc="Episodes a task in tests.")
+    batch_size: int = chz.field(default=32, doc="Groups per batch.")
+    group_size: int = chz.field(default=8, doc="Episodes per group in training.")
+    test_group_size: int = chz.field(default=1, doc="Episodes per task in tests.")
     epochs: int = chz.field(default=1, doc="Passes over the training tasks.")
     shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
     seed: int = chz.field(default=0, doc="Seed of the shuffling and of the episodes.")
@@ -198,7 +198,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
-    seats: Sequence[str] = chz.field(default=(), doc="Names of the trained roles, if several.")
+    seats: Sequence[str] = chz.field(
+        default=(), doc="Names of the trained roles, if there are several."
+    )
     group_reward: str | Any | None = chz.field(
         default=None, munger=_keep, doc="Function that compares a group, or its import path."
     )

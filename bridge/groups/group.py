@@ -94,18 +94,18 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             tokens. Or a function from a ``Group`` to numbers by episode, turn or token.
         gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
         branch: Function from the agent, the task and the options to an Env that continues a record
-            (``branches.py``). None: each episode starts from the beginning.
+            (``branches.py``). None: each episode starts at its beginning.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:
         batch: The group's place in a training dataset; None: not in one. If it is set, a group
             without a trainable token is dropped (``compute_group_rewards``).
-        on_rewards: Called with the group's rewards in this process (``earned``); not pickled.
-        rewards: Total reward of each trajectory; None until the group was played.
+        on_rewards: Called with the group's rewards in this process; not pickled.
+        rewards: Total reward of each trajectory; None until the group has been played.
 
     Raises:
-        InvalidAgentError: The agent is no agent, or takes other arguments.
-        InvalidDatasetError: ``group_size`` is below 1, or the names of the seats are not different.
+        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        InvalidDatasetError: ``group_size`` is below 1, or two seats have the same name.
     """
 
     def __init__(
@@ -159,18 +159,18 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
     def state(self) -> dict[str, Any]:
         """Return what is pickled: everything but the running episodes and ``on_rewards``."""
-        own: dict[str, Any] = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
-        return {**self.__dict__, **own}
+        reset: Any = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
+        return {**self.__dict__, **reset}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Let frozen models play some seats, not all. Those get no Envs and are not trained on."""
+        """Let frozen models play some seats, not all. Those seats have no Envs and no training."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
         """Return new environments; ``cleanup`` closes them all.
 
-        A strategy that retries a failed rollout calls this again and plays the first Env. With
-        seats, each further call therefore returns one Env: the next seat of a new episode.
+        A strategy that retries a failed rollout calls this again and plays the first Env. So with
+        seats, each later call returns one Env: the next seat of a new episode.
         """
         if not self._envs:
             self.rewards = None
@@ -217,29 +217,32 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
                 "Their group is left out."
             )
-        played = [*zip(trajectory_group, env_group, strict=True)]
-        ours = [(each, env) for each, env in played if isinstance(env, ChatAgentEnv)]
-        for trajectory, env in ours:
+        pairs = [*zip(trajectory_group, env_group, strict=True)]
+        evert_pairs = [
+            (trajectory, env) for trajectory, env in pairs if isinstance(env, ChatAgentEnv)
+        ]
+        for trajectory, env in evert_pairs:
             if not any("lineages" in turn.metrics for turn in trajectory.transitions):
                 for last in trajectory.transitions[-1:]:  # the runner ended the episode
                     last.metrics.update(env.report())
-        outcomes = [Outcome(0.0)] * len(played)
+        outcomes = [Outcome(0.0)] * len(pairs)
         if self.group_reward is not None:
             group = PlayedGroup(trajectory_group, self.task, env_group)
             outcomes = await further_rewards(self.group_reward, group)
         rewards = [outcome.reward or 0.0 for outcome in outcomes]
         metrics: list[Metrics] = [{**outcome.metrics} for outcome in outcomes]
         if self.record is not None:
-            noted: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
+            notes: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
             iteration = self.batch.index if self.batch is not None else 0
-            self.record.add(trajectory_group, env_group, iteration=iteration, **noted)
+            self.record.add(trajectory_group, env_group, iteration=iteration, **notes)
         lineages = [env.turn_lineages if isinstance(env, ChatAgentEnv) else [] for env in env_group]
         order = [*map(sort_by_lineage, trajectory_group, lineages)]
         seats = [env.seat if isinstance(env, SeatEnv) else "" for env in env_group]
         shifted = rewards
         if self.seats:
             shifted = _shifted_by_seat(rewards, trajectory_group, seats, metrics)
-        self.earned(totals([each.transitions for each in trajectory_group], shifted))
+        turns = [trajectory.transitions for trajectory in trajectory_group]
+        self.report_rewards(totals(turns, shifted))
         if self.advantages == "group" and self.gamma is None:
             return list(zip(shifted, metrics, strict=True))
         return self._in_pieces(seats, trajectory_group, order, rewards, metrics)
@@ -250,15 +253,15 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         """Split trajectories by advantage, in place; return additional rewards and metrics."""
         groups, metrics = list[Group](), list[list[Metrics]]()
         for seat in dict.fromkeys(seats):
-            members = [number for number, its in enumerate(seats) if its == seat]
-            own: Any = ([column[n] for n in members] for column in (trajectories, *columns))
-            played, order, rewards, noted = own
-            groups.append(Group(self.task, played, order, rewards, seat))
-            metrics.append(noted)
+            members = [number for number, name in enumerate(seats) if name == seat]
+            table: Any = ([column[n] for n in members] for column in (trajectories, *columns))
+            seat_trajectories, order, rewards, seat_metrics = table
+            groups.append(Group(self.task, seat_trajectories, order, rewards, seat))
+            metrics.append(seat_metrics)
         trajectories[:], further = put_in_pieces(groups, metrics, self.advantages, self.gamma)
         return further
 
-    def earned(self, rewards: Sequence[float]) -> None:
+    def report_rewards(self, rewards: Sequence[float]) -> None:
         """Store the totals that the Cookbook centres, and report them; []: the group failed."""
         self.rewards = [*rewards]
         if self.on_rewards is not None:
@@ -268,7 +271,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         """Close every environment made so far; never raises."""
         if self._envs and self.rewards is None:
             try:
-                self.earned([])
+                self.report_rewards([])
             except Exception:
                 logger.exception("Reporting a failed group to the sampler raised an error")
         envs, self._envs, self._seat_group, self._members = self._envs, [], None, 0
@@ -297,13 +300,13 @@ def _shifted_by_seat(
     metrics: Sequence[Metrics],
 ) -> list[float]:
     """Shift rewards so that each seat's mean total is the group's; add the seats' metrics."""
-    earned = totals([each.transitions for each in trajectories], rewards)
+    earned = totals([trajectory.transitions for trajectory in trajectories], rewards)
     pairs = [*zip(earned, seats, strict=True)]
-    means = {seat: fmean([total for total, its in pairs if its == seat]) for seat in seats}
-    for own, seat, total, trajectory in zip(metrics, seats, earned, trajectories, strict=True):
-        noted = dict_mean([transition.metrics for transition in trajectory.transitions])
-        own.update({f"seat/{seat}/{name}": value for name, value in noted.items()})
-        own[f"seat/{seat}/reward"] = total
+    means = {seat: fmean([total for total, name in pairs if name == seat]) for seat in seats}
+    for extra, seat, total, trajectory in zip(metrics, seats, earned, trajectories, strict=True):
+        turn_means = dict_mean([transition.metrics for transition in trajectory.transitions])
+        extra.update({f"seat/{seat}/{name}": value for name, value in turn_means.items()})
+        extra[f"seat/{seat}/reward"] = total
     overall = fmean(earned) if earned else 0.0
     return [reward + overall - means[seat] for reward, seat in zip(rewards, seats, strict=True)]
 
@@ -326,6 +329,6 @@ def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[
     if len(turns) > len(turn_lineages):
         return [*range(len(turns))]  # the runner's placeholder of an episode without a turn
     given_up = [number for number, turn in enumerate(turns[:-1]) if GIVEN_UP in turn.metrics]
-    read = [number for number in range(len(turns)) if number not in given_up]
-    ends = {turn_lineages[number]: number for number in read}  # lineage -> its last turn
-    return given_up + sorted(read, key=lambda number: (ends[turn_lineages[number]], number))
+    read_turns = [number for number in range(len(turns)) if number not in given_up]
+    ends = {turn_lineages[number]: number for number in read_turns}  # lineage -> its last turn
+    return given_up + sorted(read_turns, key=lambda number: (ends[turn_lineages[number]], number))

@@ -1,11 +1,11 @@
 """Opponents: frozen models that play some of the seats of a group.
 
 All episodes of a group have the same opponent at the same seat, so that their rewards compare. The
-choice depends only on the step, the task and the seed, so that a resumed run makes the same one.
+choice depends only on the step, the task and the seed, so a resumed run chooses the same.
 
 ``League`` samples past checkpoints uniformly. Play against the mean of all past policies is
 fictitious self-play (J. Heinrich, M. Lanctot, D. Silver, "Fictitious Self-Play in Extensive-Form
-Games", ICML 2015). A share of such games beside self-play keeps what was learned against past
+Games", ICML 2015). Mixing such games into self-play keeps what was learned against past
 policies (T. Bansal et al., "Emergent Complexity via Multi-Agent Competition", ICLR 2018; O. Vinyals
 et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Nature 575,
 2019, who also prefer policies that are hard to beat).
@@ -40,8 +40,8 @@ class Against:
         self, seats: Sequence[str], step: int, number: int, seed: int
     ) -> dict[str, FrozenModel]:
         """See ``Opponents``."""
-        own = seats[number % len(seats)]
-        return {seat: self.model(seed) for seat in seats if seat != own}
+        policy_seat = seats[number % len(seats)]
+        return {seat: self.model(seed) for seat in seats if seat != policy_seat}
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,9 @@ class League:
 
     def past(self, step: int) -> list[str]:
         """Return the paths of the weights saved before a step, without rolling checkpoints."""
-        kept = [one for one in load_checkpoints_file(self.log_path) if not one.get("rolling")]
-        saved = {one.batch: one.sampler_path for one in kept if one.batch is not None}
+        saved = {
+            checkpoint.batch: checkpoint.sampler_path
+            for checkpoint in load_checkpoints_file(self.log_path)
+            if checkpoint.batch is not None and not checkpoint.get("rolling")
+        }
         return [path for batch, path in sorted(saved.items()) if path and batch < step]

@@ -3,8 +3,8 @@
 The Cookbook gives all tokens of a trajectory one advantage: the trajectory's total reward minus the
 group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's actions
 are the tokens with that advantage; earlier tokens are in its observations. The total rewards of the
-pieces are such that the Cookbook computes their advantages; an extra piece without tokens corrects
-the mean if needed. The price: each piece is a datum that repeats the prefix.
+pieces make the Cookbook compute these advantages; if needed, an extra piece without tokens corrects
+the mean. The price: each piece is a datum that repeats the prefix.
 """
 
 import itertools
@@ -37,25 +37,25 @@ def put_in_pieces(
     that the Cookbook's means of these stay the same.
     """
     centre = float(np.mean(np.concatenate([group.rewards for group in groups])))
-    pieces, further, left = list[Trajectory](), list[tuple[float, Metrics]](), list[float]()
-    for group, its_metrics in zip(groups, metrics, strict=True):
+    pieces, further, corrections = list[Trajectory](), list[tuple[float, Metrics]](), list[float]()
+    for group, seat_metrics in zip(groups, metrics, strict=True):
         by_token = token_advantages(group, advantages, gamma)
         for number, trajectory in enumerate(group.trajectories):
-            own: Metrics = {
+            episode_metrics: Metrics = {
                 "reward/total": float(group.rewards[number]),
                 "turns_per_episode": len(trajectory.transitions),
-                **its_metrics[number],
+                **seat_metrics[number],
             }
             in_place = [by_token[number][turn] for turn in group.order[number]]
             for advantage, piece in _pieces(trajectory, in_place):
                 earned = math.fsum(turn.reward for turn in piece.transitions)
                 pieces.append(piece)
-                further.append((centre + advantage - earned, own))
-                left.append(-advantage)
-                own = {}
-    if rest := math.fsum(left):
+                further.append((centre + advantage - earned, episode_metrics))
+                corrections.append(-advantage)
+                episode_metrics = {}
+    if correction := math.fsum(corrections):
         pieces.append(Trajectory([], tinker.ModelInput.empty()))
-        further.append((centre + rest, {}))
+        further.append((centre + correction, {}))
     return pieces, further
 
 
@@ -63,11 +63,11 @@ def _pieces(
     trajectory: Trajectory, advantages: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, Trajectory]]:
     """Each distinct advantage in a trajectory and its piece, in order of appearance."""
-    found = dict[float, list[Transition]]()
-    for turn, its in zip(trajectory.transitions, advantages, strict=True):
-        for advantage, part in _parts(turn, its):
-            found.setdefault(advantage, []).append(part)
-    for advantage, parts in found.items():
+    parts_by_advantage = dict[float, list[Transition]]()
+    for turn, turn_advantages in zip(trajectory.transitions, advantages, strict=True):
+        for advantage, part in _parts(turn, turn_advantages):
+            parts_by_advantage.setdefault(advantage, []).append(part)
+    for advantage, parts in parts_by_advantage.items():
         # No stop reason: the Cookbook would bound the reward of a piece that a limit stopped.
         yield advantage, Trajectory(parts, trajectory.final_ob)
 
@@ -82,8 +82,8 @@ def _parts(turn: Transition, advantages: Sequence[float]) -> Iterator[tuple[floa
         end = start + len(list(run))
         before = tinker.EncodedTextChunk(tokens=tokens[:start])
         action = TokensWithLogprobs(tokens[start:end], logprobs[start:end], turn.ac.stop_reason)
-        seen = turn.ob.append(before) if start else turn.ob
+        observation = turn.ob.append(before) if start else turn.ob
         notes = (masked, {}) if start else (turn.metrics, turn.logs)
         reward = 0.0 if start else turn.reward
-        yield advantage, Transition(seen, action, reward, turn.episode_done, *notes)
+        yield advantage, Transition(observation, action, reward, turn.episode_done, *notes)
         start = end

@@ -1,4 +1,4 @@
-"""Group rewards: functions that compare the episodes of a group, what they get and return."""
+"""Group rewards: functions that compare the episodes of a group; their arguments and results."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.seats import SeatEnv
-from evert.bridge.episode.agent import Outcome, agent_name, reward_of, with_notes_read
+from evert.bridge.episode.agent import Outcome, agent_name, reward_of, with_checked_notes
 from evert.bridge.errors import InvalidAgentError, repr_of
 from evert.bridge.records.sequences import transcript
 from evert.bridge.tokens.bases import default_renderer
@@ -31,26 +31,26 @@ class PlayedGroup(list[Trajectory]):
 
     def __init__(self, trajectories: Iterable[Trajectory], task: object, envs: Sequence[Env]):
         super().__init__(trajectories)
-        ours = [env for env in envs if isinstance(env, ChatAgentEnv)]
+        evert_envs = [env for env in envs if isinstance(env, ChatAgentEnv)]
         runs = {env: env.table if isinstance(env, SeatEnv) else env for env in envs}
         numbers = {run: number for number, run in enumerate(dict.fromkeys(runs.values()))}
         self.task = task
         self.seats = [env.seat if isinstance(env, SeatEnv) else None for env in envs]
         self.episodes = [numbers[runs[env]] for env in envs]
-        self.renderer: Renderer = ours[0].renderer if ours else default_renderer()
+        self.renderer: Renderer = evert_envs[0].renderer if evert_envs else default_renderer()
 
     @cached_property
     def metrics(self) -> list[Metrics]:
         """The metrics of each trajectory by name; the last value if a name occurs several times."""
         return [
-            {name: value for turn in each.transitions for name, value in turn.metrics.items()}
-            for each in self
+            {name: value for turn in trajectory.transitions for name, value in turn.metrics.items()}
+            for trajectory in self
         ]
 
     @cached_property
     def transcripts(self) -> list[str]:
         """Each trajectory as text: the new part of each prompt, and the reply."""
-        return [transcript(each, self.renderer.tokenizer) for each in self]
+        return [transcript(trajectory, self.renderer.tokenizer) for trajectory in self]
 
 
 GroupReward: TypeAlias = Callable[
@@ -63,8 +63,8 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
     """Call a group reward; return an ``Outcome`` with a finite reward for each trajectory.
 
     Raises:
-        InvalidAgentError: It did not return one reward for each.
-        RewardError: A reward or metric is no finite number.
+        InvalidAgentError: It did not return one reward for each trajectory.
+        RewardError: A reward or metric is not a finite number.
     """
     name, count = agent_name(group_reward), len(group)
     returned = group_reward(group)
@@ -84,7 +84,7 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
     return [_outcome(reward, name) for reward in rewards]
 
 
-def _outcome(given: float | Outcome, name: str) -> Outcome:
-    outcome = given if isinstance(given, Outcome) else Outcome(given)
-    outcome = with_notes_read(outcome, f"of {name}")
+def _outcome(value: float | Outcome, name: str) -> Outcome:
+    outcome = value if isinstance(value, Outcome) else Outcome(value)
+    outcome = with_checked_notes(outcome, f"of {name}")
     return replace(outcome, reward=reward_of(outcome.reward, f"A reward of {name}"))

@@ -1,4 +1,4 @@
-"""``load_tasks``: the tasks that a setting names. ``check_tasks``: what can be tasks."""
+"""``load_tasks`` returns the tasks that a setting names; ``check_tasks`` checks a sequence."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,21 +12,21 @@ from evert.bridge.records.row_files import holds_records, names_file, read_rows
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
     """Return ``tasks``: a sequence, its import path 'package.module:name', or a file's path.
 
-    The rows of a file are the tasks. Of a folder of records, each opening of a conversation is one,
-    as a dict of ``messages`` and ``tools``.
+    The rows of a file are the tasks. In a folder of records, each opening of a conversation is a
+    task: a dict of ``messages`` and ``tools``.
 
     Raises:
-        InvalidDatasetError: They are no sequence, or a row cannot be read.
-        RecordError: A folder holds neither a dataset nor records.
+        InvalidDatasetError: ``tasks`` is not a sequence, or a row cannot be read.
+        RecordError: The folder holds neither a dataset nor records.
     """
     if not isinstance(tasks, str):
-        loaded = tasks
+        sequence = tasks
     elif names_file(tasks):
-        loaded = _of_file(tasks)
+        sequence = _of_file(tasks)
     else:
-        loaded = resolve(tasks, "tasks", InvalidDatasetError)
-    check_tasks(loaded)
-    return loaded
+        sequence = resolve(tasks, "tasks", InvalidDatasetError)
+    check_tasks(sequence)
+    return sequence
 
 
 def _of_file(path: str) -> list[Any]:
@@ -49,7 +49,7 @@ def check_tasks(tasks: object, called: str = "tasks") -> None:
     """Check that ``tasks`` is a sequence; ``called`` is its name in the message.
 
     Raises:
-        InvalidDatasetError: It is something else.
+        InvalidDatasetError: ``tasks`` is not a sequence.
     """
     is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
     if not is_sequence or isinstance(tasks, Mapping):

@@ -1,9 +1,9 @@
-"""Frozen models beside the policy.
+"""Frozen models besides the policy.
 
 In reading order:
 
     remote.py           models behind endpoints
-    older_servers.py    support for older Tinker servers of your own
+    older_servers.py    support for your own older Tinker servers
     sampling_ranges.py  the valid values of temperature, top_p and other sampling parameters
     tinker_model.py     weights that the engine in use samples
     frozen.py           the calls to all frozen models, by name

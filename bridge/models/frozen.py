@@ -1,11 +1,11 @@
-"""Frozen models, which an agent may call by name beside the policy.
+"""Frozen models, which an agent may call by name besides the policy.
 
-With ``ChatAgentEnv(agent, models={"judge": ...})`` the given model answers the agent's calls to
-"judge". Such calls are not transitions and are not trained on. A frozen model is one of
+With ``ChatAgentEnv(agent, models={"judge": ...})`` that model answers the agent's calls to "judge".
+Such calls are not transitions and are not trained on. A frozen model is one of
 
     a Cookbook ``MessageCompleter``
     a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, with the Env's renderer
-    a ``TinkerModel``: weights by name, sampled by the engine in use, with a renderer of their own
+    a ``TinkerModel``: weights by name, sampled by the engine in use, with their own renderer
     a ``RemoteModel``: an endpoint with OpenAI's chat completions
     a function, async or not, from the messages to the reply's text: a player without a model
 """
@@ -41,7 +41,7 @@ from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTextError, LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
-MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, by default
+MODEL_TIMEOUT = 600.0  # default seconds in which a frozen model must reply
 
 
 FrozenModel: TypeAlias = (
@@ -66,7 +66,7 @@ def frozen_models(
     has its own timeout.
 
     Raises:
-        InvalidModelError: A name is the policy's, or a model is none of the kinds above.
+        InvalidModelError: A name is the policy's, or a model is of another kind.
     """
     for name in policy:
         if name in models:
@@ -75,7 +75,7 @@ def frozen_models(
                 "(policy_names=...), or leave the entry out."
             )
     return {
-        name: frozen_model(model, renderer, timeout, called=f"models[{name!r}]")
+        name: frozen_model(model, renderer, timeout, parameter=f"models[{name!r}]")
         for name, model in models.items()
     }
 
@@ -85,35 +85,35 @@ def frozen_model(
     renderer: PromptRenderer,
     timeout: float | None = MODEL_TIMEOUT,
     *,
-    called: str = "model",
+    parameter: str = "model",
 ) -> FrozenAnswer:
     """Return the function that answers the calls to a model; see ``frozen_models``.
 
-    ``called`` is the parameter that holds the model, for the error.
+    ``parameter`` is the model's parameter in error messages.
     """
     seconds = model.timeout if isinstance(model, RemoteModel) else timeout
-    return partial(_in_time, _answers(called, model, renderer), seconds)
+    return partial(_in_time, _answerer(parameter, model, renderer), seconds)
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
     """Return a model's reply, or raise in time, even if the model ignores its cancellation."""
-    asked = asyncio.ensure_future(answer(request))
-    asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+    task = asyncio.ensure_future(answer(request))
+    task.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:
-        done, _ = await asyncio.wait({asked}, timeout=seconds)
+        completed, _ = await asyncio.wait({task}, timeout=seconds)
     finally:
-        asked.cancel()
-    if not done:
+        task.cancel()
+    if not completed:
         raise bad_request(
             f"The model {request.model!r} gave no reply within {seconds:g} s. Check that it is "
             "running; if it is slow, raise model_timeout (of a RemoteModel: its timeout).",
             param="model",
             code="model_timeout",
         )
-    return asked.result()
+    return task.result()
 
 
-def _answers(called: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
+def _answerer(parameter: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
     if isinstance(model, RemoteModel):
         return model
     if isinstance(model, TinkerModel):
@@ -127,9 +127,9 @@ def _answers(called: str, model: FrozenModel, renderer: PromptRenderer) -> Froze
         completer = TinkerTokenCompleter(sampled, MAX_TOKENS)
         return partial(_ask_for_tokens, completer, renderer)
     if callable(model) and not isinstance(model, type):
-        return partial(_ask_for_message, partial(_said, model))
+        return partial(_ask_for_message, partial(_call_player, model))
     raise InvalidModelError(
-        f"{called} is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
+        f"{parameter} is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
         "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel or a function from "
         "messages to a text."
     )
@@ -144,15 +144,15 @@ async def _ask_weights(
     return await _ask_for_tokens(sample, weights.renderer, request)
 
 
-async def _said(function: Callable[[list[Message]], Any], messages: list[Message]) -> Message:
-    said = function(messages)
-    if inspect.isawaitable(said):
-        said = await said
-    if not isinstance(said, str):
+async def _call_player(play: Callable[[list[Message]], Any], messages: list[Message]) -> Message:
+    reply = play(messages)
+    if inspect.isawaitable(reply):
+        reply = await reply
+    if not isinstance(reply, str):
         raise InvalidModelError(
-            f"The function of a model returned {said!r:.200}; expected the reply's text."
+            f"The function of a model returned {reply!r:.200}; expected the reply's text."
         )
-    return Message(role="assistant", content=said)
+    return Message(role="assistant", content=reply)
 
 
 async def _ask_for_message(

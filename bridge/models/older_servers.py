@@ -1,4 +1,4 @@
-"""Support for Tinker servers of your own that are older than the SDK.
+"""Support for your own Tinker servers that are older than the SDK.
 
 SkyRL's server 0.4.0 was made for SDK 0.25. With SDK 0.38 two things fail:
 
@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 HOSTED = "thinkingmachines.dev"  # the domain of the hosted service
 
 LOAD = "_create_training_client_via_load_weights_submit"
-"""The SDK's method that makes a training client from a saved state."""
+"""The SDK's method that creates a training client from a saved state."""
 
 _completed: set[str] = set()  # URLs of the servers that ``complete_client`` was called for
 
 
 def complete_client(base_url: str | None) -> None:
-    """Let the SDK of this process work with an older server. Further calls have no effect.
+    """Make this process's SDK work with an older server. Further calls have no effect.
 
     A worker calls this before it samples with a client from another process (``address_of``).
     """
@@ -52,8 +52,8 @@ def address_of(client: Any) -> str | None:
 def _complete_sampling(sampling_client: Any) -> None:
     ask = sampling_client._send_asample_request
 
-    async def ask_and_complete(self: Any, request_id: int, num_samples: int, *rest: Any) -> Any:
-        promise = await ask(self, request_id, num_samples, *rest)  # None: the server is busy
+    async def ask_and_complete(self: Any, request_id: int, num_samples: int, *args: Any) -> Any:
+        promise = await ask(self, request_id, num_samples, *args)  # None: the server is busy
         if promise is None or promise.sample_sequence_ids is not None:
             return promise
         if address_of(self) not in _completed:
@@ -72,18 +72,18 @@ def _complete_loading(service_client: Any) -> None:
     if load is None:  # the embedded engine's class, which replaces the SDK's
         return
 
-    def load_in_two(self: Any, path: str, optimizer: bool, *rest: Any, **options: Any) -> Any:
+    def load_in_two(self: Any, path: str, optimizer: bool, *arguments: Any, **options: Any) -> Any:
         if address_of(self) not in _completed:
-            return load(self, path, optimizer, *rest, **options)
+            return load(self, path, optimizer, *arguments, **options)
 
         async def loaded() -> Any:
             try:
-                return await load(self, path, optimizer, *rest, **options)
+                return await load(self, path, optimizer, *arguments, **options)
             except UnprocessableEntityError:  # the server requires the model
-                about = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
+                info = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
             base, metadata = options.get("base_model"), options.get("user_metadata")
             client = await self.create_lora_training_client(
-                base or about.base_model, about.lora_rank, user_metadata=metadata
+                base or info.base_model, info.lora_rank, user_metadata=metadata
             )
             await client._load_state_impl(path, optimizer, None)  # the public one is deprecated
             return client

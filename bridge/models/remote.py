@@ -28,7 +28,7 @@ class RemoteModel:
         model: The model's name at the endpoint.
         base_url: The endpoint's URL, up to ``/v1``.
         api_key_env: Environment variable with the key; read at each call, never stored.
-        timeout: Seconds for a call, retries included.
+        timeout: Seconds for a call, including retries.
         temperature: Sampling temperature; None: the endpoint's default.
 
     The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
@@ -43,14 +43,14 @@ class RemoteModel:
 
     @property
     def api_key(self) -> str:
-        """The present key; "none" if the variable is not set."""
+        """The current key; "none" if the variable is not set."""
         return os.environ.get(self.api_key_env) or "none"
 
     async def __call__(self, request: ChatRequest) -> Reply:
         """Return the endpoint's reply.
 
         Raises:
-            openai.OpenAIError: The SDK raised it, or the endpoint's answer has no usable reply.
+            openai.OpenAIError: The SDK raised it, or the endpoint's response has no usable reply.
         """
         import openai
 
@@ -80,10 +80,10 @@ class RemoteModel:
         if not completion.choices:
             raise failed(request.model, f"returned no choice: {completion.model_dump()!r:.300}")
         choice, usage = completion.choices[0], completion.usage
-        sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
-        sent.setdefault("content", "")
+        raw_message = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
+        raw_message.setdefault("content", "")
         try:
-            message = read_message(sent, 0, {})
+            message = read_message(raw_message, 0, {})
         except openai.BadRequestError as error:
             raise failed(request.model, f"returned an unreadable reply: {error}") from error
         if request.tools and not message.get("tool_calls") and isinstance(message["content"], str):
@@ -95,7 +95,7 @@ class RemoteModel:
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,
             completion_tokens=usage.completion_tokens if usage is not None else 0,
         )
-        return _with_given_logprobs(reply, choice) if request.logprobs else reply
+        return _with_endpoint_logprobs(reply, choice) if request.logprobs else reply
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
@@ -109,14 +109,14 @@ def check_no_prefill(request: ChatRequest, kind: str) -> None:
         )
 
 
-def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
+def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
     if choice.logprobs is None or choice.logprobs.content is None:
         raise unavailable("the endpoint of this model gave none")
-    given = (
-        TokenLogprob(one.token, one.logprob, None if one.bytes is None else bytes(one.bytes))
-        for one in choice.logprobs.content
+    logprobs = (
+        TokenLogprob(item.token, item.logprob, None if item.bytes is None else bytes(item.bytes))
+        for item in choice.logprobs.content
     )
-    return replace(reply, logprobs=tuple(given))
+    return replace(reply, logprobs=tuple(logprobs))
 
 
 @cache
@@ -130,18 +130,18 @@ def new_call_ids() -> str:
     return f"call-{secrets.token_hex(4)}"
 
 
-def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
-    if wanted is None:
+def _format_fields(reply_format: ReplyFormat | None) -> dict[str, Any]:
+    if reply_format is None:
         return {}
     fields: dict[str, Any] = {}
-    if wanted.schema == ANY_OBJECT:
+    if reply_format.schema == ANY_OBJECT:
         fields["response_format"] = {"type": "json_object"}
-    elif wanted.schema is not None:
-        schema = {"name": "reply", "schema": json.loads(wanted.schema)}
+    elif reply_format.schema is not None:
+        schema = {"name": "reply", "schema": json.loads(reply_format.schema)}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if len(wanted.must_call) == 1:
-        [name] = wanted.must_call
+    if len(reply_format.must_call) == 1:
+        [name] = reply_format.must_call
         fields["tool_choice"] = {"type": "function", "function": {"name": name}}
-    elif wanted.must_call:
+    elif reply_format.must_call:
         fields["tool_choice"] = "required"
     return fields

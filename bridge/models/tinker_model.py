@@ -1,8 +1,8 @@
 """``TinkerModel``: a frozen model by the name of its weights, sampled by the engine in use.
 
-It is plain data, so it can be pickled and written to a configuration. At the first call the present
-``tinker.ServiceClient``, the hosted service's or the embedded engine's, makes a sampling client.
-All Envs of the process share that client. The default chat format is that of the model's own base.
+It is plain data, so it can be pickled and written to a configuration. At the first call the current
+``tinker.ServiceClient``, the hosted service's or the embedded engine's, creates a sampling client.
+All Envs of the process share that client. The default chat format is that of the model's base.
 """
 
 import logging
@@ -38,12 +38,12 @@ class TinkerModel:
             the base's own weights.
         renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
         temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Most tokens of a reply, if agent and context leave as many; None: 2048.
-        base_url: URL of a service of your own; None: the engine in use.
+        max_tokens: Most tokens of a reply, if the agent and the context allow it; None: 2048.
+        base_url: URL of your own service; None: the engine in use.
         seed: Seed of an episode's first reply; each further reply adds 1. None: the engine chooses.
 
     Raises:
-        InvalidModelError: There is neither a base nor a path, or a number is out of range.
+        InvalidModelError: The base and the path are missing, or a number is out of range.
     """
 
     base_model: str | None = None
@@ -70,7 +70,7 @@ class OpenWeights:
 
     client: tinker.SamplingClient
     renderer: PromptRenderer
-    context_length: int | None  # tokens of prompt and reply together; None: not known
+    context_length: int | None  # tokens of prompt and reply together; None: unknown
 
 
 async def sample_weights(
@@ -87,11 +87,11 @@ async def sample_weights(
     Raises:
         openai.BadRequestError: The context has no room left (``context_length_exceeded``).
     """
-    own = model.max_tokens or MAX_TOKENS
-    most = own if max_tokens is None else min(own, max_tokens)
+    model_limit = model.max_tokens or MAX_TOKENS
+    limit = model_limit if max_tokens is None else min(model_limit, max_tokens)
     params = tinker.SamplingParams(
         stop=stop,
-        max_tokens=reply_cap(prompt.length, weights.context_length, most),
+        max_tokens=reply_cap(prompt.length, weights.context_length, limit),
         temperature=model.temperature,
         seed=None if model.seed is None else model.seed + number,
     )
@@ -100,17 +100,17 @@ async def sample_weights(
     return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
 
 
-def reply_cap(prompt_length: int, context: int | None, most: int) -> int:
-    """Return the most tokens of a reply: ``most``, or what a context of that many tokens leaves.
+def reply_cap(prompt_length: int, context: int | None, limit: int) -> int:
+    """Return the most tokens of a reply: ``limit``, or what a context of that many tokens leaves.
 
     Raises:
         openai.BadRequestError: The context has no room left (``context_length_exceeded``).
     """
     if context is None:
-        return most
+        return limit
     if prompt_length >= context:
         raise context_length_exceeded(prompt_length, context - 1)
-    return min(most, context - prompt_length)
+    return min(limit, context - prompt_length)
 
 
 _lock = threading.Lock()
@@ -124,34 +124,36 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
     """Return a model's weights, opened once per process and engine."""
     key = _key(model)
     with _lock:
-        known = _open.setdefault(tinker.ServiceClient, {})
-        opening = known.get(key)
+        futures = _open.setdefault(tinker.ServiceClient, {})
+        opening = futures.get(key)
         if opening is None or (opening.done() and opening.exception() is not None):
             opening = Future()
             name, work = "evert-open-weights", (opening, model)
             # Opening may load files or ask a service, and outlive the first caller.
             threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
-            known[key] = opening
-    return await shield(wrap_future(opening))  # other callers wait for it, too
+            futures[key] = opening
+    return await shield(wrap_future(opening))  # other callers also wait for it
 
 
-def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
-    """Sample a model from now on by a client from another process, not by an older client.
+def register_client(
+    model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
+) -> None:
+    """Sample a model from now on with a client from another process, not with an older client.
 
     A worker outlives engines, and the client of a closed engine cannot sample.
     """
-    opened: Future[OpenWeights] = Future()
+    future: Future[OpenWeights] = Future()
     with _lock:
-        known = _open.setdefault(tinker.ServiceClient, {})
-        before = known.get(_key(model))
-    if before is not None and before.done() and before.exception() is None:
-        renderer = before.result().renderer
+        futures = _open.setdefault(tinker.ServiceClient, {})
+        earlier = futures.get(_key(model))
+    if earlier is not None and earlier.done() and earlier.exception() is None:
+        renderer = earlier.result().renderer
     else:
         base = model.base_model or client.get_base_model()
         renderer = prompt_renderer(model_renderer(base, model.renderer_name))
-    opened.set_result(OpenWeights(client, renderer, context_length))
+    future.set_result(OpenWeights(client, renderer, context_length))
     with _lock:
-        known[_key(model)] = opened
+        futures[_key(model)] = future
 
 
 def _key(model: TinkerModel) -> tuple[str | None, ...]:
@@ -160,12 +162,12 @@ def _key(model: TinkerModel) -> tuple[str | None, ...]:
 
 def _open_into(opening: "Future[OpenWeights]", model: TinkerModel) -> None:
     try:
-        opening.set_result(_opened(model))
+        opening.set_result(_load(model))
     except BaseException as error:
         opening.set_exception(error)
 
 
-def _opened(model: TinkerModel) -> OpenWeights:
+def _load(model: TinkerModel) -> OpenWeights:
     complete_client(model.base_url)
     service = tinker.ServiceClient(base_url=model.base_url)
     weights: dict[str, Any] = {"base_model": model.base_model}
@@ -178,18 +180,18 @@ def _opened(model: TinkerModel) -> OpenWeights:
 
 
 def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | None:
-    """Return a model's context length in tokens, by its service; None if it is not known."""
+    """Return a model's context length in tokens from its service; None if it is unknown."""
     try:
         supported = service.get_server_capabilities().supported_models
     except tinker.TinkerError as error:
         logger.warning("The service does not report context lengths: %s", error)
         return None
-    found = {model.model_name: model.max_context_length for model in supported}
-    return found.get(base_model)
+    lengths = {model.model_name: model.max_context_length for model in supported}
+    return lengths.get(base_model)
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return a model's context length by this process's engine, at no cost; None without one."""
+    """Return a model's context length from this process's engine, at no cost; None without one."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)

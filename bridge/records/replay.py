@@ -94,7 +94,7 @@ class ReplayPolicy(TokenCompleter):
         if self._env is None or not self.record.is_given_up(turn):
             return
         turns = self._env._turns
-        outstanding = turns.overlap.sampled_ahead(model_input) or turns.standing.lent
+        outstanding = turns.overlap.sampled_ahead(model_input) or turns.standing.outstanding
         if outstanding is None:
             return
         try:

@@ -18,7 +18,7 @@ import gymnasium
 
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.import_paths import resolve
-from evert.bridge.off_loop import finished, made
+from evert.bridge.off_loop import acquire, finished
 from evert.envs.from_gymnasium.actions import Actions, actions_of, legal_in
 from evert.envs.from_gymnasium.observations import in_words
 from evert.envs.from_gymnasium.prompt import prompt_of
@@ -129,7 +129,7 @@ class GymAgent:
             return await self._play(client, begin, partial(_in_thread, thread))
 
     async def _play(self, client: "AgentClient", begin: Mapping[str, Any], call: "Call") -> Outcome:
-        env = await made(call(self.make), lambda env: call(env.close))
+        env = await acquire(call(self.make), lambda env: call(env.close))
         try:
             actions = self.actions(env)
             observation, info = await call(partial(env.reset, **begin))

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evert.bridge.episode.agent import Outcome
-from evert.bridge.off_loop import finished, made
+from evert.bridge.off_loop import acquire, finished
 from evert.envs.games import Game, GameError, Metric
 from evert.envs.tasksets.common import game_of_agent, needed, no_such
 
@@ -116,7 +116,7 @@ class ScienceWorld:
         """Play a variation."""
         name, _, variation = task.partition("/")
         starting = asyncio.to_thread(started, self.steps)
-        env = await made(starting, lambda env: asyncio.to_thread(end, env))
+        env = await acquire(starting, lambda env: asyncio.to_thread(end, env))
         try:
             await asyncio.to_thread(env.load, name, int(variation), self.simplifications)
             seen, info = await asyncio.to_thread(env.reset)

@@ -37,8 +37,8 @@ def turn(reward: float) -> Transition:
 
 
 def group_of(*episodes: list[float], final: list[float] | None = None) -> Group:
-    played = [Trajectory([*map(turn, each)], tinker.ModelInput.empty()) for each in episodes]
-    order = [range(len(each)) for each in episodes]
+    played = [Trajectory([*map(turn, episode)], tinker.ModelInput.empty()) for episode in episodes]
+    order = [range(len(episode)) for episode in episodes]
     return Group("a task", played, order, final or [0.0] * len(episodes))
 
 
@@ -247,7 +247,9 @@ async def test_the_cookbook_gives_an_episode_one_advantage_wherever_its_reward_w
 
     assert sorted(advantages) == [-0.5, 0.5]
     assert advantages.total() == sum(
-        len(turn.ac.tokens) for each in group.trajectories_G for turn in each.transitions
+        len(turn.ac.tokens)
+        for trajectory in group.trajectories_G
+        for turn in trajectory.transitions
     )
 
 
@@ -278,7 +280,7 @@ async def test_a_judge_of_constant_reward_has_no_advantage_and_a_curve_of_its_ow
 async def test_a_group_whose_advantages_are_none_or_all_the_same_stays_whole(options: Any) -> None:
     group = await played(two_speakers, **options)
 
-    assert [len(each.transitions) for each in group.trajectories_G] == [2 * TURNS] * 3
+    assert [len(trajectory.transitions) for trajectory in group.trajectories_G] == [2 * TURNS] * 3
     if options:  # as the Cookbook finds groups to leave out
         assert len(set(group.get_total_rewards())) == 1
 

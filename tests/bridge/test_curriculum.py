@@ -77,7 +77,7 @@ async def test_a_sampler_is_told_the_totals_of_every_group_that_is_played_here_e
     elsewhere = pickle.loads(pickle.dumps(group))
     await play([elsewhere])
     assert (sampler.told, elsewhere.rewards) == ([], [3.0, 3.0])
-    group.earned(elsewhere.rewards)
+    group.report_rewards(elsewhere.rewards)
     assert sampler.told == [(3, [3.0, 3.0])]
 
 
@@ -116,9 +116,9 @@ async def test_a_builder_makes_the_sampler_of_its_sizes_or_takes_one_as_it_is() 
         functools.partial(Curriculum, retry=0.2),
         lambda tasks, batch_size, seed: Curriculum(tasks, batch_size, seed),
     ]
-    for each in made:
-        first, again = [await sampler_of(each) for _ in range(2)]
-        assert isinstance(first, Curriculum), each
+    for sampler in made:
+        first, again = [await sampler_of(sampler) for _ in range(2)]
+        assert isinstance(first, Curriculum), sampler
         assert first is not again
         assert (len(first.next(0)), first.batch_size) == (4, 4)
     itself = Fixed([0])

@@ -187,7 +187,7 @@ async def draws(client: Any, task: object = None) -> Outcome:
 async def noted(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
     """What the episodes of a group noted."""
     played = await do_group_rollout(group, policy_of(), strategy)
-    return [each.transitions[-1].metrics[name] for each in played.trajectories_G]
+    return [trajectory.transitions[-1].metrics[name] for trajectory in played.trajectories_G]
 
 
 def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:

@@ -593,8 +593,8 @@ async def test_each_call_knows_its_task_or_thread() -> None:
             thread.join()
         return 1.0
 
-    for each in (agent, blocking):
-        env = ChatAgentEnv(each)
+    for form in (agent, blocking):
+        env = ChatAgentEnv(form)
         await do_single_rollout(policy_of(), env)
         assert env.turn_callers == ["left", "right"]
 

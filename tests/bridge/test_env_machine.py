@@ -410,8 +410,8 @@ class EnvMachine(RuleBasedStateMachine):
     def close(self, times: int) -> None:
         was_new = self.life == "new"
         closing = [self.loop.create_task(self.env.close()) for _ in range(times)]
-        for one in closing:
-            assert self.result(one) is None
+        for task in closing:
+            assert self.result(task) is None
         if was_new:
             assert isinstance(self.does(self.env.initial_observation()), EnvClosedError)
             return

@@ -19,7 +19,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from evert import AgentError, ChatAgentEnv, ProcessAgent
 from evert.bridge import errors
 from evert.bridge.errors import AgentAborted, EvertError
-from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
+from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, name_and_message
 
 ALL: list[Any] = [
     value
@@ -160,7 +160,7 @@ async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:
     error: Exception = ValueError("deep within")
     for _ in range(3000):
         error = ExceptionGroup("a group", [error])
-    assert (told(error), agent_traceback(error)) == (("ValueError", "deep within"), "")
+    assert (name_and_message(error), agent_traceback(error)) == (("ValueError", "deep within"), "")
 
 
 async def test_a_prompt_too_long_in_a_group_is_an_overflow_and_no_error_of_the_agent() -> None:

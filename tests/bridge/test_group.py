@@ -220,7 +220,7 @@ async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
 
     assert group.get_total_rewards() == [1.0, 1.0]
     assert [error.error_type for error in group.rollout_errors] == ["TimeoutError"]
-    assert not [one for one in threading.enumerate() if one.name.startswith("evert agent")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("evert agent")]
 
 
 def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:

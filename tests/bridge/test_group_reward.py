@@ -59,7 +59,7 @@ async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> Pl
 
 async def test_it_is_given_the_trajectories_their_task_and_their_seats() -> None:
     group = await seen()
-    assert [type(each) for each in group] == [Trajectory, Trajectory]
+    assert [type(trajectory) for trajectory in group] == [Trajectory, Trajectory]
     assert group.task == 7
     assert (group.seats, group.episodes) == ([None, None], [0, 1])
     assert group.renderer is default_renderer()
@@ -78,7 +78,7 @@ async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them(
         return 1.0
 
     group = await seen(agent, NO_TASK)
-    assert [each["calls"] for each in group.metrics] == [2, 2]
+    assert [metrics["calls"] for metrics in group.metrics] == [2, 2]
     assert group.metrics[0]["stop/completed"] == 1.0
     assert group.metrics[0]["lineages"] == 2
 
@@ -166,7 +166,7 @@ async def judged(model: Any, says: str, **options: Any) -> Any:
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
     builder = ChatAgentGroupBuilder(tell, "cats", len(says), group_reward=reward)
     group = await do_group_rollout(builder, policy_of(*says))
-    return group.final_rewards_G, [each["judge/failed"] for each in group.metrics_G]
+    return group.final_rewards_G, [metrics["judge/failed"] for metrics in group.metrics_G]
 
 
 async def test_rewards_follow_the_ranking_by_a_rubric_that_may_be_of_the_task() -> None:
@@ -195,8 +195,8 @@ async def test_each_seat_is_ranked_by_itself() -> None:
     builder = ChatAgentGroupBuilder(seated, "x", 2, group_reward=reward, seats=("player", "judge"))
     group = await do_group_rollout(builder, policy_of("p0", "p1", "j0", "j1"))
 
-    assert [each["seat/player/reward"] for each in group.metrics_G[::2]] == [1.0, 0.0]
-    assert [each["seat/judge/reward"] for each in group.metrics_G[1::2]] == [0.0, 1.0]
+    assert [metrics["seat/player/reward"] for metrics in group.metrics_G[::2]] == [1.0, 0.0]
+    assert [metrics["seat/judge/reward"] for metrics in group.metrics_G[1::2]] == [0.0, 1.0]
 
 
 async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:

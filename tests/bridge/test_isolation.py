@@ -36,7 +36,7 @@ CHANNEL = f"int({OS}.listdir('/proc/self/fd')[3])"
 def server() -> psutil.Process:
     """The only child of this process that forks isolates."""
     children = psutil.Process().children()
-    [process] = [one for one in children if "isolation_server.py" in " ".join(one.cmdline())]
+    [process] = [child for child in children if "isolation_server.py" in " ".join(child.cmdline())]
     return process
 
 

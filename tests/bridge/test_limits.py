@@ -186,6 +186,6 @@ async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
         assert reward(trajectory) == 1.0
     found = sequences(trajectory)
     assert len(found) == 2
-    for each in found:
-        rest = 10**6 if context_length is None else context_length - len(each.prompt_ids)
-        assert min(80, rest) - 30 < len(each.response_ids) <= min(80, rest)
+    for sequence in found:
+        rest = 10**6 if context_length is None else context_length - len(sequence.prompt_ids)
+        assert min(80, rest) - 30 < len(sequence.response_ids) <= min(80, rest)

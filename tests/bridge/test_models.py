@@ -83,7 +83,9 @@ async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_for
     assert got[0].model == "other"
     assert stopped.message.content == "One. "
     assert cut.finish_reason == "length"
-    assert [one.usage.completion_tokens for one in got] == [len(a) for a in helper.actions]
+    assert [completion.usage.completion_tokens for completion in got] == [
+        len(a) for a in helper.actions
+    ]
     assert "# Tools" in helper.prompts[0]
     told = "Answer with one JSON object and nothing else."
     assert told in helper.prompts[-1]
@@ -133,7 +135,7 @@ async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_the
             await hello(client, logprobs=True)
         elsewhere.choice["logprobs"] = {"content": given, "refusal": None}
         found = (await hello(client, logprobs=True)).choices[0].logprobs
-        return float([one.model_dump() for one in found.content] == given)
+        return float([token.model_dump() for token in found.content] == given)
 
     await play_without_a_call(agent, models=models)
     assert [body["logprobs"] for *_, body in elsewhere.asked] == [True, True]
@@ -148,7 +150,10 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (AS_OBJECT, AS_OBJECT),
     (as_schema("s"), as_schema("reply")),
-    *(({**BOTH, "tool_choice": one}, {**BOTH, "tool_choice": one}) for one in (NAMED, "required")),
+    *(
+        ({**BOTH, "tool_choice": choice}, {**BOTH, "tool_choice": choice})
+        for choice in (NAMED, "required")
+    ),
     ({"tools": [ADD], "tool_choice": "auto"}, {"tools": [ADD]}),
 ]
 
@@ -195,7 +200,7 @@ async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
     async def agent(client: AgentClient) -> float:
         message: Any = (await hello(client, tools=[ADD])).choices[0].message
         assert message.reasoning_content == "Hm."
-        assert [one.id for one in message.tool_calls] == ["c7"]
+        assert [call.id for call in message.tool_calls] == ["c7"]
         result = {"role": "tool", "tool_call_id": "c7", "content": "5"}
         await call(client, *HELLO, message, result, model="judge")
         return 1.0
@@ -212,9 +217,9 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(
 
     async def agent(client: AgentClient) -> float:
         for elsewhere.status, error in refusals.items():
-            for each in (client, client.openai):
+            for handle in (client, client.openai):
                 with pytest.raises(error) as caught:
-                    await hello(each)  # type: ignore[arg-type]
+                    await hello(handle)  # type: ignore[arg-type]
                 assert caught.value.code == "bad_key"
         return 1.0
 

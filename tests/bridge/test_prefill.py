@@ -133,7 +133,7 @@ async def test_beside_a_forced_tool_or_a_format_it_is_refused() -> None:
             {"tools": [TOOL], "tool_choice": {"type": "any"}},
             {"output_config": {"format": schema}},
         ):
-            with pytest.raises(anthropic.BadRequestError, match="only one of both"):
+            with pytest.raises(anthropic.BadRequestError, match="only one of these"):
                 await create(client, [ASKED, assistant("{")], **fields)
         return 1.0
 

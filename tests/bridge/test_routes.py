@@ -83,9 +83,9 @@ async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(nam
     async def agent(client: AgentClient) -> float:
         said: list[str] = []
         async with openai.AsyncOpenAI(api_key="x") as own:
-            for each in (own, client, client.openai):
+            for handle in (own, client, client.openai):
                 models = ("gpt-5.2", "o9-large", "judge")
-                said += [await ask(each, model=model) for model in models]  # type: ignore[arg-type]
+                said += [await ask(handle, model=model) for model in models]  # type: ignore[arg-type]
         return float(said == ["Fine.", "Fine.", "Judged."] * 3)
 
     trajectory = await play(agent, policy_names=names, models={"judge": judges})

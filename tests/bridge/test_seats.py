@@ -309,7 +309,10 @@ async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
         group = await do_group_rollout(builder, policy_of("yes", "yes"))
 
         decode = prompt_renderer(None).decode
-        said = [[decode(t.ac.tokens) for t in each.transitions] for each in group.trajectories_G]
+        said = [
+            [decode(t.ac.tokens) for t in trajectory.transitions]
+            for trajectory in group.trajectories_G
+        ]
         assert said == [["yes<|im_end|>"]] * 2
         assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5, 1.5]
         assert [metrics["seat/player/asked"] for metrics in group.metrics_G] == [1.0, 1.0]
@@ -340,11 +343,12 @@ def test_a_league_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: 
     whole = league(tmp_path)
     drawn = [whole(SEATS, 25, 0, seed) for seed in range(400)]
 
-    met = Counter((seat, model.model_path) for each in drawn for seat, model in each.items())  # type: ignore[union-attr]
+    pairs = [pair for opponents in drawn for pair in opponents.items()]
+    met = Counter((seat, model.model_path) for seat, model in pairs)  # type: ignore[union-attr]
     assert set(met) == {(s, f"tinker://x/{n}") for s in SEATS for n in (10, 20)}
     assert 160 < sum(met.values()) < 240
     assert min(met.values()) > 30
-    one = next(model for each in drawn for model in each.values())
+    one = next(model for opponents in drawn for model in opponents.values())
     assert isinstance(one, TinkerModel)
     assert (one.max_tokens, one.temperature) == (2, 1.0)
 

@@ -263,7 +263,7 @@ class ChatApi(Api):
         self._models = models
         for name, model in models.items():
             model.records = None if records is None else (records, name)
-        self._responses.most = KEPT_RESPONSES
+        self._responses.max_characters = KEPT_RESPONSES
 
     @property
     def names(self) -> Sequence[str]:

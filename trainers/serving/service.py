@@ -243,7 +243,7 @@ class PolicyService:
             return await send(request, whole(self._models()))
         if request.method == "POST" and request.path.rstrip("/") == "/v1/feedback":
             return await send(request, whole(await feedback(self._records, body)))
-        call = await api.read_soon(api.sent(request.method, request.path, body))
+        call = await api.read_soon(api.route(request.method, request.path, body))
         if isinstance(call, Answer):
             return await send(request, whole(call))
         if call.stream:

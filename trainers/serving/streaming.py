@@ -181,7 +181,7 @@ async def _encoded(
     async def text() -> AsyncIterator[str]:
         async for piece in live.text():
             yield piece
-        stream.whole = call.written(reply.result())
+        stream.answer = call.written(reply.result())
 
     stream, number = Stream(head, live.thoughts(), text(), head), 0
     try:

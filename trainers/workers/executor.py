@@ -153,7 +153,7 @@ class WorkerExecutor(Executor):
         if error is not None and not isinstance(error, Exception):
             error = WorkerError(f"{_name(task)} raised {type(error).__name__} in a worker: {error}")
         if isinstance(task.env_group_builder, ChatAgentGroupBuilder):
-            tell(task.env_group_builder.earned, outcome.rewards or [])
+            tell(task.env_group_builder.report_rewards, outcome.rewards or [])
         if count_group is not None:
             tell(count_group, task.env_group_builder, outcome.account, error)
         if error is not None:

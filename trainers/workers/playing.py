@@ -13,7 +13,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_rew
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.models.older_servers import address_of, complete_client
-from evert.bridge.models.tinker_model import hand_in
+from evert.bridge.models.tinker_model import register_client
 from evert.trainers.engine.common.network import no_network
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.travel import Outcome, PackedError, Parcel, pack, unpack
@@ -66,7 +66,7 @@ def _prepare(parcel: Parcel) -> None:
         _process.enter_context(no_network(hosts))
     complete_client(address_of(parcel.task.sampling_client))
     for model, client, context_length in parcel.weights:
-        hand_in(model, client, context_length)
+        register_client(model, client, context_length)
 
 
 class Recorder(logging.Handler):

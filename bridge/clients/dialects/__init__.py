@@ -2,7 +2,7 @@
 
 In reading order:
 
-    dialect.py             what each API has to define
+    dialect.py             what each API must define
     chat_completions.py    OpenAI's chat completions
     responses.py           OpenAI's responses, with the state behind ``previous_response_id``
     responses_tools.py     its tools: functions, custom tools, namespaces
@@ -10,10 +10,10 @@ In reading order:
     gemini.py              Gemini's generateContent
     gemini_contents.py     its contents as messages
     gemini_tools.py        its function declarations, schemas, and ids of calls
-    fields.py              the treatment of each field; formats and forced tools
+    fields.py              the table of fields; formats and forced tools
     shapes.py              the forms of chat completions, into which all APIs are read
     events.py              server-sent events, and text cut into deltas
-    bodies.py              the JSON of a request's body, without holding the event loop
+    bodies.py              the JSON of a request's body, without blocking the event loop
     api.py                 from a request's path and body to a call, and from a reply to an answer
     endpoint.py            one rollout's API
 """

@@ -44,18 +44,18 @@ class AnthropicMessages(Dialect):
             )
         offered = None if kind == "none" else fields.read_tool_list(body.get("tools"))
         tools = [_read_tool(*tool) for tool in shapes.placed(offered or (), "tools")] or None
-        named = shapes.get(choice, "name") if kind == "tool" else None
-        if kind == "tool" and not isinstance(named, str):
+        tool_name = shapes.get(choice, "name") if kind == "tool" else None
+        if kind == "tool" and not isinstance(tool_name, str):
             raise bad_request("'tool_choice' of type 'tool' needs a name.", param="tool_choice")
         messages, prefill = _split(
             _joined([*_read_all(fields.read_messages(body.get("messages")))])
         )
-        must_call = forced_tools(kind, named, tools)
-        wanted = read_format(_format_of(body), must_call, "output_config.format", tools=tools)
-        if prefill and wanted is not None and wanted.is_asked_for:
+        must_call = forced_tools(kind, tool_name, tools)
+        reply_format = read_format(_format_of(body), must_call, "output_config.format", tools=tools)
+        if prefill and reply_format is not None and reply_format.is_asked_for:
             raise bad_request(
                 "The last message is the assistant's, which begins the reply, and a format or a "
-                "tool is required: only one of both is possible. End with the user's message.",
+                "tool is required: only one of these is possible. End with the user's message.",
                 param="messages",
             )
         return ChatRequest(
@@ -64,7 +64,7 @@ class AnthropicMessages(Dialect):
             tools,
             fields.read_cap(body, "max_tokens"),
             fields.read_stop(body.get("stop_sequences"), "stop_sequences"),
-            wanted,
+            reply_format,
             one_call=shapes.get(choice, "disable_parallel_tool_use") is True,
             may_call=kind != "none",
             train=fields.read_train(body),
@@ -110,15 +110,17 @@ class AnthropicMessages(Dialect):
         async for event in _block_events(index, _NO_TEXT, stream.text):
             yield event
             index += event["type"] == "content_block_stop"
-        others = (one for one in stream.whole["content"] if one == _NO_TEXT or "input" in one)
-        for place, block in enumerate(others, index):
+        blocks = (
+            block for block in stream.answer["content"] if block == _NO_TEXT or "input" in block
+        )
+        for place, block in enumerate(blocks, index):
             is_call = "input" in block
             yield _block_start(place, {**block, "input": {}} if is_call else block)
             for piece in deltas(json.dumps(block["input"])) if is_call else ():
                 yield _block_delta(place, {"type": "input_json_delta", "partial_json": piece})
             yield {"type": "content_block_stop", "index": place}
-        ending = {name: stream.whole[name] for name in ("stop_reason", "stop_sequence")}
-        usage = stream.whole["usage"]
+        ending = {name: stream.answer[name] for name in ("stop_reason", "stop_sequence")}
+        usage = stream.answer["usage"]
         counts = {name: count for name, count in usage.items() if isinstance(count, int)}
         yield {"type": "message_delta", "delta": ending, "usage": counts}
         yield {"type": "message_stop"}
@@ -126,10 +128,10 @@ class AnthropicMessages(Dialect):
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
         """Return the JSON object of a refusal in Anthropic's form."""
         kind = error.get("type") or "invalid_request_error"
-        told = {"type": kind, "message": error["message"]}
+        error_fields = {"type": kind, "message": error["message"]}
         if error.get("param") == "thread":
-            told["details"] = UNTHREADED
-        return {"type": "error", "error": told}
+            error_fields["details"] = UNTHREADED
+        return {"type": "error", "error": error_fields}
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages before the reply, and the text that begins the reply; "" for none.
+    """Return the messages before the reply, and the text that begins the reply, or "".
 
     Only a text after another message begins a reply: thoughts and tool calls are finished messages.
     """
@@ -291,8 +293,8 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
     if reply.text or not reply.tool_calls:
         yield {"type": "text", "text": reply.text}
     for call in reply.tool_calls:
-        named = {"id": call.id, "name": call.function.name}
-        yield {"type": "tool_use", **named, "input": shapes.call_arguments(call)}
+        identity = {"id": call.id, "name": call.function.name}
+        yield {"type": "tool_use", **identity, "input": shapes.call_arguments(call)}
 
 
 SIGNATURE = "evert"
@@ -305,7 +307,7 @@ _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
 async def _block_events(
     index: int, block: Mapping[str, Any], pieces: AsyncIterator[str]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a thought or a text; none if it has no pieces."""
+    """Yield the events of a thought or a text; no events without pieces."""
     is_open, kind = False, block["type"]
     async for piece in pieces:
         if not is_open:

@@ -5,11 +5,11 @@
     POST .../messages                Anthropic's messages
     POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
     POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
-                                     the number of a prompt's tokens, in the API's own form
+                                     the number of a prompt's tokens, in the API's form
     GET  .../models[/name]           the model names that are answered here
 
-Errors are answers too: a 400 (a 404 for other paths) in the API's own form, so that the client's
-SDK raises its own exception.
+Errors are also answers: a 400 (a 404 for other paths) in the API's form, so that the client's SDK
+raises its own exception.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from evert.bridge.clients.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.clients.dialects.bodies import LONG_BODY, read_body
 from evert.bridge.clients.dialects.chat_completions import ChatCompletions
 from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.events import Stream, listed
+from evert.bridge.clients.dialects.events import Stream, as_list
 from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.clients.dialects.responses import Responses
 from evert.bridge.conversations.matching import count_tokens
@@ -39,9 +39,9 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
-"""Errors that become answers: a 400, a frozen model's own, the episode's end, a blocking call."""
+"""Errors that become answers: a 400, a frozen model's, the episode's end, a blocking call."""
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -77,16 +77,16 @@ class Call:
 
     @property
     def stream(self) -> bool:
-        """Whether the agent wants a stream of events."""
+        """Whether the agent requests a stream of events."""
         return self.body.get("stream") is True
 
     def answered(self, reply: Reply) -> Answer:
         """Return the answer with a reply."""
-        whole = self.written(reply)
+        answer = self.written(reply)
         if not self.stream:
-            return Answer(200, json_bytes(whole))
-        dialect, stream = self.dialect, Stream.of(whole, reply.reasoning, reply.text)
-        events = listed(dialect.events(stream, self.body))
+            return Answer(200, json_bytes(answer))
+        dialect, stream = self.dialect, Stream.of(answer, reply.reasoning, reply.text)
+        events = as_list(dialect.events(stream, self.body))
         return Answer(200, dialect.framed(events) + dialect.ending, EVENTS)
 
     def written(self, reply: Reply) -> dict[str, Any]:
@@ -110,8 +110,8 @@ class Call:
 
 
 @dataclass
-class Sent:
-    """A request to the API that its path names. Its body is parsed once."""
+class ApiRequest:
+    """A request whose path names an API. Its body is parsed once."""
 
     dialect: Dialect
     path: str  # without a slash at its end
@@ -124,7 +124,7 @@ class Sent:
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """Return the model's name, even of a body that is refused; None if it has none."""
+        """Return the model's name, even of a body that is refused; None without a name."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -137,7 +137,7 @@ class Api(ABC):
 
     def __init__(self, model: str) -> None:
         self._numbers = itertools.count()
-        self._prefix = secrets.token_hex(6)  # a client may see the ids of several
+        self._prefix = secrets.token_hex(6)  # a client may see the ids of several rollouts
         self._chat = ChatCompletions(model)
         self._unserved = ChatCompletions(model)
         self._responses = Responses(model)
@@ -157,22 +157,22 @@ class Api(ABC):
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
         """Return the renderer of the model that a request calls."""
 
-    def asked(self, request: ChatRequest) -> ChatRequest:
-        """Return the request as it is answered here."""
+    def adapt(self, request: ChatRequest) -> ChatRequest:
+        """Return the request in the form in which it is answered here."""
         return request
 
     @abstractmethod
     async def hold_back(self, refusal: str) -> None:
-        """Delay a refusal, so that a client that repeats the request does not slow down others."""
+        """Delay a refusal, so that a client that repeats it does not slow down others."""
 
     def new_id(self) -> str:
         """Return a unique id for a reply."""
         return f"{self._prefix}{next(self._numbers)}"
 
     def match(self, method: str, path: str) -> Dialect | None:
-        """Return the API that a request's path names; None if it names none.
+        """Return the API that a request's path names; None if it names no API.
 
-        Paths that call a model but are not served have an API too, so that ``read`` refuses them.
+        Paths that call a model but are not served also have an API, so that ``read`` refuses them.
         """
         path = path.rstrip("/")
         if method != "POST":
@@ -187,47 +187,53 @@ class Api(ABC):
             return self._unserved
         return self._gemini if method_of(path) else None
 
-    def sent(self, method: str, path: str, content: bytes, url: str = "") -> Sent | Answer:
+    def route(self, method: str, path: str, content: bytes, url: str = "") -> ApiRequest | Answer:
         """Return a request to one of the APIs, or the answer to any other request."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
-            return Sent(dialect, path, content, url)
+            return ApiRequest(dialect, path, content, url)
         if method == "GET" and "/models" in path:
             return _models(self, path)
         return _not_found(method, path)
 
-    async def read_soon(self, sent: Sent | Answer) -> Call | Answer:
+    async def read_soon(self, api_request: ApiRequest | Answer) -> Call | Answer:
         """Call ``read``, in a thread if the body is long, and delay a refusal."""
-        call = sent if isinstance(sent, Answer) else await soon(sent, partial(self.read, sent))
+        call: Call | Answer
+        if isinstance(api_request, Answer):
+            call = api_request
+        else:
+            call = await soon(api_request, partial(self.read, api_request))
         if isinstance(call, Answer) and call.status >= 400:
             await self.hold_back(call.content.decode())
         return call
 
-    def read(self, sent: Sent | Answer) -> Call | Answer:
+    def read(self, api_request: ApiRequest | Answer) -> Call | Answer:
         """Return a request's model call, or the answer to a count or to a bad request."""
-        if isinstance(sent, Answer):
-            return sent
-        if sent.dialect is self._unserved:
-            return _not_found("POST", sent.path)
+        if isinstance(api_request, Answer):
+            return api_request
+        if api_request.dialect is self._unserved:
+            return _not_found("POST", api_request.path)
         try:
-            request = self.asked(sent.dialect.read(sent.body))
-            if sent.path.endswith(COUNTS):
-                return _counted(self.renderer_of(request), request, sent)
+            request = self.adapt(api_request.dialect.read(api_request.body))
+            if api_request.path.endswith(COUNTS):
+                return _count(self.renderer_of(request), request, api_request)
         except openai.APIStatusError as error:
-            return refusal(sent.dialect, error)
-        return Call(request, sent.dialect, sent.body, self.new_id(), len(sent.content))
+            return refusal(api_request.dialect, error)
+        return Call(
+            request, api_request.dialect, api_request.body, self.new_id(), len(api_request.content)
+        )
 
 
-def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
-    if len(sent.content) > LONG_PROMPT:  # so this runs in a thread
+def _count(renderer: PromptRenderer, request: ChatRequest, api_request: ApiRequest) -> Answer:
+    if len(api_request.content) > LONG_PROMPT:  # so this runs in a thread
         renderer = renderer.off_loop
-    return Answer(200, json_bytes(sent.dialect.counted(count_tokens(request, renderer))))
+    return Answer(200, json_bytes(api_request.dialect.counted(count_tokens(request, renderer))))
 
 
 def _models(api: Api, path: str) -> Answer:
     name = path.partition("/models")[2].lstrip("/")
     if not name:
-        return model_list([model_card(one) for one in api.names])
+        return model_list([model_card(model) for model in api.names])
     try:
         api.check_model(name)
     except openai.APIStatusError as error:
@@ -235,10 +241,10 @@ def _models(api: Api, path: str) -> Answer:
     return Answer(200, json_bytes(model_card(name)))
 
 
-async def soon(sent: Sent, work: Callable[[], Made]) -> Made:
+async def soon(api_request: ApiRequest, work: Callable[[], Result]) -> Result:
     """Return the result of ``work`` on a request, in a thread if the request is long."""
-    most = LONG_PROMPT if sent.path.endswith(COUNTS) else LONG_BODY
-    return work() if len(sent.content) <= most else await off_loop(work)
+    limit = LONG_PROMPT if api_request.path.endswith(COUNTS) else LONG_BODY
+    return work() if len(api_request.content) <= limit else await off_loop(work)
 
 
 def model_card(name: str) -> dict[str, Any]:
@@ -251,8 +257,8 @@ def model_card(name: str) -> dict[str, Any]:
 
 def model_list(cards: Sequence[Mapping[str, Any]]) -> Answer:
     """Return the list of models in the form of all APIs."""
-    whole = {"object": "list", "data": cards, "models": cards, "has_more": False}
-    return Answer(200, json_bytes(whole))
+    listing = {"object": "list", "data": cards, "models": cards, "has_more": False}
+    return Answer(200, json_bytes(listing))
 
 
 def json_bytes(value: object) -> bytes:
@@ -279,7 +285,7 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
 
 def _not_found(method: str, path: str) -> Answer:
     message = (
-        f"Nothing answers {method} {path} here. There are POST /v1/chat/completions, "
+        f"Nothing answers {method} {path} here. Available: POST /v1/chat/completions, "
         "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/responses/input_tokens and "
         "/v1beta/models/NAME:generateContent, :streamGenerateContent and :countTokens, and GET "
         "/v1/models."
@@ -290,5 +296,5 @@ def _not_found(method: str, path: str) -> Answer:
 def failure(status: int, message: str, kind: str, code: str) -> Answer:
     """Return the error to a request that reaches no API, in a form that all SDKs can read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
-    named = {**error, "status": STATUSES[status]}
-    return Answer(status, json_bytes({"type": "error", "error": named}))
+    body = {**error, "status": STATUSES[status]}
+    return Answer(status, json_bytes({"type": "error", "error": body}))

@@ -39,7 +39,7 @@ def read_body(content: bytes) -> Mapping[str, Any]:
             raise bad_request(f"The body has more than {MAX_VALUES} values.")
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"The body is no JSON: {error}.") from None
+        raise bad_request(f"The body is not JSON: {error}.") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper(body, MAX_DEPTH):
         raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     if not isinstance(body, dict):

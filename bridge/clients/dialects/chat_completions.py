@@ -27,7 +27,7 @@ FIELDS = field_policy("chat_completions")
 
 _TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/chat/completions$")
-"""The end of a path of Azure's, which contains the model's name."""
+"""The end of an Azure path, which contains the model's name."""
 
 _PLAIN = frozenset({"model", "messages"})
 
@@ -64,10 +64,10 @@ def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
 
     The usage counts the tokens of the observation and of the action.
     """
-    return ChatCompletion.model_validate(_written(reply, id, model))
+    return ChatCompletion.model_validate(_as_json(reply, id, model))
 
 
-def _written(reply: Reply, id: str, model: str) -> dict[str, Any]:
+def _as_json(reply: Reply, id: str, model: str) -> dict[str, Any]:
     calls = [
         function_call(call.id or "", call.function.name, call.function.arguments)
         for call in reply.tool_calls
@@ -108,7 +108,7 @@ class ChatCompletions(Dialect):
     ending = b"data: [DONE]\n\n"
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the ``model`` that one of Azure's paths contains."""
+        """Return the body with the ``model`` that an Azure path contains."""
         deployment = _DEPLOYMENT.search(path) if body.get("model") is None else None
         return body if deployment is None else {**body, "model": deployment[1]}
 
@@ -122,7 +122,7 @@ class ChatCompletions(Dialect):
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the JSON object of a ``ChatCompletion``."""
-        return _written(reply, f"chatcmpl-{number}", request.model)
+        return _as_json(reply, f"chatcmpl-{number}", request.model)
 
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks, and the usage at the end if ``stream_options`` asks for it."""
@@ -146,13 +146,13 @@ async def _chunks(stream: Stream, *, include_usage: bool) -> AsyncIterator[dict[
         yield chunk({"reasoning_content": piece})
     async for piece in stream.text:
         yield chunk({"content": piece})
-    [choice] = stream.whole["choices"]
+    [choice] = stream.answer["choices"]
     message = choice["message"]
     for index, call in enumerate(message.get("tool_calls") or ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         opening = {"name": name, "arguments": ""}
-        named = {"index": index, "id": call["id"], "type": "function", "function": opening}
-        yield chunk({"tool_calls": [named]})
+        delta = {"index": index, "id": call["id"], "type": "function", "function": opening}
+        yield chunk({"tool_calls": [delta]})
         for piece in deltas(arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
     last = chunk({}, choice["finish_reason"])
@@ -160,4 +160,4 @@ async def _chunks(stream: Stream, *, include_usage: bool) -> AsyncIterator[dict[
         last["choices"][0]["logprobs"] = choice["logprobs"]
     yield last
     if include_usage:
-        yield {**head, "choices": [], "usage": stream.whole["usage"]}
+        yield {**head, "choices": [], "usage": stream.answer["usage"]}

@@ -1,4 +1,4 @@
-"""``Dialect``: what every API has to define, and what all APIs share."""
+"""``Dialect``: what every API must define, and what all APIs share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +23,7 @@ class Dialect(ABC):
         self._default_model = default_model
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the fields that the path contains: none in most APIs."""
+        """Return the body with the fields that the path contains; most APIs' paths have none."""
         return body
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Dialect(ABC):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a whole answer; ``number`` is unique in the rollout."""
+        """Return the JSON object of a complete answer; ``number`` is unique in the rollout."""
 
     @abstractmethod
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -45,7 +45,7 @@ class Dialect(ABC):
         return {"input_tokens": count}
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how the client wants to sample. Only a served model samples as it is asked to."""
+        """Return how the client wants to sample. Only a served model samples that way."""
         return {name: body[name] for name in SAMPLING if body.get(name) is not None}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One rollout's API, over any transport.
 
-A call after the end of the episode is a 400 as well, since no other exception passes unchanged
-through every framework. If calls go on, ``AgentAborted`` is raised.
+A call after the end of the episode is also a 400, since no other exception passes unchanged through
+every framework. If the agent keeps calling, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from evert.bridge.chat.bad_requests import bad_request, failed
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.api import REFUSALS, Answer, Api, Call, Sent, refusal, soon
+from evert.bridge.clients.dialects.api import REFUSALS, Answer, Api, ApiRequest, Call, refusal, soon
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.routes import Routes, seat_model
 from evert.bridge.errors import EvertError, InvalidAgentError
@@ -42,7 +42,7 @@ class Endpoint(Api):
             routes, model = self.episode.routes, seat_model(name)
             if model not in routes.names:
                 raise InvalidAgentError(
-                    f"There is no seat {name!r} in this episode. Its seats: "
+                    f"This episode has no seat {name!r}. Its seats: "
                     f"{', '.join(routes.seats) or 'none; give the builder seats='}."
                 )
             seat = Endpoint(self.episode, model, self.renderer)
@@ -53,13 +53,13 @@ class Endpoint(Api):
     @cached_property
     def untrained(self) -> "Endpoint":
         """The same API, with replies that are not trained on."""
-        other = copy.copy(self)
-        other.trains, other.addresses = False, {}
-        return other
+        endpoint = copy.copy(self)
+        endpoint.trains, endpoint.addresses = False, {}
+        return endpoint
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent is done."""
+        """Whether the agent has ended."""
         return self.episode.is_over
 
     @property
@@ -79,14 +79,14 @@ class Endpoint(Api):
         """Delay a refusal; see ``Refusals``."""
         await self.episode.refusals.hold_back(refusal)
 
-    def asked(self, request: ChatRequest) -> ChatRequest:
+    def adapt(self, request: ChatRequest) -> ChatRequest:
         """Return the request, marked as untrained if this API is."""
         return request if self.trains else replace(request, train=False)
 
     # -- calls -----------------------------------------------------------------------------------
 
     async def answer(
-        self, sent: Sent | Answer, send: Callable[[], Awaitable[Any]] | None = None
+        self, api_request: ApiRequest | Answer, send: Callable[[], Awaitable[Any]] | None = None
     ) -> Any:
         """Answer a request of an async agent once the trainer has sampled.
 
@@ -94,26 +94,32 @@ class Endpoint(Api):
         """
         if (
             send is not None
-            and isinstance(sent, Sent)
-            and not self._serves(sent, await soon(sent, sent.model))
+            and isinstance(api_request, ApiRequest)
+            and not self._serves(api_request, await soon(api_request, api_request.model))
         ):
             try:
                 return await send()
             except Exception as error:
-                return _stranded(self.episode.routes, sent, error)
-        call = await self.read_soon(sent)
+                return _unreachable(self.episode.routes, api_request, error)
+        call = await self.read_soon(api_request)
         if isinstance(call, Answer):
             return call
         return await call.wait(self.reply_to(call))
 
-    def answer_blocking(self, sent: Sent | Answer, send: Callable[[], Any] | None = None) -> Any:
+    def answer_blocking(
+        self, api_request: ApiRequest | Answer, send: Callable[[], Any] | None = None
+    ) -> Any:
         """Answer a request of a thread, as ``answer`` does."""
-        if send is not None and isinstance(sent, Sent) and not self._serves(sent, sent.model()):
+        if (
+            send is not None
+            and isinstance(api_request, ApiRequest)
+            and not self._serves(api_request, api_request.model())
+        ):
             try:
                 return send()
             except Exception as error:
-                return _stranded(self.episode.routes, sent, error)
-        call = self.read(sent)
+                return _unreachable(self.episode.routes, api_request, error)
+        call = self.read(api_request)
         if isinstance(call, Answer):
             if call.status >= 400:
                 self.episode.refusals.hold_back_blocking(call.content.decode())
@@ -135,18 +141,18 @@ class Endpoint(Api):
         with _failures_named(call):
             return await self.episode.call(call.request, has_reader)
 
-    def _serves(self, sent: Sent, model: object) -> bool:
-        """Whether a model is answered here. Other names are recorded, for messages."""
-        if "untrained" in vars(self) and self.untrained._is_own(sent.url):
-            return False  # only the server can tell, by the key, whose address was called
+    def _serves(self, api_request: ApiRequest, model: object) -> bool:
+        """Whether a model is answered here. Other names are recorded for error messages."""
+        if "untrained" in vars(self) and self.untrained._is_own(api_request.url):
+            return False  # only the server knows, by the key, which rollout was called
         routes = self.episode.routes
-        if isinstance(model, str) and not routes.knows(model) and not self._is_own(sent.url):
+        if isinstance(model, str) and not routes.knows(model) and not self._is_own(api_request.url):
             routes.strangers[model] = None
         return routes.knows(model)
 
     def _is_own(self, url: str) -> bool:
         """Whether a request goes to this rollout's HTTP address, which may accept other names."""
-        return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
+        return any(url.startswith(f"{address.root_url}/") for address in self.addresses.values())
 
 
 @contextmanager
@@ -160,13 +166,13 @@ def _failures_named(call: Call) -> Iterator[None]:
         raise failed(call.request.model, f"failed: {type(error).__name__}: {error}") from error
 
 
-def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
+def _unreachable(routes: Routes, api_request: ApiRequest, error: Exception) -> Answer:
     """Return the answer to a call of another model whose host is unknown or blocked."""
-    model, host = sent.model(), urlsplit(sent.url).hostname
+    model, host = api_request.model(), urlsplit(api_request.url).hostname
     if not isinstance(model, str) or not _is_final(error):
         raise error
     message = f"{routes.hint(model)} {host or 'Its host'} cannot be reached from here."
-    return refusal(sent.dialect, bad_request(message, param="model", code="model_not_found"))
+    return refusal(api_request.dialect, bad_request(message, param="model", code="model_not_found"))
 
 
 def _is_final(error: BaseException | None) -> bool:

@@ -1,6 +1,6 @@
 """Server-sent events, and the ``Stream`` from which every dialect makes the events of a reply.
 
-A whole reply is written as a stream of deltas, so that agents' code that joins deltas is used.
+A complete reply is written as a stream of deltas, so that agents run their code that joins deltas.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DELTA_LENGTH = 16
-"""Characters of a delta: a sentence has several, so that code which joins them is used."""
+"""Characters per delta: a sentence has several deltas, so that code that joins them runs."""
 
 
 def deltas(text: str) -> Iterator[str]:
@@ -27,21 +27,21 @@ async def _pieces(text: str) -> AsyncIterator[str]:
 
 @dataclass
 class Stream:
-    """A reply that is written as events, whole or while it is sampled."""
+    """A reply that is written as events, after it is complete or while it is sampled."""
 
     head: Mapping[str, Any]  # the JSON object of the answer; its reply may still be empty
     thoughts: AsyncIterator[str]  # pieces of the reply's reasoning, which come first
     text: AsyncIterator[str]  # pieces of its text
-    whole: Mapping[str, Any]  # the JSON object of the whole answer, once ``text`` has ended
+    answer: Mapping[str, Any]  # the JSON object of the complete answer, once ``text`` has ended
 
     @classmethod
-    def of(cls, whole: Mapping[str, Any], thoughts: str | None, text: str) -> "Stream":
-        """The stream of a whole reply. Its iterators never wait."""
-        return cls(whole, _pieces(thoughts or ""), _pieces(text), whole)
+    def of(cls, answer: Mapping[str, Any], thoughts: str | None, text: str) -> "Stream":
+        """Return the stream of a complete reply. Its iterators never wait."""
+        return cls(answer, _pieces(thoughts or ""), _pieces(text), answer)
 
 
-def listed(events: AsyncIterator[T]) -> list[T]:
-    """Return all items of an iterator that never waits. Needs no event loop."""
+def as_list(events: AsyncIterator[T]) -> list[T]:
+    """Return all items of an iterator that never waits, without an event loop."""
 
     async def listing() -> list[T]:
         return [event async for event in events]
@@ -50,7 +50,7 @@ def listed(events: AsyncIterator[T]) -> list[T]:
         listing().send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-    raise RuntimeError("The events of a whole reply must not wait.")
+    raise RuntimeError("The events of a complete reply must not wait.")
 
 
 def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:

@@ -20,17 +20,17 @@ def _table() -> dict[str, Any]:
 
 
 BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
-"""Tools that OpenAI defines. Coding agents offer them beside their own; the policy never sees them.
-"""
+"""Tools that OpenAI defines. Coding agents offer them too, but the policy never sees them."""
 
 
 def field_policy(api: str) -> FieldPolicy:
     """Return how the fields of an API are treated, by the API's name in ``fields.toml``."""
-    own, common = _table()[api], _table()["common"]["ignored"]
+    rules = _table()[api]
+    ignored = frozenset([*rules["ignored"], *_table()["common"]["ignored"]])
     refused = {
-        name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
+        name: (rule.get("passes", []), rule["advice"]) for name, rule in rules["refused"].items()
     }
-    return FieldPolicy(frozenset(own["honoured"]), frozenset([*own["ignored"], *common]), refused)
+    return FieldPolicy(frozenset(rules["honoured"]), ignored, refused)
 
 
 def read_format(
@@ -44,14 +44,14 @@ def read_format(
     """Read the format from a field (an object with a type and a schema, or absent) and the tools.
 
     ``within`` is the key of the inner object that has the schema; "": the field itself has it.
-    None: any reply will do.
+    None: any reply is valid.
     """
-    wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
-    kind, text = wanted.get("type", ""), None
+    spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
+    kind, text = spec.get("type", ""), None
     if kind == "json_object":
         text = ANY_OBJECT
     elif kind == "json_schema":
-        text = schema_text(get(wanted.get(within) if within else wanted, "schema"), param)
+        text = schema_text(get(spec.get(within) if within else spec, "schema"), param)
     elif kind is not None and kind != "text":
         raise bad_request(
             f"'{param}' has the type {kind!r:.200}; expected 'text', 'json_object' or "
@@ -70,7 +70,7 @@ def _strict_schemas(tools: Sequence[Any]) -> Iterator[tuple[str, object]]:
 
 
 def schema_text(schema: object, param: str) -> str:
-    """Return a JSON schema as text, or raise the 400 if it is none."""
+    """Return a JSON schema as text, or raise the 400 for other values."""
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:
@@ -78,23 +78,23 @@ def schema_text(schema: object, param: str) -> str:
         vet(text)
     except Exception as error:  # a validator may raise anything for an invalid schema
         raise bad_request(
-            f"'{param}' is no valid JSON schema: {error!s:.300}", param=param
+            f"'{param}' is not a valid JSON schema: {error!s:.300}", param=param
         ) from None
     return text
 
 
 def forced_tools(
-    choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
+    choice: object, name: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """Return the tools, one of which the reply must call; none if it may be any reply."""
+    """Return the tools, one of which the reply must call; () if any reply is allowed."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
-    if named is not None:
-        if named not in names:
+    if name is not None:
+        if name not in names:
             raise bad_request(
-                f"'{param}' names the tool {named!r:.200}; offered: {', '.join(names)}.",
+                f"'{param}' names the tool {name!r:.200}; offered: {', '.join(names)}.",
                 param=param,
             )
-        return (str(named),)
+        return (str(name),)
     if choice in ("required", "any"):
         if not names:
             raise bad_request(f"'{param}'={choice!r} needs tools to choose from.", param=param)
@@ -107,7 +107,7 @@ def openai_forced_tools(
 ) -> tuple[str, ...]:
     """Return the forced tools of OpenAI's ``tool_choice``.
 
-    ``name`` is the tool that it names, or None. ``form`` shows, in messages, how it names one.
+    ``name`` is the tool that it names, or None. ``form`` is an example for error messages.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

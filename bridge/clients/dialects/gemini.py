@@ -2,8 +2,8 @@
 
 https://ai.google.dev/api/generate-content
 
-The path says which model is called and whether to stream (``/models/NAME:streamGenerateContent``).
-The object ``generationConfig`` has the settings of a call.
+The path names the model and says whether to stream (``/models/NAME:streamGenerateContent``). The
+object ``generationConfig`` has the settings of a call.
 """
 
 import re
@@ -41,8 +41,8 @@ METHOD = re.compile(
 
 
 def method_of(path: str) -> re.Match[str] | None:
-    """Match the model and the method at the end of a path; None: the path ends otherwise."""
-    # Most paths do. The pattern alone would be slow, since it tries every slash.
+    """Match the model and the method at the end of a path; None: other paths."""
+    # Most paths are others. The pattern alone would be slow, since it tries every slash.
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
@@ -79,28 +79,28 @@ class Gemini(Dialect):
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body with ``model`` and ``stream``, which the path contains."""
-        found = method_of(path)
-        if found is None:
+        match = method_of(path)
+        if match is None:
             return body
-        whole = body.get("generateContentRequest")  # of countTokens
-        inner = whole if isinstance(whole, Mapping) else body
-        return {**inner, "model": found[1], "stream": found[2] == "streamGenerateContent"}
+        request = body.get("generateContentRequest")  # of countTokens
+        inner = request if isinstance(request, Mapping) else body
+        return {**inner, "model": match[1], "stream": match[2] == "streamGenerateContent"}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return the request in a body."""
-        given = read_fields(body, "body")
-        FIELDS.check(given, strict=False)
-        config = read_fields(given.get("generationConfig", {}), "generationConfig")
+        request = read_fields(body, "body")
+        FIELDS.check(request, strict=False)
+        config = read_fields(request.get("generationConfig", {}), "generationConfig")
         CONFIG_FIELDS.check(config, strict=False)
-        tools = read_tools(given.get("tools"))
-        may_call, must_call = read_calling(given.get("toolConfig"), tools)
+        tools = read_tools(request.get("tools"))
+        may_call, must_call = read_calling(request.get("toolConfig"), tools)
         messages = [
-            *read_system(given.get("systemInstruction")),
-            *read_contents(fields.read_messages(given.get("contents"), "contents")),
+            *read_system(request.get("systemInstruction")),
+            *read_contents(fields.read_messages(request.get("contents"), "contents")),
         ]
         self._ids.restore(messages)
         return ChatRequest(
-            fields.read_model(given.get("model"), self._default_model),
+            fields.read_model(request.get("model"), self._default_model),
             messages,
             tools if tools and may_call else None,
             fields.read_cap(config, "maxOutputTokens"),
@@ -108,7 +108,7 @@ class Gemini(Dialect):
             _read_format(config, must_call),
             may_call=may_call,
             logprobs=fields.read_flag(config, "responseLogprobs"),
-            train=fields.read_train(given),
+            train=fields.read_train(request),
         )
 
     def write(
@@ -121,7 +121,8 @@ class Gemini(Dialect):
         if reply.logprobs is not None:
             candidate["logprobsResult"] = {
                 "chosenCandidates": [
-                    {"token": one.text, "logProbability": one.logprob} for one in reply.logprobs
+                    {"token": token.text, "logProbability": token.logprob}
+                    for token in reply.logprobs
                 ]
             }
         return {
@@ -139,7 +140,7 @@ class Gemini(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield a response for each piece; the last one also has the fields of the whole reply."""
+        """Yield a response for each piece; the last one also has the complete reply's fields."""
         head = {name: stream.head[name] for name in ("modelVersion", "responseId")}
         async for piece in stream.thoughts:
             if _wants_thoughts(body):
@@ -149,17 +150,17 @@ class Gemini(Dialect):
             if last["text"]:
                 yield {"candidates": [_candidate([last])], **head}
             last = {"text": piece}
-        [candidate] = stream.whole["candidates"]
+        [candidate] = stream.answer["candidates"]
         calls = [part for part in candidate["content"]["parts"] if "functionCall" in part]
         *earlier, last = [last, *calls] if last["text"] or not calls else calls
         for part in earlier:
             yield {"candidates": [_candidate([part])], **head}
-        yield {**stream.whole, "candidates": [{**candidate, **_candidate([last])}]}
+        yield {**stream.answer, "candidates": [{**candidate, **_candidate([last])}]}
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return how the client wants to sample."""
         config = body.get("generationConfig") or {}
-        return super().sampling({name: config.get(theirs) for name, theirs in _SAMPLING.items()})
+        return super().sampling({name: config.get(field) for name, field in _SAMPLING.items()})
 
     def counted(self, count: int) -> dict[str, Any]:
         """Return the JSON object of a ``CountTokensResponse``."""
@@ -184,7 +185,8 @@ class Gemini(Dialect):
 
 def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> ReplyFormat | None:
     kind = config.get("responseMimeType", "text/plain")
-    name = next((one for one in ("responseJsonSchema", "responseSchema") if one in config), None)
+    names = ("responseJsonSchema", "responseSchema")
+    name = next((name for name in names if name in config), None)
     if kind not in ("text/plain", "application/json"):
         raise bad_request(
             f"'responseMimeType' is {kind!r:.200}; expected 'text/plain' or 'application/json'. "
@@ -196,8 +198,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
         return ReplyFormat(schema, must_call) if schema or must_call else None
     if kind == "text/plain":
         raise bad_request(f"'{name}' needs responseMimeType='application/json'.", param=name)
-    wanted = schema_in(config, "responseJsonSchema", "responseSchema")
-    return ReplyFormat(schema_text(wanted, name), must_call)
+    return ReplyFormat(schema_text(schema_in(config, *names), name), must_call)
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -221,5 +222,5 @@ def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
     if reply.text or not reply.tool_calls:
         yield {"text": reply.text}
     for call in reply.tool_calls:
-        named = {"id": call.id, "name": call.function.name}
-        yield {"functionCall": {**named, "args": call_arguments(call)}}
+        identity = {"id": call.id, "name": call.function.name}
+        yield {"functionCall": {**identity, "args": call_arguments(call)}}

@@ -21,7 +21,7 @@ _PARTS = (
 
 
 def read_system(system: object) -> list[dict[str, Any]]:
-    """Return the system message, with a paragraph for each part; [] without an instruction."""
+    """Return the system message with a paragraph for each part; [] without an instruction."""
     if is_absent(system):
         return []
     place = "systemInstruction"
@@ -31,8 +31,8 @@ def read_system(system: object) -> list[dict[str, Any]]:
 
 def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yield the messages; consecutive contents of the model, as from a stream, become one."""
-    read = [_read_content(*content) for content in shapes.placed(contents, "contents")]
-    for is_reply, group in itertools.groupby(read, lambda content: content[0] == "model"):
+    turns = [_read_content(*content) for content in shapes.placed(contents, "contents")]
+    for is_reply, group in itertools.groupby(turns, lambda content: content[0] == "model"):
         if is_reply:
             yield _read_reply([part for _, parts in group for part in parts])
             continue
@@ -75,14 +75,14 @@ def _read_call(call: object, place: str) -> dict[str, Any]:
 
 
 def _read_user(parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    said: list[dict[str, Any]] = []
+    user_parts: list[dict[str, Any]] = []
     for place, part in parts:
         if "functionResponse" in part:
             yield _read_result(part["functionResponse"], f"{place}.functionResponse")
         else:
-            said.append(_read_part(part, place))
-    if said:
-        yield {"role": "user", "content": said}
+            user_parts.append(_read_part(part, place))
+    if user_parts:
+        yield {"role": "user", "content": user_parts}
 
 
 def _read_result(result: object, place: str) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def _read_result(result: object, place: str) -> dict[str, Any]:
     text = json.dumps(response, ensure_ascii=False)
     parts = _part_list(fields, place)
     images = [_read_part(read_fields(part, where), where) for part, where in parts]
-    named = {"tool_call_id": fields.get("id"), "name": fields.get("name")}
+    identity = {"tool_call_id": fields.get("id"), "name": fields.get("name")}
     content = [shapes.text_part(text), *images] if images else text
-    return {"role": "tool", **named, "content": content}
+    return {"role": "tool", **identity, "content": content}
 
 
 def _read_part(part: Mapping[str, Any], place: str) -> dict[str, Any]:

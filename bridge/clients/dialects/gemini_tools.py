@@ -30,7 +30,7 @@ _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", 
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 REMEMBERED = 2**14
-"""Most calls whose ids are kept: a server forgets the oldest."""
+"""Most calls whose ids are kept; a server forgets the oldest."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def read_fields(value: object, place: str) -> dict[str, Any]:
 
 
 def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word[:1].upper() + word[1:] for word in rest)
+    first, *words = name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in words)
 
 
 # -- schemas -------------------------------------------------------------------------------------
@@ -54,29 +54,31 @@ def _camel(name: str) -> str:
 def json_schema(schema: object, place: str) -> dict[str, Any]:
     """Return an OpenAPI schema as a JSON schema; fields that both have stay unchanged."""
     fields = read_fields(schema, place)
-    written: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in fields.items():
         where = f"{place}.{name}"
         if name in _MAPS and isinstance(value, Mapping):
-            inner = {key: json_schema(one, f"{where}.{key}") for key, one in value.items()}
-            written[_MAPS[name]] = inner
+            inner = {
+                key: json_schema(subschema, f"{where}.{key}") for key, subschema in value.items()
+            }
+            result[_MAPS[name]] = inner
         elif name == "anyOf" and isinstance(value, list):
-            written[name] = [json_schema(one, where) for one in value]
+            result[name] = [json_schema(subschema, where) for subschema in value]
         elif name in _SCHEMAS and not isinstance(value, bool):
-            written[name] = json_schema(value, where)
+            result[name] = json_schema(value, where)
         elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
-            written[name] = int(value)
+            result[name] = int(value)
         elif name == "ref" and isinstance(value, str):
-            written["$ref"] = value.replace("#/defs/", "#/$defs/", 1)
+            result["$ref"] = value.replace("#/defs/", "#/$defs/", 1)
         elif name not in _LEFT_OUT:
-            written[name] = value
-    return _typed(written, nullable=fields.get("nullable") is True)
+            result[name] = value
+    return _typed(result, nullable=fields.get("nullable") is True)
 
 
 def schema_in(
     fields: Mapping[str, Any], json_name: str, openapi_name: str, place: str = ""
 ) -> object:
-    """Return the JSON schema that one of two fields holds; None if there is neither."""
+    """Return the JSON schema in one of two fields; None if both are missing."""
     name = json_name if json_name in fields else openapi_name
     schema = fields.get(name)
     in_capitals = isinstance(schema, Mapping) and str(schema.get("type")).isupper()
@@ -113,7 +115,8 @@ def read_tools(tools: object) -> list[dict[str, Any]]:
         if fields or not isinstance(declarations, list):
             raise unexpected(place, tool, _TOOLS)
         functions += [
-            _function(*one) for one in placed(declarations, f"{place}.functionDeclarations")
+            _function(*declaration)
+            for declaration in placed(declarations, f"{place}.functionDeclarations")
         ]
     return functions
 
@@ -125,7 +128,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether ``toolConfig`` allows calls, and the tools of which one has to be called."""
+    """Return whether ``toolConfig`` allows calls, and the tools, one of which must be called."""
     outer = read_fields({} if is_absent(config) else config, "toolConfig")
     place = "toolConfig.functionCallingConfig"
     calling = read_fields(outer.get("functionCallingConfig", {}), place)
@@ -134,11 +137,11 @@ def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str,
         raise unexpected(f"{place}.mode", mode, f"one of {', '.join(_MODES[1:])}.")
     if mode != "ANY":
         return mode != "NONE", ()
-    named = calling.get("allowedFunctionNames") or ()
-    names = read_list(named, f"{place}.allowedFunctionNames", "names")
+    allowed = calling.get("allowedFunctionNames") or ()
+    names = read_list(allowed, f"{place}.allowedFunctionNames", "names")
     if not names:
         return True, forced_tools("any", None, tools, place)
-    return True, tuple(one for name in names for one in forced_tools(None, name, tools, place))
+    return True, tuple(tool for name in names for tool in forced_tools(None, name, tools, place))
 
 
 # -- ids -----------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ class CallIds:
             self._ids.popitem(last=False)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Give calls without an id their former id, and results the id of their call."""
+        """Give calls without an id their earlier id, and results the id of their call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())
@@ -177,11 +180,11 @@ class CallIds:
                 _restore_result(message, unanswered)
 
     def _restore(self, before: Sequence[Any], calls: Sequence[dict[str, Any]]) -> None:
-        known: dict[bytes, Iterator[str]] = {}
+        unused: dict[bytes, Iterator[str]] = {}
         for call in calls:
             function = call["function"]
             place = _place(before, function["name"], json.loads(function["arguments"]))
-            ids = known.setdefault(place, iter(self._ids.get(place, ())))
+            ids = unused.setdefault(place, iter(self._ids.get(place, ())))
             call["id"] = next(ids, None) if call["id"] is None else call["id"]
 
 
@@ -192,8 +195,10 @@ def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
 
 def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
     """Give a result an id: its own, or that of the oldest unanswered call of the same name."""
-    own = result["tool_call_id"]
-    found = [call for call in unanswered if call[own is not None] == (own or result["name"])]
-    if found:
-        unanswered.remove(found[0])
-        result["tool_call_id"] = found[0][1]
+    call_id = result["tool_call_id"]
+    matches = [
+        call for call in unanswered if call[call_id is not None] == (call_id or result["name"])
+    ]
+    if matches:
+        unanswered.remove(matches[0])
+        result["tool_call_id"] = matches[0][1]

@@ -34,7 +34,7 @@ FIELDS = field_policy("responses")
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of ``include`` that asks for the text's log-probabilities. Other values have no effect:
-what they ask for is always there, or never."""
+what they ask for is always or never included."""
 
 
 class Responses(Dialect):
@@ -45,7 +45,7 @@ class Responses(Dialect):
         self._conversations: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self.most: int | None = None  # characters of what is kept; None: no limit
+        self.max_characters: int | None = None  # of all kept responses; None: no limit
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return the request in a body."""
@@ -75,14 +75,14 @@ class Responses(Dialect):
         new, previous = body.get("input"), body.get("previous_response_id")
         if fields.is_absent(previous):
             return read_input(new)
-        known = self._conversations.get(previous) if isinstance(previous, str) else None
-        if known is None:
+        history = self._conversations.get(previous) if isinstance(previous, str) else None
+        if history is None:
             raise bad_request(
                 f"Previous response with id {previous!r:.200} not found here.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return [*known, *(read_input(new) if new != [] else ())]
+        return [*history, *(read_input(new) if new != [] else ())]
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Responses(Dialect):
         """Return the JSON object of a response, and keep the response unless ``store`` is false."""
         output = [*_output(reply, number, body.get("tools"))]
         is_cut = reply.finish_reason == "length"
-        whole = {
+        response = {
             **_head(request, number, body),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -98,15 +98,16 @@ class Responses(Dialect):
             "usage": _usage(reply),
         }
         if body.get("store") is not False:
-            said = request.messages[len(_read_instructions(body.get("instructions"))) :]
+            messages = request.messages[len(_read_instructions(body.get("instructions"))) :]
             latest = next(reversed(self._conversations.values()), [])
             # Agents send earlier messages again: equal ones are kept once.
-            shared = [old if old == new else new for old, new in zip(latest, said, strict=False)]
-            now = [*shared, *said[len(shared) :], *read_input(output)]
-            self._conversations[whole["id"]] = now
-            if self.most is not None:
-                self._drop(whole["id"], self.most)
-        return whole
+            pairs = zip(latest, messages, strict=False)
+            shared = [old if old == new else new for old, new in pairs]
+            conversation = [*shared, *messages[len(shared) :], *read_input(output)]
+            self._conversations[response["id"]] = conversation
+            if self.max_characters is not None:
+                self._drop(response["id"], self.max_characters)
+        return response
 
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
@@ -131,11 +132,11 @@ class Responses(Dialect):
         }
         return self.framed([event])
 
-    def _drop(self, latest: str, most: int) -> None:
-        """Drop the oldest responses above ``most`` characters."""
+    def _drop(self, latest: str, limit: int) -> None:
+        """Drop the oldest responses above ``limit`` characters."""
         self._sizes[latest] = len(json.dumps(self._conversations[latest]))
         self._size += self._sizes[latest]
-        while self._size > most:
+        while self._size > limit:
             oldest = next(iter(self._sizes))
             self._size -= self._sizes.pop(oldest)
             del self._conversations[oldest]
@@ -162,7 +163,7 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
     for item in placed(value, name):
         message = _read_item(*item)
         replies = messages and message["role"] == messages[-1]["role"] == "assistant"
-        if not (replies and _joins(messages[-1], message)):
+        if not (replies and _merge(messages[-1], message)):
             messages.append(message)
     for message in messages:
         message.setdefault("content", "")
@@ -170,10 +171,10 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
 
 
 _REPLY = ("reasoning_content", "content", "tool_calls")
-"""The parts of a reply, in the order in which they are written."""
+"""The parts of a reply, in their order."""
 
 
-def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
+def _merge(last: dict[str, Any], message: dict[str, Any]) -> bool:
     """Add an item to the ``last`` reply; False: the item begins another reply."""
     [kind] = [kind for kind in _REPLY if kind in message]
     if kind == "tool_calls":
@@ -314,38 +315,38 @@ async def _events(stream: Stream) -> AsyncIterator[dict[str, Any]]:
     async for piece in stream.thoughts:
         place = {"output_index": index, "item_id": f"rs_{number}", "content_index": 0}
         if not thought:
-            for event in _begun(_thought(number, ""), place):
+            for event in _start_events(_thought(number, ""), place):
                 yield event
         thought += piece
         yield {"type": "response.reasoning_text.delta", **place, "delta": piece}
     if thought:
-        for event in _ended(_thought(number, thought), place, {"text": thought}):
+        for event in _end_events(_thought(number, thought), place, {"text": thought}):
             yield event
         index += 1
     is_open, place = False, {"output_index": index, "item_id": f"msg_{number}", "content_index": 0}
     async for piece in stream.text:
         if not is_open:
-            for event in _begun(_message(number), place):
+            for event in _start_events(_message(number), place):
                 yield event
         is_open = True
         yield {"type": "response.output_text.delta", **place, "delta": piece, "logprobs": []}
-    for item in stream.whole["output"]:
+    for item in stream.answer["output"]:
         if item["type"] == "message":
             [part] = item["content"]
-            for event in () if is_open else _begun(_message(number), place):
+            for event in () if is_open else _start_events(_message(number), place):
                 yield event
-            done = {"text": part["text"], "logprobs": part.get("logprobs", [])}
-            for event in _ended(item, place, done):
+            result = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            for event in _end_events(item, place, result):
                 yield event
             index += 1
         elif item["type"] != "reasoning":
             for event in _call_events(item, index):
                 yield event
             index += 1
-    yield {"type": f"response.{stream.whole['status']}", "response": stream.whole}
+    yield {"type": f"response.{stream.answer['status']}", "response": stream.answer}
 
 
-def _begun(item: dict[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _start_events(item: dict[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events that begin an item with one part, which has no text yet."""
     [part] = item["content"]
     index, added = place["output_index"], {**item, "content": []}
@@ -353,11 +354,11 @@ def _begun(item: dict[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str,
     yield {"type": "response.content_part.added", **place, "part": part}
 
 
-def _ended(
-    item: Mapping[str, Any], place: Mapping[str, Any], done: Mapping[str, Any]
+def _end_events(
+    item: Mapping[str, Any], place: Mapping[str, Any], result: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     [part], index = item["content"], place["output_index"]
-    yield {"type": f"response.{part['type']}.done", **place, **done}
+    yield {"type": f"response.{part['type']}.done", **place, **result}
     yield {"type": "response.content_part.done", **place, "part": part}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
@@ -381,17 +382,17 @@ def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]
     added = {**item, **{name: empty for name, empty in _EMPTY.items() if name in item}}
     yield {"type": "response.output_item.added", "output_index": index, "item": added}
     if item["type"] == "function_call":
-        whole = {"arguments": item["arguments"], "name": item["name"]}
-        yield from _piecewise("response.function_call_arguments", item["arguments"], place, whole)
+        final = {"arguments": item["arguments"], "name": item["name"]}
+        yield from _piecewise("response.function_call_arguments", item["arguments"], place, final)
     else:
-        whole = {"input": item["input"]}
-        yield from _piecewise("response.custom_tool_call_input", item["input"], place, whole)
+        final = {"input": item["input"]}
+        yield from _piecewise("response.custom_tool_call_input", item["input"], place, final)
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _piecewise(
-    name: str, text: str, place: Mapping[str, Any], whole: Mapping[str, Any]
+    name: str, text: str, place: Mapping[str, Any], final: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     for piece in deltas(text):
         yield {"type": f"{name}.delta", **place, "delta": piece}
-    yield {"type": f"{name}.done", **place, **whole}
+    yield {"type": f"{name}.done", **place, **final}

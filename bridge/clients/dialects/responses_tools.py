@@ -33,16 +33,16 @@ _CUSTOM_PARAMETERS = {
 
 
 def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return tools in the form of chat completions, and the kinds of those that are left out."""
-    read = [*_read_tools(tools, "tools", "")]
-    left_out = tuple(tool for tool in read if isinstance(tool, str))
+    """Return tools in the form of chat completions, and the kinds of the tools left out."""
+    items = [*_read_tools(tools, "tools", "")]
+    left_out = tuple(tool for tool in items if isinstance(tool, str))
     for kind in left_out:
         warn_once(kind, "An agent offers OpenAI's tool %.100r, which evert cannot show a policy")
-    return [tool for tool in read if not isinstance(tool, str)], left_out
+    return [tool for tool in items if not isinstance(tool, str)], left_out
 
 
 def _read_tools(tools: Sequence[Any], place: str, prefix: str) -> Iterator[dict[str, Any] | str]:
-    """Yield tools; of one that is left out, its kind."""
+    """Yield tools; for a tool that is left out, its kind."""
     for tool, where in placed(tools, place):
         kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
@@ -73,7 +73,7 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
     """Return the output item of a call, in the form of its tool in ``tools``."""
-    space, tool = _offered(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
+    space, tool = _find_tool(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
     name = call.function.name.removeprefix(f"{space}.") if space else call.function.name
     item: dict[str, Any] = {"call_id": call.id, "name": name}
     if space:
@@ -81,8 +81,8 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
     if tool.get("type") == "custom":
         arguments = call.function.arguments
         text = (json_object(arguments) or {}).get(CUSTOM_ARGUMENT)
-        given = text if isinstance(text, str) else arguments
-        return {"id": f"ctc_{number}", "type": "custom_tool_call", **item, "input": given}
+        argument = text if isinstance(text, str) else arguments
+        return {"id": f"ctc_{number}", "type": "custom_tool_call", **item, "input": argument}
     return {
         "id": f"fc_{number}",
         "type": "function_call",
@@ -92,15 +92,15 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
     }
 
 
-def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
+def _find_tool(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
     """The namespace and the tool of a name; a tool with ``defer_loading`` is its own namespace."""
     for tool in tools:
-        own = get(tool, "name")
+        tool_name = get(tool, "name")
         if get(tool, "type") != "namespace":
-            if own == name:
+            if tool_name == name:
                 return (name if tool.get("defer_loading") is True else ""), tool
             continue
         for inner in tool.get("tools") or ():
-            if f"{own}.{get(inner, 'name')}" == name:
-                return str(own), inner
+            if f"{tool_name}.{get(inner, 'name')}" == name:
+                return str(tool_name), inner
     return "", {}

@@ -10,7 +10,7 @@ from evert.bridge.chat.reply import TokenLogprob
 
 
 def get(value: object, name: str) -> Any:
-    """Return a field of an object; None if the field is missing or ``value`` is no object."""
+    """Return a field of an object; None if the field is missing or ``value`` is not an object."""
     return value.get(name) if isinstance(value, Mapping) else None
 
 
@@ -22,7 +22,7 @@ def placed(values: Iterable[Any], place: str) -> Iterator[tuple[Any, str]]:
 def function_tool(
     name: object, description: object, parameters: object, strict: object = None
 ) -> dict[str, Any]:
-    """Return the definition of a tool; ``strict`` True: its calls have to fit ``parameters``."""
+    """Return the definition of a tool; ``strict`` True: its calls must fit ``parameters``."""
     function = {"name": name, "description": description, "parameters": parameters}
     if strict is True:
         function["strict"] = True
@@ -50,7 +50,7 @@ def system_messages(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def call_arguments(call: ToolCall) -> dict[str, Any]:
-    """Return a call's arguments as an object; other text becomes the field ``arguments`` of one."""
+    """Return a call's arguments as an object; text that is not JSON becomes ``arguments``."""
     arguments = json_object(call.function.arguments)
     return {"arguments": call.function.arguments} if arguments is None else arguments
 
@@ -59,10 +59,10 @@ def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """Return log-probabilities in the form of OpenAI's APIs."""
     return [
         {
-            "token": one.text,
-            "bytes": None if one.raw is None else [*one.raw],
-            "logprob": one.logprob,
+            "token": token.text,
+            "bytes": None if token.raw is None else [*token.raw],
+            "logprob": token.logprob,
             "top_logprobs": [],
         }
-        for one in logprobs
+        for token in logprobs
     ]

@@ -2,7 +2,7 @@
 
 In reading order:
 
-    connections.py  what a connection over HTTP may do, and for how long
+    connections.py  the limits of an HTTP connection, and its time limits
     calls.py        one rollout's calls over HTTP, and their retries
-    server.py       when a server starts and stops, and the rollouts' keys
+    server.py       the start and stop of a server, and the rollouts' keys
 """

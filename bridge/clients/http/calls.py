@@ -1,10 +1,10 @@
-"""One rollout's calls over HTTP: answered whole or as a stream, and retried.
+"""One rollout's calls over HTTP: complete answers, streams and retries.
 
 - A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the reply
-  of the call that it repeats: nothing is sampled twice. An equal body without the mark is a new
+  of the call that it repeats: no call is sampled twice. An equal body without the mark is a new
   call. Calls of other rollouts are never searched.
 - Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
-- A call whose client has gone is cancelled, unless it is retried within ``RETRY_PATIENCE``.
+- A call whose client has disconnected is cancelled, unless it is retried within ``RETRY_PATIENCE``.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Calls:
         self._endpoint = endpoint
         self._pending: OrderedDict[bytes, _Pending] = OrderedDict()
         self._resting: OrderedDict[Connection, None] = OrderedDict()
-        self._at_once = 0
+        self._active = 0
 
     def end(self) -> None:
         """Cancel the calls and retire the idle connections of a rollout that is over."""
@@ -65,27 +65,27 @@ class Calls:
         """Answer a request that has the rollout's key."""
         connection = connection_of(request)
         connection.work()
-        self._at_once += 1
+        self._active += 1
         try:
             return await self._answer(request)
         finally:
-            self._at_once -= 1
+            self._active -= 1
             connection.rest(self._resting, connections.RESTING)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if len(self._pending) > REMEMBERED:
-            done = [key for key, one in self._pending.items() if one.reply.done()]
-            for key in done[:-REMEMBERED]:
+            finished = [key for key, pending in self._pending.items() if pending.reply.done()]
+            for key in finished[:-REMEMBERED]:
                 del self._pending[key]
-        if max(self._at_once, len(self._pending)) > connections.AT_ONCE:
-            message = f"The rollout has {connections.AT_ONCE} calls that wait. Try again later."
+        if max(self._active, len(self._pending)) > connections.AT_ONCE:
+            message = f"The rollout has {connections.AT_ONCE} waiting calls. Try again later."
             busy = failure(429, message, "rate_limit_error", "too_many_calls")
             return await send(request, whole(busy, last=True))
         content = await body_of(request)
         if isinstance(content, Answer):
             return await send(request, whole(content, last=True))
-        sent = self._endpoint.sent(request.method, request.path, content)
-        call = await self._endpoint.read_soon(sent)
+        api_request = self._endpoint.route(request.method, request.path, content)
+        call = await self._endpoint.read_soon(api_request)
         if isinstance(call, Answer):
             return await send(request, whole(call))
         if len(content) <= LONG_BODY:
@@ -97,7 +97,7 @@ class Calls:
         pending.clients += 1
         try:
             if call.stream:
-                response = await _streamed(request, call, pending.reply)
+                response = await _stream(request, call, pending.reply)
             else:
                 response = await send(request, whole(await _answer(call, pending.reply)))
             pending.is_sent = True
@@ -109,9 +109,9 @@ class Calls:
                 loop.call_later(RETRY_PATIENCE, _give_up, pending)
 
     def _find(self, call: Call, identity: bytes, is_retry: bool) -> _Pending:
-        known = self._pending.get(identity)
-        if is_retry and known is not None and not known.reply.cancelled():
-            return known
+        earlier = self._pending.get(identity)
+        if is_retry and earlier is not None and not earlier.reply.cancelled():
+            return earlier
         pending = self._pending[identity] = _Pending()
         self._pending.move_to_end(identity)
         reply = self._endpoint.reply_to(call, pending.has_reader)
@@ -143,10 +143,10 @@ async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
         return call.refused(RuntimeError(str(error)))
 
 
-async def _streamed(
+async def _stream(
     request: web.BaseRequest, call: Call, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply. A reply or refusal within ``PING_EVERY`` is sent whole, with its status."""
+    """Stream a reply. One that is ready within ``PING_EVERY`` is sent at once, with its status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

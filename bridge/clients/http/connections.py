@@ -5,8 +5,8 @@ A connection is a *stranger* until a request on it has the key of a running roll
 rollout. A rollout may have ``AT_ONCE`` requests being answered, and ``RESTING`` idle connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
-malformed HTTP. A request to a host of a foreign name is refused (``is_named``), because of DNS
-rebinding. No answer allows a browser's page of another origin to read it (CORS).
+malformed HTTP. A request to a foreign host name is refused (``is_named``), because of DNS
+rebinding. No answer allows a web page of another origin to read it (CORS).
 """
 
 import asyncio
@@ -48,7 +48,7 @@ ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-"""The names of a machine in its containers; nobody can register them."""
+"""The names of a machine in its containers; they cannot be registered."""
 
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError)
 
@@ -86,9 +86,9 @@ class Connections(web.Server):
     def forget(self) -> None:
         """Close all sockets without the loop, which is closed or another process's."""
         for connection in self.every:
-            its = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
-            if its is not None:
-                its.close()
+            raw_socket = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
+            if raw_socket is not None:
+                raw_socket.close()
 
 
 class Connection(web.RequestHandler):
@@ -121,19 +121,19 @@ class Connection(web.RequestHandler):
             self._circle.pop(self, None)
             self._circle = None
 
-    def rest(self, circle: "OrderedDict[Connection, None]", most: int) -> None:
-        """Mark the connection as idle, the latest in ``circle``; above ``most``, close the oldest.
+    def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
+        """Mark the connection as idle, the latest in ``circle``; above ``limit``, close the oldest.
 
-        While the oldest is younger than ``YOUNG``, four times as many may stay.
+        While the oldest is younger than ``YOUNG``, up to four times ``limit`` may stay.
         """
         self.work()
         now = self._loop.time()
         if not self.wire.is_closing():
             self._circle, self._since = circle, now
             circle[self] = None
-        while len(circle) > most:
+        while len(circle) > limit:
             first = next(iter(circle))
-            if now - first._since < YOUNG and len(circle) <= 4 * most:
+            if now - first._since < YOUNG and len(circle) <= 4 * limit:
                 break
             first.work()
             first.wire.abort()
@@ -149,7 +149,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a failed request, without quoting it: there may be a key in it."""
+        """Return the answer to a failed request, without quoting it: it may contain a key."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
@@ -157,10 +157,10 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("The answer has already begun; no error can be sent.")
         text = f"The request is not valid HTTP ({type(exc).__name__})."
-        told = text, "invalid_request_error", "bad_http"
+        details = text, "invalid_request_error", "bad_http"
         if status >= 500:
-            told = "evert failed to answer; its log says why.", "api_error", "internal_error"
-        return whole(failure(status, *told), last=True)
+            details = "evert failed to answer; its log says why.", "api_error", "internal_error"
+        return whole(failure(status, *details), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
         """Log an error, unless it is a bad body, whose client got an answer."""
@@ -191,10 +191,10 @@ def _is_ours(host: str, interface: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return False
-    own = {*LOOPBACK, *CONTAINERS, interface.lower()}
+    names = {*LOOPBACK, *CONTAINERS, interface.lower()}
     if interface not in LOOPBACK:
-        own.add(socket.gethostname().lower())
-    return name in own or name.endswith(".localhost") or _is_address(name)
+        names.add(socket.gethostname().lower())
+    return name in names or name.endswith(".localhost") or _is_address(name)
 
 
 def _is_address(name: str) -> bool:
@@ -239,7 +239,7 @@ async def body_of(request: web.BaseRequest) -> bytes | Answer:
 
 
 def whole(answer: Answer, *, last: bool = False) -> web.Response:
-    """Return an answer as a response; ``last`` closes the connection after it."""
+    """Return an answer as a complete response; ``last`` closes the connection after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )
@@ -249,7 +249,7 @@ def whole(answer: Answer, *, last: bool = False) -> web.Response:
 
 
 async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
-    """Send a whole response."""
+    """Send a complete response."""
     async with being_read(request):
         await response.prepare(request)
         await response.write_eof()
@@ -258,7 +258,7 @@ async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.St
 
 @asynccontextmanager
 async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
-    """Close the connection if its client does not read within ``WRITE_TIME`` what is sent."""
+    """Close the connection if its client does not read the answer within ``WRITE_TIME``."""
     try:
         async with asyncio.timeout(WRITE_TIME):
             yield

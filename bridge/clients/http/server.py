@@ -4,10 +4,10 @@ There is one server per event loop and interface, for any number of rollouts. Ea
 of 192 random bits, which its process sends as the API key. (Keys are looked up in a dict. To learn
 a key from the time that this takes, an attacker would have to guess its hash.)
 
-A server listens from the moment that it returns an address. It stops when its last rollout is
-released; a server on a given port, which others know, stops with its loop. Only the loop refers to
-the server's ``_Tie``: when the loop is closed, in whatever way, or dropped, the tie's finalizer
-closes the sockets. A forked process serves nothing.
+A server listens as soon as it returns an address. It stops when its last rollout is released; a
+server on a fixed port, which other programs know, stops with its loop. Only the loop refers to the
+server's ``_Tie``: when the loop is closed or dropped in any way, the tie's finalizer closes the
+sockets. A forked process serves nothing.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from evert.bridge.clients.http.connections import (
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for a message that says so
+KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for their error message
 BACKLOG = 1024
 RELAYED_PORT = 47113
 """The port in the URLs of a server on a Unix socket. Its client runs a relay there."""
@@ -131,7 +131,7 @@ class Server:
         return Address(self._root, f"{self._root}/v1", key, socket_path)
 
     async def release(self, key: str) -> None:
-        """Stop serving a rollout; after the last one a server without a given port stops."""
+        """Stop serving a rollout; a server without a fixed port stops after its last one."""
         with _lock:  # a thread may ask for an address at the same time
             calls = self._rollouts.pop(key)
             self._over.append(key)
@@ -147,14 +147,14 @@ class Server:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if not is_named(request, self._name):
-            return await send(request, whole(self._misnamed(), last=True))
+            return await send(request, whole(self._unknown_host(), last=True))
         key = key_of(request)
         calls = self._rollouts.get(key)
         if calls is None:
-            return await send(request, whole(self._stranger(key), last=True))
+            return await send(request, whole(self._unknown_key(key), last=True))
         return await calls.answer(request)
 
-    def _misnamed(self) -> Answer:
+    def _unknown_host(self) -> Answer:
         message = (
             "The request's Host is not a name of this server. Use its IP address, 'localhost', or, "
             "in a container, 'host.docker.internal'. A proxy in front of the server must send one "
@@ -162,16 +162,16 @@ class Server:
         )
         return failure(403, message, "permission_error", "unknown_host")
 
-    def _stranger(self, key: str) -> Answer:
+    def _unknown_key(self, key: str) -> Answer:
         if key in self._over:
             message = (
                 "The episode of this key is over; nothing can answer its model calls. Wait for "
                 "every call before the agent ends."
             )
             return failure(400, message, "invalid_request_error", "rollout_over")
-        found = "No rollout has this API key" if key else "The request has no API key"
+        problem = "No rollout has this API key" if key else "The request has no API key"
         message = (
-            f"{found}. Send client.api_key, the key for client.base_url. A command gets it as "
+            f"{problem}. Send client.api_key, the key for client.base_url. A command gets it as "
             "{api_key} or in OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY."
         )
         return failure(401, message, "authentication_error", "invalid_api_key")
@@ -181,22 +181,23 @@ def _listening(host: str) -> tuple[socket.socket, str]:
     if not _is_path(host):
         host, port = interface_and_port(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        its = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         name = f"[{host}]" if ":" in host else host
-        return its, f"http://{name}:{its.getsockname()[1]}"
+        return listener, f"http://{name}:{listener.getsockname()[1]}"
     if sys.platform != "linux":  # only sandboxes have such addresses
         raise NotImplementedError("A path as an address needs Linux.")
-    its = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     folder = os.open(os.path.dirname(host), os.O_PATH)
     try:
-        its.bind(f"/proc/self/fd/{folder}/{os.path.basename(host)}")  # the path may be too long
-        its.listen(BACKLOG)
+        # The path itself may be too long.
+        listener.bind(f"/proc/self/fd/{folder}/{os.path.basename(host)}")
+        listener.listen(BACKLOG)
     except OSError:
-        its.close()
+        listener.close()
         raise
     finally:
         os.close(folder)
-    return its, f"http://{LOOPBACK[0]}:{RELAYED_PORT}"
+    return listener, f"http://{LOOPBACK[0]}:{RELAYED_PORT}"
 
 
 def interface_and_port(host: str) -> tuple[str, int]:
@@ -211,7 +212,7 @@ def _is_path(host: str) -> bool:
 
 
 def key_of(request: web.BaseRequest) -> str:
-    """Return the key of a request, from the header of any of the APIs; "" if it has none."""
+    """Return the key of a request from the header of any API; "" without a key."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
@@ -255,9 +256,9 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
 
 def _drop(server: "weakref.ref[Server]") -> None:
     """Drop a server whose loop is closed."""
-    its = server()
-    if its is not None:
-        its.drop()
+    live_server = server()
+    if live_server is not None:
+        live_server.drop()
 
 
 def _drop_all() -> None:

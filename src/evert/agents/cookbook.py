@@ -54,7 +54,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.client import AgentClient, ask, renderer_of
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_of
-from evert.bridge.isolation import isolated_score, named
+from evert.bridge.isolation import import_function, isolated_score
 from evert.bridge.tokens.renderer import SHARED, PromptRenderer, with_tokenizer
 
 MATHS = "tinker_cookbook.recipes.math_rl.math_env"
@@ -203,7 +203,7 @@ class _Told(Env):
         correct = None
         with suppress(ValueError):  # it has no answer
             answer = sys.modules[MATHS].extract_boxed(get_text_content(message))
-            scorer = (named, GRADERS[env.grader], "1", "2")
+            scorer = (import_function, GRADERS[env.grader], "1", "2")
             correct = await isolated_score(self._client, scorer, answer, env.answer)
         env.check_answer = lambda _: correct is True
         return env  # type: ignore[no-any-return]

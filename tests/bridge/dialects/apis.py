@@ -53,8 +53,9 @@ class Api:
 
 def parameters(*methods: Any) -> set[str]:
     """The names that methods of an SDK take, in all of their overloads."""
-    functions = [one for method in methods for one in (method, *get_overloads(method))]
-    return {name for one in functions for name in inspect.signature(one).parameters} - {"self"}
+    functions = [function for method in methods for function in (method, *get_overloads(method))]
+    signatures = map(inspect.signature, functions)
+    return {name for signature in signatures for name in signature.parameters} - {"self"}
 
 
 THE_SDKS_OWN = {

@@ -62,8 +62,8 @@ NOTHING_SPECIAL: dict[str, list[Fields]] = {
     "responses": [{"background": False, "top_logprobs": 0, "instructions": "", "include": []}],
     "anthropic": [{"mcp_servers": [], "output_config": {"effort": "low"}}],
     "gemini": [
-        {"generationConfig": {"candidateCount": 1, "logprobs": 0, "responseModalities": one}}
-        for one in (["TEXT"], ["text"], [])
+        {"generationConfig": {"candidateCount": 1, "logprobs": 0, "responseModalities": modalities}}
+        for modalities in (["TEXT"], ["text"], [])
     ]
     + [{"generationConfig": {"responseMimeType": "text/plain", "responseLogprobs": False}}],
 }  # fmt: skip
@@ -276,7 +276,7 @@ UNREADABLE: dict[str, list[Row]] = {
         bad("response_format", as_schema,
             [*({"type": "odd"}, {"properties": []}, {"required": "x"}, {"pattern": "("}),
                 *({"minimum": "1"}, {"enum": 5}, {"anyOf": {}}, {"$schema": 5, "type": 5})],
-            said="is no valid JSON schema: "),
+            said="is not a valid JSON schema: "),
         bad("logprobs", field("logprobs"), [5], said="must be true or false, got 5."),
         bad("stream", field("stream"), [0, 1, "true", [], {}], said="must be true or false"),
         bad("stream_options", field("stream_options"), [True, "usage", []],
@@ -371,7 +371,7 @@ UNREADABLE: dict[str, list[Row]] = {
             for name, said, value in [
                 ("responseSchema", "must be an object, got 5.", 5),
                 ("responseJsonSchema", "needs a JSON schema, got 5.", 5),
-                ("responseSchema", "is no valid JSON schema: ", {"type": "ODD"}),
+                ("responseSchema", "is not a valid JSON schema: ", {"type": "ODD"}),
             ]
         )],
 }  # fmt: skip
@@ -422,7 +422,7 @@ ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.r
 def echoed(value: Any, echo: Callable[[str], str]) -> Any:
     """An answer whose texts, but for its thoughts, went through an agent."""
     if isinstance(value, list):
-        return [echoed(one, echo) for one in value]
+        return [echoed(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
         return value
     return {

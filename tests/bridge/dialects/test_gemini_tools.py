@@ -92,8 +92,8 @@ def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
     tools = [{"functionDeclarations": [add]}, {"function_declarations": [look, {"name": "end"}]}]
 
     read = read_tools(tools)
-    assert [one["type"] for one in read] == ["function"] * 3
-    assert [one["function"] for one in read] == [
+    assert [tool["type"] for tool in read] == ["function"] * 3
+    assert [tool["function"] for tool in read] == [
         {"name": "add", "description": "It.", "parameters": number},
         {"name": "look", "description": None, "parameters": {"type": "object"}},
         {"name": "end", "description": None, "parameters": None},

@@ -151,7 +151,7 @@ def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> N
         }
         made = dialect.write(reply("So."), dialect.read(body), str(length), body)
         kept.append(dialect._conversations[made["id"]])
-    assert [len(each) for each in kept] == [4, 7, 10]
+    assert [len(messages) for messages in kept] == [4, 7, 10]
     assert all(one is other for one, other in zip(kept[0][:3], kept[2], strict=False))
 
     body["store"] = False

@@ -81,7 +81,7 @@ def test_a_body_of_too_many_values_is_refused() -> None:
 def test_what_stands_in_a_text_is_no_value_and_one_without_an_end_is_refused_at_once() -> None:
     for text in ("," * MAX_VALUES, '\\"[],' * MAX_VALUES):
         assert read_body(f'{{"x": "{text}"}}'.encode()) == {"x": text.replace("\\", "")}
-    with pytest.raises(openai.BadRequestError, match="The body is no JSON"):
+    with pytest.raises(openai.BadRequestError, match="The body is not JSON"):
         read_body(b'{"x": ' + b'"\\,' * MAX_VALUES)
 
 
@@ -144,7 +144,7 @@ async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
     async def agent(client: AgentClient) -> float:
         async with turns_of_the_loop() as turns:
             endpoint = client._endpoint
-            await endpoint.read_soon(endpoint.sent("POST", "/v1/chat/completions", body))
+            await endpoint.read_soon(endpoint.route("POST", "/v1/chat/completions", body))
         assert turns[0] > 10
         return 1.0
 

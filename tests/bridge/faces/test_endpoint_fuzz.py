@@ -214,7 +214,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def check(endpoint: Endpoint, path: str, content: bytes, reply: Reply | None = None) -> None:
-    answer = endpoint.read(endpoint.sent("POST", path, content))
+    answer = endpoint.read(endpoint.route("POST", path, content))
     if isinstance(answer, Call):
         assert answer.request.messages
         answer = answer.answered(REPLY if reply is None else reply)
@@ -263,7 +263,7 @@ def dumped(body: Any) -> bytes:
 
 @every_api
 def test_the_bodies_here_are_calls(endpoint: Endpoint, path: str) -> None:
-    assert isinstance(endpoint.read(endpoint.sent("POST", path, dumped(BODIES[path]))), Call)
+    assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(BODIES[path]))), Call)
 
 
 @every_api
@@ -317,8 +317,8 @@ def test_a_body_that_is_nested_too_deeply_says_so(endpoint: Endpoint, path: str)
     fine = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH - 1))}
     deeper = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH))}
 
-    assert isinstance(endpoint.read(endpoint.sent("POST", path, dumped(fine))), Call)
-    answer = endpoint.read(endpoint.sent("POST", path, dumped(deeper)))
+    assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(fine))), Call)
+    answer = endpoint.read(endpoint.route("POST", path, dumped(deeper)))
     assert isinstance(answer, Answer)
     assert b"The body is nested more than 100 levels deep." in answer.content
 
@@ -337,7 +337,7 @@ def test_another_path_is_a_404_that_says_what_there_is(
     endpoint: Endpoint, method: str, path: str
 ) -> None:
     for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files", *BODIES):
-        answer = endpoint.read(endpoint.sent(method, place, b""))
+        answer = endpoint.read(endpoint.route(method, place, b""))
         assert isinstance(answer, Answer)
         if method != "GET" or "/models" not in place:
             assert answer.status == 404
@@ -355,7 +355,7 @@ async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
 
     async def agent(client: AgentClient) -> float:
         for path, content in bodies:
-            sent = client._endpoint.sent("POST", path, content)
+            sent = client._endpoint.route("POST", path, content)
             answers.append(await client._endpoint.answer(sent))
             if answers[-1].status != 200:
                 check_error(answers[-1], path)
@@ -422,7 +422,7 @@ async def test_what_a_renderer_cannot_render_is_a_400(
     answers: list[Answer] = []
 
     async def agent(client: AgentClient) -> float:
-        sent = client._endpoint.sent("POST", "/v1/chat/completions", dumped(body))
+        sent = client._endpoint.route("POST", "/v1/chat/completions", dumped(body))
         answers.append(await client._endpoint.answer(sent))
         return 1.0
 

@@ -36,7 +36,7 @@ def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
     [candidate] = response.candidates or []
     result = candidate.logprobs_result
     chosen = (result and result.chosen_candidates) or []
-    return [(one.token, one.log_probability) for one in chosen]
+    return [(candidate.token, candidate.log_probability) for candidate in chosen]
 
 
 async def test_log_probabilities_are_those_that_were_sampled() -> None:
@@ -133,7 +133,7 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
             await client.openai.models.retrieve("gpt-5.2")
         assert told.value.code == "model_not_found"
         assert (await client.openai.models.retrieve("judge")).id == "judge"
-        assert [one.id async for one in client.openai.models.list()] == ["org/policy", "judge"]
+        assert [model.id async for model in client.openai.models.list()] == ["org/policy", "judge"]
         with pytest.raises(errors.ClientError, match="Did you mean 'judge'"):
             await models.generate_content(model="jugde", contents="Hi")
         assert (await models.generate_content(model="judge", contents="Hi")).text == "Well."

@@ -74,8 +74,8 @@ def assert_typed(value: Any) -> None:
             assert_typed(getattr(value, name))
         assert_named(value)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            assert_typed(one)
+        for item in value:
+            assert_typed(item)
 
 
 def assert_named(value: BaseModel) -> None:
@@ -93,7 +93,7 @@ def content(value: Any) -> Any:
         names = value.keys() - {"id", "call_id", "created", "created_at", "completed_at", "parsed"}
         names -= {"parsed_arguments", "parsed_output", "index"}  # which the helpers add
         return {name: content(value[name]) for name in names}
-    return [content(one) for one in value] if isinstance(value, list) else value
+    return [content(item) for item in value] if isinstance(value, list) else value
 
 
 def usage_of(answer: Any) -> tuple[int, int]:
@@ -206,7 +206,7 @@ async def test_a_reply_that_was_cut_says_so_whole_and_at_the_end_of_its_stream()
         assert response.status == "incomplete"
         assert response.incomplete_details.reason == "max_output_tokens"
     assert [got[4].stop_reason, got[5][-2].delta.stop_reason] == ["max_tokens"] * 2
-    reasons = [one.candidates[0].finish_reason for one in (got[6], got[7][-1])]
+    reasons = [response.candidates[0].finish_reason for response in (got[6], got[7][-1])]
     assert reasons == ["MAX_TOKENS"] * 2
 
 
@@ -264,7 +264,7 @@ async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
     assert (thinking.thinking.strip(), text.text.strip()) == (thought, "So.")
     assert [(block.name, block.input) for block in used] == calls
     assert [part.thought for part in parts_of(google)] == [True, None, None, None]
-    assert [one.strip() for one in said_by([google])[:2]] == ["So.", thought]
+    assert [text.strip() for text in said_by([google])[:2]] == ["So.", thought]
     assert [(call.name, call.args) for call in google.function_calls] == calls
 
 
@@ -272,7 +272,8 @@ async def test_ids_are_never_used_twice() -> None:
     ways = [way for api in FIELDS for way in by(api, whole, whole, joined)]
     got, _ = await asked(SAID["parallel calls"], *ways, *by("genai", whole, whole))
 
-    assert len({getattr(one, "id", None) or one.response_id for one in got}) == len(got)
+    response_ids = {getattr(response, "id", None) or response.response_id for response in got}
+    assert len(response_ids) == len(got)
     items = [item for response in got[3:6] for item in response.output]
     calls = [item.call_id for item in items if item.type == "function_call"]
     assert len({item.id for item in items} | {*calls}) == len(items) + len(calls)

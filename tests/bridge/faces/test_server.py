@@ -231,8 +231,8 @@ async def test_a_frozen_model_that_fails_is_named_whole_or_in_a_stream() -> None
     for seconds in (0.0, 0.2):
         await play_without_a_call(agent, models={"judge": Slow(seconds)})
 
-    assert [one[:3] for one in said] == ["400", "400", "400", "200"]
-    assert all(told in one and '"model_failed"' in one for one in said)
+    assert [line[:3] for line in said] == ["400", "400", "400", "200"]
+    assert all(told in line and '"model_failed"' in line for line in said)
 
 
 # -- streams -------------------------------------------------------------------------------------

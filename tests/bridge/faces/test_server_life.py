@@ -34,7 +34,7 @@ QUESTION: list[Any] = [user("Hi")]
 
 
 def listening() -> list[Any]:
-    return [one for one in psutil.Process().net_connections() if one.status == "LISTEN"]
+    return [conn for conn in psutil.Process().net_connections() if conn.status == "LISTEN"]
 
 
 @pytest.fixture(autouse=True)
@@ -299,7 +299,7 @@ async def test_a_fork_keeps_no_address_alive_and_has_its_own() -> None:
     go = os.pipe()
 
     def child() -> None:
-        results.put(len([one for one in psutil.Process().net_connections() if one.laddr]))
+        results.put(len([conn for conn in psutil.Process().net_connections() if conn.laddr]))
         os.read(go[0], 1)
         results.put(ask(addresses[0]))  # the parent's, which answers
         os.read(go[0], 1)

@@ -283,7 +283,7 @@ async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(
         await asyncio.sleep(0.1)
         answer = await told(address, request(address))
         assert status(answer) == 429
-        assert b"2 calls that wait" in answer
+        assert b"2 waiting calls" in answer
         async with serving("another's") as other:
             assert b"another's" in await told(other, request(other))
         for reader, writer in slow:

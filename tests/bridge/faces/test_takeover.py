@@ -99,7 +99,7 @@ async def test_a_given_client_an_own_one_and_one_made_before_any_env_ask_the_sam
     async def agent(client: Any, task: str) -> bool:
         given = await client.chat.completions.create(messages=messages(task))
         other = await old.chat.completions.create(model=MODEL, messages=messages(task))
-        said = [one.choices[0].message.content for one in (given, other)]
+        said = [completion.choices[0].message.content for completion in (given, other)]
         return [*said, await async_openai(task)] == [task] * 3
 
     assert kit.rewards(await play(agent, "all")) == [0.0, 0.0, 1.0]
@@ -210,7 +210,7 @@ async def test_requests_without_any_sdk() -> None:
         return 1.0
 
     await play(agent)
-    assert [one["choices"][0]["message"]["content"] for one in said] == ["Bare."] * 7
+    assert [completion["choices"][0]["message"]["content"] for completion in said] == ["Bare."] * 7
 
 
 async def test_aiohttps_own_error_for_an_address_stays_its_own() -> None:
@@ -264,7 +264,7 @@ async def test_many_episodes_at_once_are_never_mixed_up() -> None:
             return [*pool.map(blocking_openai, asked)] == asked
 
     agents: list[Any] = [agent, plain]
-    games = [play(one, f"{one.__name__} {n}") for n in range(12) for one in agents]
+    games = [play(agent, f"{agent.__name__} {n}") for n in range(12) for agent in agents]
     trajectories = await asyncio.gather(*games)
 
     assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 24
@@ -368,7 +368,7 @@ async def test_a_path_of_the_policy_that_is_not_served_is_a_404_that_lists_what_
 ) -> None:
     async def agent() -> float:
         client = openai.AsyncOpenAI(api_key="unused", base_url=elsewhere.url, max_retries=0)
-        with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. There are POST /v1"):
+        with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. Available: POST /v1"):
             await client.post(path, body={"model": MODEL}, cast_to=object)
         with pytest.raises(openai.NotFoundError):
             await client.post(path, body={"model": "another"}, cast_to=object)
@@ -625,9 +625,9 @@ async def test_a_thread_of_an_agent_looks_like_any() -> None:
 
 PATCHED = [
     *(
-        (one, "_transport_for_url")
+        (client, "_transport_for_url")
         for lib in (httpx, httpx2)
-        for one in (lib.Client, lib.AsyncClient)
+        for client in (lib.Client, lib.AsyncClient)
     ),
     (aiohttp.ClientSession, "_request"),
     (threading.Thread, "start"),
@@ -647,7 +647,7 @@ def test_nobody_sees_a_difference() -> None:
 
     takeover.install()
     patched = patches()
-    originals = [inspect.unwrap(one) for one in patched]
+    originals = [inspect.unwrap(method) for method in patched]
     assert all(new is not old for new, old in zip(patched, originals, strict=True))
     assert [*map(looks, patched)] == [*map(looks, originals)]
     assert [pickle.loads(pickle.dumps(new)) for new in patched] == patched

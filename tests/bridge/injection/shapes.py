@@ -388,7 +388,7 @@ def read(dialect: str, body: Any) -> ChatRequest:
         return chat_completions.read({**body, "messages": messages}, "policy", strict=True)
     episode = Episode(inspect_agent(lambda client: 0.0), _loop(), [["policy"]])
     endpoint = Endpoint(episode, "policy", prompt_renderer("qwen3"))
-    call = endpoint.read(endpoint.sent("POST", dialect, json.dumps(body).encode()))
+    call = endpoint.read(endpoint.route("POST", dialect, json.dumps(body).encode()))
     if isinstance(call, Answer):
         raise bad_request(call.content.decode())
     return call.request
