@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 MOST_WARNED = 100  # names that a process warns about
 
-_warned: set[str] = set()
+_warned_names: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class FieldPolicy:
             if is_absent(value):
                 continue
             if name in self.refused:
-                passes, advice = self.refused[name]
-                if not any(_is_same(value, one) for one in passes):
+                allowed_values, advice = self.refused[name]
+                if not any(_is_same(value, allowed) for allowed in allowed_values):
                     raise bad_request(
                         f"'{name}'={value!r:.200} is not supported. {advice}", param=name
                     )
@@ -51,19 +51,19 @@ class FieldPolicy:
                 warn_once(name, "An agent sends the field %.100r, which evert does not know")
 
 
-def _is_same(value: object, other: object) -> bool:
+def _is_same(value: object, allowed: object) -> bool:
     if isinstance(value, tuple):
         value = [*value]
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
 def warn_once(name: str, text: str) -> None:
     """Log that something named is ignored; ``text`` says what it is, with a place for the name."""
-    if name in _warned or len(_warned) >= MOST_WARNED:
+    if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
-    _warned.add(name)
-    rest = " Further ones are not reported." if len(_warned) == MOST_WARNED else ""
-    logger.warning(f"{text}: it is ignored.%s", name, rest)
+    _warned_names.add(name)
+    note = " Further ones are not reported." if len(_warned_names) == MOST_WARNED else ""
+    logger.warning(f"{text}: it is ignored.%s", name, note)
 
 
 def is_absent(value: object) -> bool:
@@ -141,10 +141,10 @@ def read_flag(fields: Mapping[str, Any], name: str, *, absent: bool = False) -> 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
     """Whether to train on the reply, by the field ``evert``: {"train": false}; True by default."""
-    own = read_object(fields.get("evert"), "evert") or {}
-    if not {*own} <= {"train"} or not isinstance(own.get("train", True), bool):
-        raise malformed("evert", '{"train": true} or {"train": false}', own)
-    return bool(own.get("train", True))
+    options = read_object(fields.get("evert"), "evert") or {}
+    if not {*options} <= {"train"} or not isinstance(options.get("train", True), bool):
+        raise malformed("evert", '{"train": true} or {"train": false}', options)
+    return bool(options.get("train", True))
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ def is_deeper(value: object, levels: int) -> bool:
     """Whether a JSON value nests lists and objects more than ``levels`` deep."""
     level = [value]
     for _ in range(levels + 1):
-        level = [inner for one in level for inner in _inside(one)]
+        level = [inner for item in level for inner in _inside(item)]
         if not level:
             return False
     return True

@@ -75,8 +75,8 @@ class Reply:
         if text.startswith(stripped):  # a parser may strip white space
             text = text.removeprefix(prefill if text.startswith(prefill) else stripped)
         elif reasoning is not None and reasoning.startswith(stripped):
-            begun = prefill if reasoning.startswith(prefill) else stripped
-            reasoning = reasoning.removeprefix(begun)
+            beginning = prefill if reasoning.startswith(prefill) else stripped
+            reasoning = reasoning.removeprefix(beginning)
         return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
     def is_sent_back_as(self, message: Message, key: Key) -> bool:

@@ -124,7 +124,7 @@ def variables_of(name: str) -> dict[str, Any]:
     try:
         call = ast.parse(name, mode="eval").body
         keywords = call.keywords if isinstance(call, ast.Call) else []
-        return {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
     except (ValueError, SyntaxError) as error:
         raise InvalidModelError(
             f"{name!r} names no renderer; expected {TEMPLATE}(NAME=VALUE, ...)."

@@ -58,7 +58,7 @@ def literal(text: str) -> Literal:
     return tuple(_TOKEN.findall(text))
 
 
-def solid(tokens: Iterable[str]) -> list[str]:
+def non_space(tokens: Iterable[str]) -> list[str]:
     """The tokens that are not white space."""
     return [token for token in tokens if not token.isspace()]
 
@@ -68,14 +68,14 @@ def pattern(tokens: Literal) -> str:
     """A regular expression for a literal; its first id and its first index are named groups."""
     groups = {ID: "id", INDEX: "index"}
     pieces = []
-    for token in solid(tokens):
+    for token in non_space(tokens):
         piece = _HOLES.get(token) or re.escape(token)
         group = groups.pop(token, None)
         pieces.append(f"(?P<{group}>{piece})" if group else piece)
     return r"\s*".join(pieces)
 
 
-def unnamed(tokens: Literal) -> str:
+def plain_pattern(tokens: Literal) -> str:
     """The same without groups, for use inside another expression."""
     return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
 
@@ -98,12 +98,12 @@ class Cursor:
         """What matches here, after white space."""
         return re.compile(expression).match(self.text, past_space(self.text, self.at))
 
-    def past(self, tokens: Literal) -> None:
+    def skip(self, tokens: Literal) -> None:
         """Go past a literal. Raises ValueError if the text holds something else."""
         match = self.matches(pattern(tokens))
         if match is None:
-            shown = "".join(_SHOWN.get(token, token) for token in tokens)
-            raise unexpected(self.text, self.at, repr(shown))
+            expected = "".join(_HOLE_NAMES.get(token, token) for token in tokens)
+            raise unexpected(self.text, self.at, repr(expected))
         self.at = match.end()
         groups = match.groupdict()
         self.id, self.index = groups.get("id", self.id), groups.get("index", self.index)
@@ -122,7 +122,7 @@ class Cursor:
         return value
 
 
-_SHOWN = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
+_HOLE_NAMES = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ class CallFormat:
             except (ValueError, RecursionError) as raised:
                 error = raised
                 continue
-            rest = text[start + end :].strip()
-            message["content"] = "\n".join(filter(None, [text[:start].rstrip(), rest]))
-            if (again := self.first_mark(rest)) is None:
+            tail = text[start + end :].strip()
+            message["content"] = "\n".join(filter(None, [text[:start].rstrip(), tail]))
+            if (next_mark := self.first_mark(tail)) is None:
                 return
-            text, start, error = rest, again, ValueError("a call cannot be read")
+            text, start, error = tail, next_mark, ValueError("a call cannot be read")
             break
         if error is not None and self._mark:
             broken = UnparsedToolCall(raw_text=text[start:], error=str(error))
@@ -190,32 +190,32 @@ class CallFormat:
                 raise
             return self._read(text, schemas, to_end=False)  # a model may go on after its calls
 
-    def written(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[Call]) -> str:
         """Calls in this format, for a template that shows none."""
-        texts = [self._written(number, call) for number, call in enumerate(calls)]
+        texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
             return f"{before}[{', '.join(texts)}]{after}"
         return before + "".join(self.between).join(texts) + after
 
-    def _written(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: Call) -> str:
         raise NotImplementedError
 
     def first(self, text: str) -> tuple[list[Call], int]:
         """The first call of a text, and where it ends. Raises ValueError."""
         cursor = Cursor(text, None)
-        cursor.past(self.before)
-        return self._one(cursor, to_end=False), cursor.at
+        cursor.skip(self.before)
+        return self._read_calls(cursor, to_end=False), cursor.at
 
     def _read(self, text: str, schemas: Schemas | None, *, to_end: bool) -> tuple[list[Call], int]:
         cursor = Cursor(text, schemas)
         calls: list[Call] = []
         readable: tuple[list[Call], int] | None = None  # up to a call after which a reply may go on
-        cursor.past(self.before)
-        after = unnamed(self.after) + (r"\s*\Z" if to_end else "")
+        cursor.skip(self.before)
+        after = plain_pattern(self.after) + (r"\s*\Z" if to_end else "")
         while True:
             try:
-                calls += self._one(cursor, to_end=to_end)
+                calls += self._read_calls(cursor, to_end=to_end)
             except ValueError:
                 if readable is None:
                     raise
@@ -227,9 +227,9 @@ class CallFormat:
             if more is None or self.between is None:
                 raise unexpected(text, cursor.at, "the end of the call")
             readable = readable if end is None else ([*calls], end.end())
-            cursor.past(self.between)
+            cursor.skip(self.between)
 
-    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
         """The call at the cursor, or the list of calls."""
         raise NotImplementedError
 
@@ -237,7 +237,7 @@ class CallFormat:
     def _mark(self) -> Literal:
         """The fixed text that begins the first call; empty if nothing marks it."""
         holes = [at for at, token in enumerate(self.before) if token in _HOLES]
-        return tuple(solid(self.before[: holes[0]] if holes else self.before))
+        return tuple(non_space(self.before[: holes[0]] if holes else self.before))
 
     def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
         """Where calls may begin. Without a mark: at the start, or with the name of a known tool."""
@@ -254,7 +254,7 @@ class CallFormat:
 
     _begin = r'\[?\s*\{{\s*"\w+":\s*"(?:{names})"'
 
-    def _made(self, cursor: Cursor, name: str, arguments: Any) -> Call:
+    def _make_call(self, cursor: Cursor, name: str, arguments: Any) -> Call:
         call_id, index = cursor.id, cursor.index
         cursor.id = cursor.index = None
         if self.names_in_ids and index is not None:

@@ -52,8 +52,8 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
         return [flat] if flat else []  # type: ignore[list-item]
     pieces: list[Any] = []
     for is_token, run in groupby(flat, lambda element: isinstance(element, int)):
-        together = [*run]
-        pieces += [together] if is_token else together
+        elements = [*run]
+        pieces += [elements] if is_token else elements
     return pieces
 
 
