@@ -3,7 +3,7 @@
 Every field of an API has a policy (``FieldPolicy``). It is *honoured* (it shapes the observation,
 the reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that
 says what to do instead. A field without a policy is an error in the native handle. Over HTTP it
-only causes a warning, because SDKs and frameworks add fields with every release. A null is the same
+only causes a warning, because SDKs and frameworks add fields with every release. A null counts
 as an absent field. A reader raises the 400 if a value has the wrong form.
 """
 
@@ -17,7 +17,7 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # names that a process warns about
+MOST_WARNED = 100  # most names that a process warns about
 
 _warned_names: set[str] = set()
 
@@ -58,7 +58,7 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 def warn_once(name: str, text: str) -> None:
-    """Log that something named is ignored; ``text`` says what it is, with a place for the name."""
+    """Log once that a name is ignored; ``text`` says what it is, with a place for the name."""
     if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
     _warned_names.add(name)
@@ -102,7 +102,7 @@ def read_list(value: object, name: str, of: str) -> Sequence[Any]:
 
 
 def read_tool_list(value: object) -> list[Any] | None:
-    """The tools as a list; None when there are none."""
+    """The tools as a list; None if it is empty."""
     return [*read_list(value, "tools", "tools")] or None
 
 

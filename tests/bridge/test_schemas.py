@@ -115,7 +115,7 @@ def test_a_very_long_reply_has_to_be_json_and_fits() -> None:
 
     assert "does not fit" in str(problem(f'"{"x" * (LONGEST_CHECKED - 2)}"'))
     assert problem(f'"{"x" * LONGEST_CHECKED}"') is None
-    assert "no JSON" in str(problem("x" * LONGEST_CHECKED * 2))
+    assert "not JSON" in str(problem("x" * LONGEST_CHECKED * 2))
 
 
 def test_what_cannot_be_checked_is_fitted_by_everything_is_warned_of_once_and_never_fetched(
