@@ -4,9 +4,9 @@ A framework may add arguments that the policy left out (``"replace_all": false``
 sampled ones (white space at the ends of lines, ``"3"`` where the schema has a number). The call has
 the same id and still holds all that was sampled. ``is_completed`` recognises such a call.
 
-A framework may also change the ids of calls, and of their results accordingly: it may number them
-anew in each reply. That does not matter if the template shows no ids. ``follow_echoes`` undoes both
-changes. Ids are compared within a reply and its results.
+A framework may also change the ids of calls, and of their results accordingly, for example to
+number them per reply. That does not matter if the template shows no ids. ``follow_echoes`` undoes
+both changes. Ids are compared within a reply and its results.
 """
 
 import json
@@ -28,7 +28,7 @@ class IndexPath(NamedTuple):
 
     entries: list[Entry]  # its messages, echoes undone
     places: list[int]  # in the index, after each known message
-    completed: int | None  # index of the last reply that came back completed; None: no such reply
+    completed: int | None  # index of the last reply that came back completed; None if no reply did
 
 
 def follow_echoes(
@@ -62,7 +62,7 @@ def follow_echoes(
 
 
 def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
-    """Give the results after a renamed reply the original ids; False: the ids do not fit it."""
+    """Give the results after a renamed reply the original ids; False if the ids do not fit."""
     calls = entries[at].message.get("tool_calls", ())
     ids = {call.id: sampled.id or "" for call, sampled in zip(calls, reply.tool_calls, strict=True)}
     if len(ids) < len(calls):  # two calls have one id

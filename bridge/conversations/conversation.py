@@ -80,12 +80,12 @@ class Conversation:
         reply: The latest reply, until the agent sends it back; else None.
         action: Tokens of the latest reply, with prefill and end of turn, until a message is added.
         prefill: The agent's beginning of the next reply.
-        points: Replies to branch from, also those from before its own branch.
+        points: Replies to branch from, including those before its own branch.
         place: Its place in the index, after the agent's latest message or the latest reply.
         length: Number of tokens of the prompt.
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
-        rendered_log: For templates that are rendered whole: the log's tokens by the renderer.
+        rendered_log: For templates rendered as a whole: the log's tokens, by the renderer.
         added: Messages after the latest action that the agent did not send, as for a format.
         is_retried: Whether the agent does not see the latest action, which is asked for again.
         rendering: The last prompt of such a template.
@@ -126,7 +126,7 @@ class Conversation:
         """A branch: a new conversation with the same history up to ``point``.
 
         Raises:
-            LongTextError: More than ``max_chars`` characters are to be rendered.
+            LongTextError: More than ``max_chars`` characters would be rendered.
         """
         origin = point.conversation
         branch = cls(origin.index, caller, origin.speaker, origin.tools, format=point.format)
@@ -305,7 +305,7 @@ _OPENING = 3
 
 
 def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
-    """The reply at the beginning of the rest of a rendering; empty if none can be found."""
+    """The reply that ``tokens`` begin with; empty if its end is not found."""
     if tokens[: len(action)] == action:
         return tokens[: len(action)]
     ends = [tokens.index(end) for end in renderer.end_tokens if end in tokens]
@@ -313,12 +313,12 @@ def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) ->
 
 
 Snapshot: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A copy of an agent's message, with None; or an SDK object itself, with a copy of its state. SDK
-objects are slow to compare: the same object is equal at once, and its state shows any change."""
+"""A copy of an agent's message, and None; or an SDK object, and a copy of its state. SDK objects
+are slow to compare: the same object compares equal at once, and its state shows any change."""
 
 
 def take_snapshots(messages: Sequence[Any]) -> list[Snapshot]:
-    """Keep messages of a request, to recognise them in the next one.
+    """Snapshots of a request's messages, to recognise them in the next request.
 
     Raises:
         openai.BadRequestError: A message cannot be copied.

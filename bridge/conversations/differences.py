@@ -17,7 +17,7 @@ _IDS = {"id", "tool_call_id"}
 
 
 def in_messages(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
-    """The first difference, in words, or "". Ids of calls come last: agents may change them."""
+    """The first difference, in words, or "". Call ids are compared last: agents may change them."""
     return _in_messages(before, after, _IDS) or _in_messages(before, after, set())
 
 

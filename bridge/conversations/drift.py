@@ -43,7 +43,7 @@ def cause_of(
         speaker: The agent that makes the request.
         other_authors: Agents that got replies in the request, off its path in the index.
         left_out: Agents that got a reply where the request has another message, or none.
-        before: The agent that got the latest reply on the path, if with other tools; else None.
+        before: The agent that got the latest reply on the path, if it had other tools; else None.
         continues: Whether the request continues a conversation, which then keeps all its tokens.
     """
     if continues:
@@ -70,7 +70,7 @@ def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) 
 def _same_message(history: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
     try:
         (rendered, ended), (reply, end) = renderer.parse(history), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # no message: an end of turn in its middle, say
+    except (RendererError, RecursionError):  # cannot be parsed: an end of turn in its middle, say
         return False
     return ended == end and _substance(rendered) == _substance(reply)
 

@@ -13,7 +13,7 @@ which shares the tokens up to there; that is no drift. Without such a reply, all
     completed_arguments  a tool call came back with arguments added; the sampled ids are kept if an
                  option says so, else a lineage starts
     tools        same messages, other tools
-    history      a reply was left out or changed, or is in a history that is not its own
+    history      a reply was left out or changed, or is in another conversation's history
 
 Only an agent's own past counts. If another agent (``Speaker``) continues a history, it was handed
 over: a lineage starts, which counts as a handoff and not as drift. Messages that other agents added
@@ -61,7 +61,7 @@ class ConversationBook:
     Attributes:
         drift: How often each cause occurred.
         handoffs: How often an agent continued another agent's history.
-        latest_drift: The drift of the latest observation; None if there was none.
+        latest_drift: The drift of the latest observation; None if it had none.
         lineages: Number of token sequences begun so far.
     """
 
@@ -102,7 +102,7 @@ class ConversationBook:
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
                 too long (code ``context_length_exceeded``).
-            LongTextError: There are more than ``max_chars``; nothing has changed.
+            LongTextError: The request has more than ``max_chars``; nothing has changed.
         """
         self.latest_drift = None
         try:
@@ -215,7 +215,7 @@ class ConversationBook:
     ) -> set[Speaker]:
         """Agents that got a reply where a request leaves the known messages, if it does.
 
-        None of them if another agent's reply stands there.
+        Empty if another agent's reply stands there.
         """
         if len(places) == len(entries):
             return set()
@@ -248,7 +248,7 @@ class ConversationBook:
     ) -> tuple[list[Message], set[Speaker]]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
-        Also the agents that got those replies which are not on the path to ``last``.
+        Also the agents that got the replies off the path to ``last``.
         """
         path = {point.position: point for point in last.path} if last is not None else {}
         rendered, other_authors = [entry.message for entry in entries[start:]], set[Speaker]()

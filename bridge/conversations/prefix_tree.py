@@ -1,11 +1,11 @@
 """``Index``: the known beginnings of an episode's conversations, found by content.
 
 A *place* is a number that stands for all messages up to a point. The places form a tree, kept in
-one dict: it maps a place and the key of the next message to the place after that message. To follow
-a request takes one look-up per message, however many conversations there are.
+one dict: it maps a place and the key of the next message to the place after that message. Following
+a request takes one lookup per message, however many conversations there are.
 
 A *speaker* is an agent, identified by its system prompt and its tools. So one agent's reply in
-another agent's history can be told from a rewritten history.
+another agent's history is not mistaken for a rewritten history.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.reading import Entry
 
 P = TypeVar("P")
-"""The type that a reply is kept as."""
+"""The type of a stored reply."""
 
 START = 0
 """The place before every message."""
@@ -31,7 +31,7 @@ class Speaker(NamedTuple):
 
     prompt: tuple[Key, ...]  # of the system messages at the beginning
     tools: frozenset[str]  # names
-    opening: Key  # of the message after the prompt, to tell an agent's conversations apart
+    opening: Key  # of the message after the prompt, to distinguish an agent's conversations
 
     @classmethod
     def of(cls, entries: Sequence[Entry], tools: Iterable[Any] | None) -> "Speaker":
@@ -95,11 +95,11 @@ class Index(Generic[P]):
         return places
 
     def with_same_calls(self, place: int, message: Message) -> Iterable[P]:
-        """The replies at ``place`` with a message's tool calls, arguments aside; newest first."""
+        """The replies at ``place`` with the calls of a message, arguments aside; newest first."""
         return reversed(self._by_calls.get((place, call_names(message.get("tool_calls", ()))), ()))
 
     def with_same_content(self, place: int, entry: Entry) -> P | None:
-        """The latest reply at ``place`` that equals a message but for the calls' ids, or None."""
+        """The latest reply at ``place`` that equals a message except for call ids, or None."""
         key = entry.key if entry.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._by_content.get((place, key_without_ids(key))) if is_reply else None
