@@ -57,7 +57,7 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """The reply of an action, and its problem: None if there is none, or it was ``truncated``.
+    """The reply of an action, and its problem: None if it has none, or was ``truncated``.
 
     ``truncated`` means that the action was cut at its token cap; ``opened`` are the tokens of the
     prefill. The reply ends before the first of the request's stop strings.

@@ -76,7 +76,7 @@ def pattern(tokens: Literal) -> str:
 
 
 def plain_pattern(tokens: Literal) -> str:
-    """The same without groups, for use inside another expression."""
+    """The pattern without groups, for use inside another expression."""
     return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
 
 
@@ -95,11 +95,11 @@ class Cursor:
         return (self.tools or {}).get(name, {})
 
     def matches(self, expression: str) -> re.Match[str] | None:
-        """What matches here, after white space."""
+        """The match at the cursor, after white space."""
         return re.compile(expression).match(self.text, past_space(self.text, self.at))
 
     def skip(self, tokens: Literal) -> None:
-        """Go past a literal. Raises ValueError if the text holds something else."""
+        """Skip a literal. Raises ValueError if the text holds something else."""
         match = self.matches(pattern(tokens))
         if match is None:
             expected = "".join(_HOLE_NAMES.get(token, token) for token in tokens)
@@ -109,7 +109,7 @@ class Cursor:
         self.id, self.index = groups.get("id", self.id), groups.get("index", self.index)
 
     def name(self) -> str:
-        """Go past a function's name. Raises ValueError if there is none."""
+        """Read a function's name. Raises ValueError if there is none."""
         match = self.matches(NAME_PATTERN)
         if match is None:
             raise unexpected(self.text, self.at, "the name of a function")
@@ -117,7 +117,7 @@ class Cursor:
         return match[0]
 
     def value(self, quote: str) -> Any:
-        """Go past a value (see ``read_value``)."""
+        """Read a value (see ``read_value``)."""
         value, self.at = read_value(self.text, self.at, quote)
         return value
 
@@ -150,7 +150,7 @@ class CallFormat:
 
         Args:
             message: Its content is a text.
-            tools: Those that were offered; None if they are unknown.
+            tools: The tools that were offered; None if they are unknown.
         """
         text = str(message["content"])
         schemas = None if tools is None else schemas_of(tools)
@@ -191,7 +191,7 @@ class CallFormat:
             return self._read(text, schemas, to_end=False)  # a model may go on after its calls
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Calls in this format, for a template that shows none."""
+        """Calls in this format, for a template that shows no calls."""
         texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
@@ -263,7 +263,7 @@ class CallFormat:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any) -> Call:
-    """A call; arguments may be JSON as a text. Raises ValueError if it is none."""
+    """A call; its arguments may be JSON text. Raises ValueError if it is not valid."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
@@ -272,7 +272,7 @@ def call_of(name: Any, arguments: Any, call_id: Any) -> Call:
 
 
 def as_tool_calls(calls: Sequence[Call], schemas: Schemas | None) -> list[ToolCall]:
-    """Calls as the Cookbook has them.
+    """Calls in the Cookbook's form.
 
     Raises:
         ValueError: A tool was not offered, or a value is not JSON (NaN).

@@ -41,9 +41,9 @@ _MOST_ENDS = 3
 
 @dataclass(frozen=True)
 class Objects(CallFormat):
-    """``keys`` are those of the name, the arguments and the id.
+    """``keys`` are the keys of the name, the arguments and the id.
 
-    A name of None: the name is the object's only key. An id of None: it has no id.
+    None for the name: it is the object's only key. None for the id: calls have no id.
     """
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)

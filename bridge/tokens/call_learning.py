@@ -59,7 +59,7 @@ class NotLearnedError(ValueError):
 
 
 def from_table(names: Collection[str]) -> CallFormat | None:
-    """The format of ``TABLE`` for a tokenizer's control tokens; None if there is none."""
+    """The format of ``TABLE`` for a tokenizer's control tokens; None if the table has none."""
     return next((form for mark, form in TABLE.items() if mark in names), None)
 
 
@@ -178,7 +178,7 @@ def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
 
 
 def _merge_index(first: Literal, second: Literal) -> Literal:
-    """A literal with an index where another one has another number, if they differ in no more."""
+    """The first literal, with an index in place of a number, if the two differ only in numbers."""
     pairs = [*zip(non_space(first), non_space(second), strict=False)]
     numbers = {a for a, b in pairs if a != b}
     digits = all(a.isdigit() and b.isdigit() for a, b in pairs if a != b)

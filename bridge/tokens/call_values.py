@@ -34,10 +34,10 @@ def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
     Args:
         text: Holds JSON, Python, or objects with bare keys.
         at: Where the value begins; white space may stand before it.
-        quote: A mark that stands around strings, in place of quotes; "" if there is none.
+        quote: A mark that stands around strings, in place of quotes; "" for ordinary quotes.
 
     Raises:
-        ValueError: There is no value.
+        ValueError: No value begins there.
     """
     at = past_space(text, at)
     if not quote:
@@ -56,7 +56,7 @@ def past_space(text: str, at: int) -> int:
 
 
 def unexpected(text: str, at: int, expected: str) -> ValueError:
-    """The error for a text that goes on in another way than expected."""
+    """The error for a text that continues differently than expected."""
     return ValueError(f"expected {expected}, got {text[at : at + 80]!r}")
 
 
@@ -139,7 +139,7 @@ def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
 
 
 def read_quoted(value: str, schema: Any) -> Any:
-    """A quoted value: a string, unless the schema names other types only."""
+    """A quoted value: a string, unless the schema allows only other types."""
     kinds = _kinds(schema)
     return read_typed(value, schema) if kinds and "string" not in kinds else value
 

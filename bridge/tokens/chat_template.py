@@ -40,7 +40,7 @@ class ChatTemplate(LearnedReplies):
         is_additive: Whether each message adds its own text and changes no other text.
 
     Raises:
-        RendererMismatchError: There is no template, or it cannot be used; the message says why.
+        RendererMismatchError: The tokenizer has no template that can be used; the message says why.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ChatTemplate(LearnedReplies):
         """Whether the messages' own tokens, one after the other, equal those of the whole."""
         try:
             expected = self.text(messages, opens=True)
-        except Exception:  # the template refuses such conversations, so there are none
+        except Exception:  # the template refuses such conversations, so they never occur
             return True
         contexts = [
             RenderContext(idx=at, is_last=False, prev_message=before, next_message=after)

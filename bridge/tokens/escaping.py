@@ -3,8 +3,8 @@
 Renderers build a prompt as text, in which a tokenizer then finds the control tokens. It cannot tell
 those of the template from those that a user types (``<|im_end|>``), a web page contains or the
 policy quotes. So every string is *marked* before a renderer gets it: inside each control token, and
-at an end that could form one with the neighbouring text. A mark is a word that nobody can guess and
-that templates leave alone. ``MarkedTokenizer`` removes the marks when a renderer encodes the text,
+at an end that could form one with the neighbouring text. A mark is an unguessable word that
+templates leave alone. ``MarkedTokenizer`` removes the marks when a renderer encodes the text,
 and *spells* each control token that held one: it encodes the characters, so that the model reads
 the same text without the token's effect. All other text is tokenised as usual.
 

@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import Message
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some of them Pillow starts programs
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some, Pillow starts programs
 MOST_BYTES = 20_000_000  # of an image
 MOST_PIXELS = 50_000_000  # of an image; a file of some kilobytes may claim many more
 MOST_IMAGES = 100  # of a message

@@ -3,7 +3,7 @@
 The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens, extra=...)``.
 ``SampledTokens`` is a list of token ids that also holds their log-probabilities. It is made by
 
-    the Cookbook's ``TinkerTokenCompleter``   once an Env was made (``clients/takeover.py``)
+    the Cookbook's ``TinkerTokenCompleter``   once an Env exists (``clients/takeover.py``)
     evert's own policies                      ``ScriptedPolicy``, those of evaluations
     a loop of your own                        ``env.step(SampledTokens(tokens, logprobs))``
 

@@ -1,10 +1,10 @@
 """Renders long texts in threads: on the event loop they would block every other episode.
 
 A tokenizer takes a second for some megabytes. So work on the loop has a limit of characters,
-``most``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
+``max_chars``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
 ``LongTexts`` repeats it in a thread, with the renderer's copy for threads. A tokenizer cannot be
 stopped. So a prompt that must exceed the prompt's limit is refused beforehand (``least_tokens``),
-and huge texts, which may take seconds, have a thread and a copy apart from all others.
+and huge texts, which may take seconds, have a thread and a copy of their own.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
     It is computed from the most characters, and the most starts of words, in any token. It is
     certain only for tokenizers that keep all of a text, and for the Cookbook's renderers, which
-    show the model all that it is told.
+    show the model every message in full.
     """
     maxima = _maxima.get(renderer)
     if maxima is None:

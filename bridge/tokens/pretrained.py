@@ -93,15 +93,15 @@ def check_folder(name: str, folder: Path) -> None:
             continue
         problem = f"has {size:,} bytes" if file.is_file() else "is a pipe, a device or a socket"
         raise InvalidModelError(
-            f"Model {name!r}: {file.name!r} in {folder} {problem}; expected a file, and one of at "
-            f"most {LARGEST_TEXT:,} bytes where it is text. Check where the folder comes from."
+            f"Model {name!r}: {file.name!r} in {folder} {problem}; expected a file, of at most "
+            f"{LARGEST_TEXT:,} bytes if it is text. Check where the folder comes from."
         )
 
 
 def register_folder(name: str) -> None:
     """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer by ``from_pretrained``.
 
-    The Cookbook's own way runs any code in the folder. A name that is no folder is left to it.
+    The Cookbook itself would run any code in the folder. Other names are left to it.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 

@@ -29,7 +29,7 @@ TOOL = ToolSpec(
 
 
 PROBE_IDS, PROBE_IDS_WITH_NAMES = "qzcall{number:03}", "functions.{name}:{number}"
-"""Ids of made-up calls. Every template takes the first form, nine letters and digits, but for those
+"""Ids of made-up calls. Every template takes the first form, nine letters and digits, except those
 that show a call's name only in its id."""
 
 

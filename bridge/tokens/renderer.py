@@ -269,7 +269,7 @@ class PromptRenderer:
 
         Args:
             action: The sampled tokens.
-            tools: Those that were offered; None if they are unknown.
+            tools: The tools that were offered; None if they are unknown.
 
         Raises:
             RendererError: The action cannot be parsed at all.
@@ -291,7 +291,7 @@ def supervised_example(
 
 
 LONE_SURROGATE = (
-    "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was cut in two?). "
+    "A text has half of a surrogate pair (an emoji cut in two?), which UTF-8 cannot encode. "
     "Replace it: text.encode(errors='replace').decode()."
 )
 
@@ -312,7 +312,7 @@ class _MismatchErrors:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, self._skip):
             text = f"{self._name} raised {type(error).__name__}: {error}"
-            if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
+            if "TextEncodeInput" in text:  # the error for a text without UTF-8
                 text = LONE_SURROGATE
             raise RendererMismatchError(text) from error
 
@@ -367,7 +367,7 @@ SHARED = "_evert_prompt_renderer"  # attribute of a renderer that holds its ``Pr
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
-    """The one ``PromptRenderer`` of ``renderer``; None means the shipped base's renderer."""
+    """The shared ``PromptRenderer`` of ``renderer``; None means the shipped base's renderer."""
     chosen = default_renderer() if renderer is None else renderer
     shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:

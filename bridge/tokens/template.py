@@ -121,8 +121,8 @@ class TemplateRenderer(Renderer):
 
         Args:
             response: The sampled tokens.
-            tools: Those that were offered, whose schemas decide the types of arguments; only they
-                can be called. None: they are unknown.
+            tools: The tools that were offered: only they can be called, and their schemas decide
+                the types of arguments. None if they are unknown.
 
         Raises:
             RendererError: There are tokens after the end of the reply.
@@ -182,7 +182,7 @@ class TemplateRenderer(Renderer):
 def _unpickle(
     make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *arguments: Any
 ) -> Renderer:
-    """An unpickled renderer; the Cookbook makes it by its name, also in another process."""
+    """Unpickle a renderer; the Cookbook makes it by its name, even in another process."""
 
     def make_renderer(tokenizer: Any, images: Any = None) -> Renderer:
         return TemplateRenderer(tokenizer, **options)

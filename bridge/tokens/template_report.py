@@ -63,7 +63,7 @@ def lost_by(renderer: TemplateRenderer) -> list[str]:
 
 
 def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
-    """What offers a tool; empty if the template shows none, or its calls cannot be read."""
+    """The messages that offer a tool; empty if it is not shown, or calls cannot be read."""
     try:
         prefix = renderer.create_conversation_prefix_with_tools([TOOL])
     except NotImplementedError:
@@ -84,7 +84,7 @@ def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
 
 
 def _changed_kinds(renderer: TemplateRenderer) -> list[str]:
-    """The kinds of replies that history shows otherwise than they were sampled."""
+    """The kinds of replies that history shows differently than they were sampled."""
     kinds = _kinds_of_replies(renderer)
     return [kind for kind, reply in kinds.items() if not _extends(renderer, reply)]
 
@@ -171,7 +171,7 @@ def _shorten(text: str) -> str:
 
 
 def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
-    """A row for each setting that helps, the best first, and one for what none helps with."""
+    """A row for each setting that helps, the best first, and one for what no setting recovers."""
     remaining = list(lost)
     settings = [*_settings(renderer, lost)] if lost else []
     while remaining and settings:

@@ -1,4 +1,4 @@
-"""The variables that a chat template reads beside the conversation, such as ``enable_thinking``."""
+"""What a chat template reads besides the conversation: variables such as ``enable_thinking``."""
 
 import difflib
 import re
@@ -14,7 +14,7 @@ _BUILTIN = {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
     *("raise_exception", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "tojson"),
 }
-"""What every template gets."""
+"""Names that every template gets."""
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """Tags that transformers adds to Jinja; they mark what is trained on."""

@@ -90,7 +90,7 @@ LIGHT = {
     "train --steps": "Got '--steps'; settings are given as key=value. Did you mean steps=...?",
     "train env=identity steps=many": "steps takes a whole number, got 'many'",
     "train env=identity seed=9999999999999": "seed must be between -2**32 and 2**32",
-    "train env=identity renderer_name=nope": "renderer_name=nope is none of the Cookbook's",
+    "train env=identity renderer_name=nope": "renderer_name=nope is not a Cookbook renderer",
     "train env=identity learning_rate=nan": "learning_rate takes a finite number, got nan",
     "train env=identity learning_rate=-1": "learning_rate must be above 0, got -1.0",
     "train --env identity": "Got '--env'; settings are given as key=value. Did you mean env=",
