@@ -47,7 +47,7 @@ from evert import AgentClient, ChatAgentEnv, Recorder, ScriptedPolicy
 from evert.agents import claude_code, codex
 from evert.bridge.chat.messages import read_tools
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.conversations.reading import hear
+from evert.bridge.conversations.reading import read_entries
 from evert.bridge.env.transcript import Transcript
 from evert.bridge.groups.group import sort_by_lineage
 from evert.bridge.records.sequences import shared
@@ -242,7 +242,7 @@ Datum = tuple[list[int], list[float]]
 
 def messages_of(call: ChatRequest, prompts: PromptRenderer, *further: Any) -> list[Message]:
     """Return the messages of a call, for a renderer without any earlier calls."""
-    messages = [one.message for one in hear([*call.messages, *further], 0, {})]
+    messages = [entry.message for entry in read_entries([*call.messages, *further], 0, {})]
     system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
     return [*prompts.tool_prefix(read_tools(call.tools or []), system), *messages]
 

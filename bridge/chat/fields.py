@@ -3,7 +3,7 @@
 Every field of an API has a policy (``FieldPolicy``). It is *honoured* (it shapes the observation,
 the reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that
 says what to do instead. A field without a policy is an error in the native handle. Over HTTP it
-only causes a warning, because SDKs and frameworks add fields with every release. A null is the same
+only causes a warning, because SDKs and frameworks add fields with every release. A null counts
 as an absent field. A reader raises the 400 if a value has the wrong form.
 """
 
@@ -17,9 +17,9 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # names that a process warns about
+MOST_WARNED = 100  # most names that a process warns about
 
-_warned: set[str] = set()
+_warned_names: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class FieldPolicy:
             if is_absent(value):
                 continue
             if name in self.refused:
-                passes, advice = self.refused[name]
-                if not any(_is_same(value, one) for one in passes):
+                allowed_values, advice = self.refused[name]
+                if not any(_is_same(value, allowed) for allowed in allowed_values):
                     raise bad_request(
                         f"'{name}'={value!r:.200} is not supported. {advice}", param=name
                     )
@@ -51,19 +51,19 @@ class FieldPolicy:
                 warn_once(name, "An agent sends the field %.100r, which evert does not know")
 
 
-def _is_same(value: object, other: object) -> bool:
+def _is_same(value: object, allowed: object) -> bool:
     if isinstance(value, tuple):
         value = [*value]
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
 def warn_once(name: str, text: str) -> None:
-    """Log that something named is ignored; ``text`` says what it is, with a place for the name."""
-    if name in _warned or len(_warned) >= MOST_WARNED:
+    """Log once that a name is ignored; ``text`` says what it is, with a place for the name."""
+    if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
-    _warned.add(name)
-    rest = " Further ones are not reported." if len(_warned) == MOST_WARNED else ""
-    logger.warning(f"{text}: it is ignored.%s", name, rest)
+    _warned_names.add(name)
+    note = " Further ones are not reported." if len(_warned_names) == MOST_WARNED else ""
+    logger.warning(f"{text}: it is ignored.%s", name, note)
 
 
 def is_absent(value: object) -> bool:
@@ -102,7 +102,7 @@ def read_list(value: object, name: str, of: str) -> Sequence[Any]:
 
 
 def read_tool_list(value: object) -> list[Any] | None:
-    """The tools as a list; None when there are none."""
+    """The tools as a list; None if it is empty."""
     return [*read_list(value, "tools", "tools")] or None
 
 
@@ -141,10 +141,10 @@ def read_flag(fields: Mapping[str, Any], name: str, *, absent: bool = False) -> 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
     """Whether to train on the reply, by the field ``evert``: {"train": false}; True by default."""
-    own = read_object(fields.get("evert"), "evert") or {}
-    if not {*own} <= {"train"} or not isinstance(own.get("train", True), bool):
-        raise malformed("evert", '{"train": true} or {"train": false}', own)
-    return bool(own.get("train", True))
+    options = read_object(fields.get("evert"), "evert") or {}
+    if not {*options} <= {"train"} or not isinstance(options.get("train", True), bool):
+        raise malformed("evert", '{"train": true} or {"train": false}', options)
+    return bool(options.get("train", True))
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ def is_deeper(value: object, levels: int) -> bool:
     """Whether a JSON value nests lists and objects more than ``levels`` deep."""
     level = [value]
     for _ in range(levels + 1):
-        level = [inner for one in level for inner in _inside(one)]
+        level = [inner for item in level for inner in _inside(item)]
         if not level:
             return False
     return True

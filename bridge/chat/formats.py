@@ -26,8 +26,8 @@ ANY_OBJECT = '{"type": "object"}'
 ANY_VALUE = "{}"  # the schema of any JSON
 
 LONGEST_CHECKED = 100_000
-"""Most characters of a reply that is checked against a schema. The slowest schema found, an enum of
-a thousand objects, takes two to three seconds for that many."""
+"""Most characters of a reply that is checked against a schema. The slowest schema that we tried, an
+enum of a thousand objects, takes two to three seconds for that many."""
 
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 
@@ -95,7 +95,7 @@ def _misfit(subject: str, text: str, schema: str) -> str | None:
     try:
         value = orjson.loads(text)  # by RFC 8259: no NaN, no lone surrogates
     except ValueError as error:
-        return f"{subject} is no JSON ({error})."
+        return f"{subject} is not JSON ({error})."
     if len(text) > LONGEST_CHECKED:
         return None
     error_place = first_error(schema, value)

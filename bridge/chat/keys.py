@@ -21,8 +21,8 @@ def message_key(message: Message) -> Key:
     if len(message) == 2 and isinstance(content, str):  # most messages: role and text
         return message["role"], content
     parts = content if isinstance(content, str) else tuple(map(_part_key, content))
-    named = message.get("name"), message.get("tool_call_id")
-    return message["role"], parts, *named, _calls_key(message.get("tool_calls", ()))
+    names = message.get("name"), message.get("tool_call_id")
+    return message["role"], parts, *names, _calls_key(message.get("tool_calls", ()))
 
 
 def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:

@@ -31,7 +31,7 @@ class TokenLogprob:
 
     text: str  # of this token alone; part of a character gives the replacement character
     logprob: float
-    raw: bytes | None  # the bytes of the text; None where an endpoint gave none
+    raw: bytes | None  # the bytes of the text; None if an endpoint sent none
 
 
 @dataclass(slots=True)  # made every turn; a frozen dataclass takes three times as long
@@ -75,8 +75,8 @@ class Reply:
         if text.startswith(stripped):  # a parser may strip white space
             text = text.removeprefix(prefill if text.startswith(prefill) else stripped)
         elif reasoning is not None and reasoning.startswith(stripped):
-            begun = prefill if reasoning.startswith(prefill) else stripped
-            reasoning = reasoning.removeprefix(begun)
+            beginning = prefill if reasoning.startswith(prefill) else stripped
+            reasoning = reasoning.removeprefix(beginning)
         return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
     def is_sent_back_as(self, message: Message, key: Key) -> bool:
@@ -92,7 +92,7 @@ class Reply:
 
 
 def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-    """A reply as an assistant's message; ``thoughts`` of None are left out."""
+    """A reply as an assistant's message; None for ``thoughts`` leaves them out."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thoughts is not None:
         message["reasoning_content"] = thoughts
@@ -119,7 +119,7 @@ def read_reply(
     """The reply made from a renderer's parse.
 
     Tool calls without ids get ids made from ``call_ids``, a prefix that differs for each reply.
-    ``keeps_ids`` says that the model's view has them, too: its template may refuse calls without.
+    ``keeps_ids``: whether the model's view has them too, since templates may refuse calls without.
     """
     text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(

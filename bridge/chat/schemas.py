@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 DEEPEST = 10  # most levels of a reply for which the place of an error is reported
 
 
-def vet(schema: str) -> None:
+def check_schema(schema: str) -> None:
     """Raise a ``ValueError`` if a text is not a JSON schema; references are not followed."""
     try:
         validator_for(json.loads(schema), offline=True)
@@ -44,7 +44,7 @@ def first_error(schema: str, value: Any) -> str | None:
         return None
     try:
         if not is_deeper(value, DEEPEST):
-            _validator(schema, as_told=True).validate(value)
+            _validator(schema, for_report=True).validate(value)
     except ValidationError as error:
         if not isinstance(error.kind, Kind.Referencing):
             steps = (f"[{s}]" if isinstance(s, int) else f".{s}" for s in error.instance_path)
@@ -54,9 +54,9 @@ def first_error(schema: str, value: Any) -> str | None:
 
 
 @lru_cache(256)
-def _validator(schema: str, *, as_told: bool = False) -> Validator:
+def _validator(schema: str, *, for_report: bool = False) -> Validator:
     value = json.loads(schema)
-    value = _without_errors_of_alternatives(value) if as_told else value
+    value = _without_errors_of_alternatives(value) if for_report else value
     options = RegexOptions()
     return validator_for(value, offline=True, validate_formats=False, pattern_options=options)
 
@@ -68,7 +68,7 @@ _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
 def _without_errors_of_alternatives(schema: Any) -> Any:
     """The schema, changed so that an error says that no alternative fits, but not why."""
     if isinstance(schema, list):
-        return [_without_errors_of_alternatives(each) for each in schema]
+        return [_without_errors_of_alternatives(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     part = {
@@ -84,5 +84,5 @@ def _without_errors_of_alternatives(schema: Any) -> Any:
 
 @lru_cache(100)
 def _warn(schema: str, reason: str) -> None:
-    told = "A JSON schema cannot be checked, so every reply fits it: %s. Schema: %.200s"
-    logger.warning(told, reason, schema)
+    text = "A JSON schema cannot be checked, so every reply fits it: %s. Schema: %.200s"
+    logger.warning(text, reason, schema)

@@ -39,7 +39,7 @@ from evert.bridge.clients.dialects.api import Answer
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.httpx_transport import Transport, was_sent
 from evert.bridge.ownership import CLAIM, Claim, current_owner
-from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.logprobs import keep_logprobs
 
 Function = Callable[..., Any]
 
@@ -161,7 +161,7 @@ def _stream(original: Function, transport: Any, request: Any) -> Any:
 async def _complete(
     original: Function, completer: Any, *arguments: Any, **options: Any
 ) -> TokensWithLogprobs:
-    return remembering(await original(completer, *arguments, **options))
+    return keep_logprobs(await original(completer, *arguments, **options))
 
 
 # -- threads -------------------------------------------------------------------------------------

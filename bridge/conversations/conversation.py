@@ -1,8 +1,8 @@
 """``Conversation``: the messages of an agent and the policy, and their exact tokens.
 
-It has two views, which grow together. ``sent`` is the agent's: messages as its requests hold them,
-kept to recognise the conversation in its next request. ``messages`` is the model's, as the renderer
-takes them. It includes what the agent does not see: the tools' prefix, thinking, corrections.
+It has two views, which grow together. ``agent_view`` has the messages as the agent's requests hold
+them, to recognise the conversation in the next request. ``messages`` has them as the renderer takes
+them, with what the agent does not see: the tools' prefix, thinking, corrections.
 
 A prompt's tokens are ``log`` (up to the last action), ``tail`` (the messages after it), ``suffix``
 (which opens the reply) and ``opened`` (the agent's prefill). Sampled tokens enter the log as they
@@ -24,7 +24,7 @@ from evert.bridge.chat.keys import Key
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.drift import Drift, drift_of
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
-from evert.bridge.conversations.reading import Heard
+from evert.bridge.conversations.reading import Entry
 from evert.bridge.tokens.loop_budget import check_tokens
 from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
@@ -38,7 +38,7 @@ class Point:
 
     conversation: "Conversation"
     number: int  # its place among the conversation's points
-    sent: int  # index of the reply among the agent's messages
+    position: int  # index of the reply among the agent's messages
     messages: int  # number of the model's messages, the reply included
     log: TokenLog  # the action included
     action: list[int]  # end of turn included
@@ -61,10 +61,10 @@ class Point:
         conversation = self.conversation
         return conversation.reply is self.reply and conversation.points[-1] is self
 
-    def is_within(self, heard: Sequence[Heard]) -> bool:
+    def is_within(self, entries: Sequence[Entry]) -> bool:
         """Whether a request sends back all replies up to this one unchanged."""
         path = reversed(self.path)  # agents mostly change recent messages
-        return all(point.reply.is_sent_back_as(*heard[point.sent]) for point in path)
+        return all(point.reply.is_sent_back_as(*entries[point.position]) for point in path)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -80,12 +80,12 @@ class Conversation:
         reply: The latest reply, until the agent sends it back; else None.
         action: Tokens of the latest reply, with prefill and end of turn, until a message is added.
         prefill: The agent's beginning of the next reply.
-        points: Replies to branch from, also those from before its own branch.
+        points: Replies to branch from, including those before its own branch.
         place: Its place in the index, after the agent's latest message or the latest reply.
         length: Number of tokens of the prompt.
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
-        shown: For templates that are rendered whole: the log's tokens by the renderer itself.
+        rendered_log: For templates rendered as a whole: the log's tokens, by the renderer.
         added: Messages after the latest action that the agent did not send, as for a format.
         is_retried: Whether the agent does not see the latest action, which is asked for again.
         rendering: The last prompt of such a template.
@@ -97,7 +97,7 @@ class Conversation:
     tools: list[Any] | None = None
     lineage: int = -1
     format: ReplyFormat | None = None
-    sent: list[Any] = field(default_factory=list)
+    agent_view: list[Any] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     log: TokenLog = field(default_factory=TokenLog)
     tail: FlatPrompt = field(default_factory=list)
@@ -111,7 +111,7 @@ class Conversation:
     length: int = 0
     first: int | None = None
     before: Key | None = None
-    shown: FlatPrompt = field(default_factory=list)
+    rendered_log: FlatPrompt = field(default_factory=list)
     added: list[Message] = field(default_factory=list)
     is_retried: bool = False
     rendering: Rendering = EMPTY
@@ -121,12 +121,12 @@ class Conversation:
 
     @classmethod
     def after(
-        cls, point: Point, caller: str, renderer: PromptRenderer, most: int | None = None
+        cls, point: Point, caller: str, renderer: PromptRenderer, max_chars: int | None = None
     ) -> "Conversation":
         """A branch: a new conversation with the same history up to ``point``.
 
         Raises:
-            LongTextError: More than ``most`` characters are to be rendered.
+            LongTextError: More than ``max_chars`` characters would be rendered.
         """
         origin = point.conversation
         branch = cls(origin.index, caller, origin.speaker, origin.tools, format=point.format)
@@ -135,8 +135,8 @@ class Conversation:
         branch.log, branch.action, branch.points = point.log, point.action, point.path
         branch.length = point.log.length
         if not renderer.renders_tails:
-            check_tokens(branch.log.length, most)
-            branch.shown = renderer.full(branch.messages[:-1])
+            check_tokens(branch.log.length, max_chars)
+            branch.rendered_log = renderer.full(branch.messages[:-1])
         return branch
 
     # -- the agent's view ------------------------------------------------------------------------
@@ -146,25 +146,25 @@ class Conversation:
 
         Fast: one comparison of lists. The next message should be the latest reply.
         """
-        count = len(self.sent)
+        count = len(self.agent_view)
         try:
             return (
                 self.reply is not None
                 and len(messages) > count
-                and messages[count - 1] == self.sent[-1]  # fast: most conversations fail here
-                and messages[:count] == self.sent
+                and messages[count - 1] == self.agent_view[-1]  # fast: most conversations fail here
+                and messages[:count] == self.agent_view
                 and all(_state(message) == before for message, before in self._objects)
             )
         except Exception:  # an agent's objects may raise when compared (arrays)
             return False
 
-    def remember(self, start: int, kept: "Sequence[Kept]") -> None:
+    def remember(self, start: int, snapshots: "Sequence[Snapshot]") -> None:
         """Replace the agent's view from ``start`` on with messages of a request."""
         if start == 0:
             self._objects = []
-        del self.sent[start:]
-        for message, state in kept:
-            self.sent.append(message)
+        del self.agent_view[start:]
+        for message, state in snapshots:
+            self.agent_view.append(message)
             if state is not None:
                 self._objects.append((message, state))
 
@@ -186,7 +186,7 @@ class Conversation:
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
         self.length = self.log.length
         if not renderer.renders_tails:
-            self.shown = self.shown + self.tail
+            self.rendered_log = self.rendered_log + self.tail
         self.tail, self.suffix, self.opened, self.action = [], [], [], ended
         self.added, self.is_retried = [], not is_seen
         self._add([renderer.escape(reply.parsed)])
@@ -194,8 +194,8 @@ class Conversation:
             self.note_calls(reply.tool_calls)
         if is_seen:
             self.reply = reply
-            here = len(self.points), len(self.sent), len(self.messages)
-            point = Point(self, *here, self.log, ended, reply, self.format)
+            counts = len(self.points), len(self.agent_view), len(self.messages)
+            point = Point(self, *counts, self.log, ended, reply, self.format)
             self.points.append(point)
             self.place = self.index.add(point, reply, self.speaker, self.place, self.before)
 
@@ -204,7 +204,7 @@ class Conversation:
         new: Sequence[Message],
         renderer: PromptRenderer,
         limit: PromptLimit = ANY_LENGTH,
-        most: int | None = None,
+        max_chars: int | None = None,
     ) -> Drift | None:
         """Add messages after the last action, and render them. An error changes nothing.
 
@@ -212,7 +212,7 @@ class Conversation:
             new: The messages.
             renderer: The renderer to use.
             limit: Limit of the prompt's length.
-            most: Most characters of history that may be rendered again; None for any number.
+            max_chars: Most characters of history that may be rendered again; None for any number.
 
         Returns:
             ``Drift.TEMPLATE`` if the renderer now shows the last reply, or the history before it,
@@ -223,14 +223,14 @@ class Conversation:
         Raises:
             RendererMismatchError: The renderer cannot render the messages.
             openai.BadRequestError: The prompt is too long.
-            LongTextError: More than ``most`` characters would be rendered again.
+            LongTextError: More than ``max_chars`` characters would be rendered again.
         """
         start, last_user = len(self.messages), self.last_user
-        before = self.log, self.tail, self.suffix, self.opened, self.shown
+        before = self.log, self.tail, self.suffix, self.opened, self.rendered_log
         self._add(new)
         try:
             render = self._render_tail if renderer.renders_tails else self._render_whole
-            drift = render(start, renderer, most)
+            drift = render(start, renderer, max_chars)
             self.opened = renderer.spell(self.prefill) if self.prefill else []
             length = self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
             longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
@@ -238,7 +238,7 @@ class Conversation:
                 raise context_length_exceeded(length, longest)
         except BaseException:
             del self.messages[start:]
-            self.log, self.tail, self.suffix, self.opened, self.shown = before
+            self.log, self.tail, self.suffix, self.opened, self.rendered_log = before
             self.last_user = last_user
             raise
         self.action, self.length = [], length
@@ -250,82 +250,86 @@ class Conversation:
                 self.last_user = len(self.messages)
             self.messages.append(message)
 
-    def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
+    def _render_tail(
+        self, start: int, renderer: PromptRenderer, max_chars: int | None
+    ) -> Drift | None:
         drift: Drift | None = None
         if self.action:
-            check_tokens(len(self.action), most)
-            shown = renderer.as_history(self.messages, start - 1, self.last_user)
-            drift = drift_of(shown, self.action, renderer)
+            check_tokens(len(self.action), max_chars)
+            history = renderer.as_history(self.messages, start - 1, self.last_user)
+            drift = drift_of(history, self.action, renderer)
             if drift is Drift.TEMPLATE:
-                check_tokens(self.log.length, most)
+                check_tokens(self.log.length, max_chars)
                 self.log, start = TokenLog(), 0
         self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
         self.suffix = renderer.suffix(self.messages, self.last_user)
         return drift
 
-    def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
+    def _render_whole(
+        self, start: int, renderer: PromptRenderer, max_chars: int | None
+    ) -> Drift | None:
         """Render all messages, for templates that depend on all; sampled tokens are kept."""
-        check_tokens(self.log.length, most)
-        whole, self.rendering = renderer.full_after(self.messages, self.rendering)
-        known = _shown_again(whole, self.shown, renderer)
+        check_tokens(self.log.length, max_chars)
+        prompt, self.rendering = renderer.full_after(self.messages, self.rendering)
+        shared = _shown_length(prompt, self.rendered_log, renderer)
         drift: Drift | None = Drift.TEMPLATE
-        if known is not None:
-            shown = _opening(whole[known:], self.action, renderer)
-            drift = drift_of(shown, self.action, renderer)
-            if known < len(self.shown):  # the thought that the prompt opened is not shown
+        if shared is not None:
+            history = _opening(prompt[shared:], self.action, renderer)
+            drift = drift_of(history, self.action, renderer)
+            if shared < len(self.rendered_log):  # the thought that the prompt opened is not shown
                 drift = drift or Drift.RETOKENISED
-            known += len(shown)
+            shared += len(history)
         if drift is Drift.TEMPLATE:
-            self.log, known = TokenLog(), 0
-        self.shown, self.tail = whole[:known], whole[known:]
+            self.log, shared = TokenLog(), 0
+        self.rendered_log, self.tail = prompt[:shared], prompt[shared:]
         return drift
 
 
-def _shown_again(whole: FlatPrompt, shown: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """Length of the part of ``whole`` that shows ``shown`` again; None: it is shown differently.
+def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer) -> int | None:
+    """Length of the part of ``prompt`` that shows ``log`` again; None: it is shown differently.
 
     A cut reply may not close the thought that the prompt opened. A template cannot show such a
     thought: it shows the reply where the thought was opened.
     """
-    if whole[: len(shown)] == shown:
-        return len(shown)
-    pairs = enumerate(zip(whole, shown, strict=False))
-    known = next((index for index, (new, old) in pairs if new != old), len(whole))
-    end = [token for token in shown[-_OPENING:] if isinstance(token, int)]
+    if prompt[: len(log)] == log:
+        return len(log)
+    pairs = enumerate(zip(prompt, log, strict=False))
+    length = next((index for index, (new, old) in pairs if new != old), len(prompt))
+    end = [token for token in log[-_OPENING:] if isinstance(token, int)]
     is_open = renderer.decode(end).rstrip().endswith("<think>")
-    return known if is_open and known >= len(shown) - len(end) else None
+    return length if is_open and length >= len(log) - len(end) else None
 
 
 _OPENING = 3
 """Last tokens of a prompt that may open a thought."""
 
 
-def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
-    """The reply at the beginning of the rest of a rendering; empty if none can be found."""
-    if rest[: len(action)] == action:
-        return rest[: len(action)]
-    ends = [rest.index(end) for end in renderer.end_tokens if end in rest]
-    return rest[: min(ends) + 1] if ends else []
+def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
+    """The reply that ``tokens`` begin with; empty if its end is not found."""
+    if tokens[: len(action)] == action:
+        return tokens[: len(action)]
+    ends = [tokens.index(end) for end in renderer.end_tokens if end in tokens]
+    return tokens[: min(ends) + 1] if ends else []
 
 
-Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A copy of an agent's message, with None; or an SDK object itself, with a copy of its state. SDK
-objects are slow to compare: the same object is equal at once, and its state shows any change."""
+Snapshot: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
+"""A copy of an agent's message, and None; or an SDK object, and a copy of its state. SDK objects
+are slow to compare: the same object compares equal at once, and its state shows any change."""
 
 
-def keep(messages: Sequence[Any]) -> list[Kept]:
-    """Keep messages of a request, to recognise them in the next one.
+def take_snapshots(messages: Sequence[Any]) -> list[Snapshot]:
+    """Snapshots of a request's messages, to recognise them in the next request.
 
     Raises:
         openai.BadRequestError: A message cannot be copied.
     """
     try:
-        return [_keep(message) for message in messages]
+        return [_snapshot(message) for message in messages]
     except Exception as error:
         refuse("messages", error)
 
 
-def _keep(message: Any) -> Kept:
+def _snapshot(message: Any) -> Snapshot:
     if not isinstance(message, Mapping):
         return message, copy.deepcopy(_state(message))
     plain = set(map(type, message.values())) <= {str}

@@ -31,51 +31,51 @@ class Break(NamedTuple):
 
 def cause_of(
     speaker: Speaker,
-    others: set[Speaker],
+    other_authors: set[Speaker],
     left_out: set[Speaker],
     before: Speaker | None,
     *,
-    goes_on: bool,
+    continues: bool,
 ) -> Drift | None:
     """The drift of a request; None if other agents or conversations explain all that differs.
 
     Args:
         speaker: The agent that makes the request.
-        others: Agents that got replies in the request which are not on its path in the index.
+        other_authors: Agents that got replies in the request, off its path in the index.
         left_out: Agents that got a reply where the request has another message, or none.
-        before: The agent that got the latest reply on the path, if with other tools; else None.
-        goes_on: Whether the request continues a conversation, which then keeps all its tokens.
+        before: The agent that got the latest reply on the path, if it had other tools; else None.
+        continues: Whether the request continues a conversation, which then keeps all its tokens.
     """
-    if goes_on:
-        others = {one for one in others if one.opening == speaker.opening}
-    if not all(map(speaker.is_another, left_out | others)):
+    if continues:
+        other_authors = {author for author in other_authors if author.opening == speaker.opening}
+    if not all(map(speaker.differs_from, left_out | other_authors)):
         return Drift.HISTORY
-    if before is not None and not speaker.is_another(before):
+    if before is not None and not speaker.differs_from(before):
         return Drift.TOOLS
     return None
 
 
-def drift_of(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
+def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
     """The drift between a reply's sampled tokens and those that the renderer shows as history."""
-    if shown == sampled:
+    if history == sampled:
         return None
-    tokens = [token for token in shown if isinstance(token, int)]
-    if not tokens or len(tokens) < len(shown):
+    tokens = [token for token in history if isinstance(token, int)]
+    if not tokens or len(tokens) < len(history):
         return Drift.TEMPLATE
     if renderer.differ_in_spelling(tokens, sampled):  # marks that made no thought and no call
         return None
-    return Drift.RETOKENISED if _say_the_same(tokens, sampled, renderer) else Drift.TEMPLATE
+    return Drift.RETOKENISED if _same_message(tokens, sampled, renderer) else Drift.TEMPLATE
 
 
-def _say_the_same(shown: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
+def _same_message(history: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
     try:
-        (rendered, ended), (said, end) = renderer.parse(shown), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # no message: an end of turn in its middle, say
+        (rendered, ended), (reply, end) = renderer.parse(history), renderer.parse(sampled)
+    except (RendererError, RecursionError):  # cannot be parsed: an end of turn in its middle, say
         return False
-    return ended == end and _what_it_says(rendered) == _what_it_says(said)
+    return ended == end and _substance(rendered) == _substance(reply)
 
 
-def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
+def _substance(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
     """A reply's thinking, text and tool calls, without what templates choose.
 
     Templates choose the white space between these, and the place of unparsed tool calls.

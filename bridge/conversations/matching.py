@@ -13,7 +13,7 @@ which shares the tokens up to there; that is no drift. Without such a reply, all
     completed_arguments  a tool call came back with arguments added; the sampled ids are kept if an
                  option says so, else a lineage starts
     tools        same messages, other tools
-    history      a reply was left out or changed, or is in a history that is not its own
+    history      a reply was left out or changed, or is in another conversation's history
 
 Only an agent's own past counts. If another agent (``Speaker``) continues a history, it was handed
 over: a lineage starts, which counts as a handoff and not as drift. Messages that other agents added
@@ -35,11 +35,11 @@ from evert.bridge.chat.bad_requests import bad_request, refuse
 from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.completed_calls import follow_echoes, is_completed
-from evert.bridge.conversations.conversation import Conversation, Point, keep
+from evert.bridge.conversations.conversation import Conversation, Point, take_snapshots
 from evert.bridge.conversations.differences import in_field, in_messages
 from evert.bridge.conversations.drift import Break, Drift, cause_of
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
-from evert.bridge.conversations.reading import Heard, hear
+from evert.bridge.conversations.reading import Entry, read_entries
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.loop_budget import check_text
@@ -61,7 +61,7 @@ class ConversationBook:
     Attributes:
         drift: How often each cause occurred.
         handoffs: How often an agent continued another agent's history.
-        latest_drift: The drift of the latest observation; None if there was none.
+        latest_drift: The drift of the latest observation; None if it had none.
         lineages: Number of token sequences begun so far.
     """
 
@@ -85,7 +85,11 @@ class ConversationBook:
         self._recent: dict[Conversation, None] = {}  # from old to new
 
     def observe(
-        self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None = None
+        self,
+        request: ChatRequest,
+        caller: str,
+        renderer: PromptRenderer,
+        max_chars: int | None = None,
     ) -> Conversation:
         """The conversation of a call, with its new messages; its ``prompt()`` is the observation.
 
@@ -93,17 +97,17 @@ class ConversationBook:
             request: The call.
             caller: Task or thread that made it; of equal conversations, its own is preferred.
             renderer: The renderer to use (``self.renderer``, or its copy for worker threads).
-            most: Most characters to read and render here; None for any number.
+            max_chars: Most characters to read and render here; None for any number.
 
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
                 too long (code ``context_length_exceeded``).
-            LongTextError: There are more than ``most``; nothing has changed.
+            LongTextError: The request has more than ``max_chars``; nothing has changed.
         """
         self.latest_drift = None
         try:
-            match = self.match(request, caller, renderer, most)
-            self._accept(match, request, caller, renderer, most)
+            match = self.match(request, caller, renderer, max_chars)
+            self._extend(match, request, caller, renderer, max_chars)
         except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
             raise bad_request(f"The renderer cannot express this request: {error}") from error
         conversation = self._latest[caller] = match.conversation
@@ -119,16 +123,17 @@ class ConversationBook:
         conversation: Conversation,
         messages: Sequence[Message],
         renderer: PromptRenderer,
-        most: int | None = None,
+        max_chars: int | None = None,
     ) -> None:
         """Append messages that the agent does not see (corrections, a hook's reminders).
 
         Raises:
-            LongTextError: More than ``most`` characters are to be rendered; nothing has changed.
+            LongTextError: More than ``max_chars`` characters must be rendered; nothing has changed.
         """
-        check_text(list(messages), most)
+        check_text(list(messages), max_chars)
         escaped = [renderer.escape(message) for message in messages]
-        self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
+        drift = conversation.grow(escaped, renderer, max_chars=max_chars)
+        self._record_drift(conversation, None, drift)
         conversation.added += messages
 
     def forget(self) -> None:
@@ -143,85 +148,85 @@ class ConversationBook:
     # -- what a request continues ----------------------------------------------------------------
 
     def match(
-        self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None
+        self, request: ChatRequest, caller: str, renderer: PromptRenderer, max_chars: int | None
     ) -> "Match":
         """Find what a request continues, without any change. Raises as ``observe``."""
-        sent, own = request.messages, self._latest.get(caller)
-        for conversation in chain([own] if own is not None else (), reversed(self._recent)):
-            if _offers(request, conversation) and conversation.is_continued_by(sent):
-                heard = _heard(request, len(conversation.sent), conversation.tool_names, most)
-                if (match := self._next_turn(conversation, heard)) is not None:
+        messages, latest = request.messages, self._latest.get(caller)
+        for conversation in chain([latest] if latest is not None else (), reversed(self._recent)):
+            if _has_tools(request, conversation) and conversation.is_continued_by(messages):
+                start, names = len(conversation.agent_view), conversation.tool_names
+                entries = _read_entries(request, start, names, max_chars)
+                if (match := self._next_turn(conversation, entries)) is not None:
                     return match
-        heard = _heard(request, 0, {}, most)
-        return self._from_a_reply(request, heard, caller, renderer, most)
+        entries = _read_entries(request, 0, {}, max_chars)
+        return self._match_by_index(request, entries, caller, renderer, max_chars)
 
-    def _next_turn(self, conversation: Conversation, heard: Sequence[Heard]) -> "Match | None":
+    def _next_turn(self, conversation: Conversation, entries: Sequence[Entry]) -> "Match | None":
         """Match a conversation's plain next turn: its latest reply, and the messages after it.
 
         None if another assistant message follows, since it may be another agent's.
         """
-        (said, *new), reply, cause = heard, conversation.points[-1].reply, None
-        if any(one.is_assistants for one in new):
+        (reply_entry, *new), reply, cause = entries, conversation.points[-1].reply, None
+        if any(entry.is_assistants for entry in new):
             return None
-        if not reply.is_sent_back_as(*said):
-            if not self._keeps_completed or not is_completed(said, reply):
+        if not reply.is_sent_back_as(*reply_entry):
+            if not self._keeps_completed or not is_completed(reply_entry, reply):
                 return None
             cause = Drift.COMPLETED_ARGUMENTS
-        rendered = [one.message for one in new]
-        return Match(
-            conversation, conversation.speaker, len(conversation.sent), new, rendered, cause
-        )
+        rendered = [entry.message for entry in new]
+        known_count = len(conversation.agent_view)
+        return Match(conversation, conversation.speaker, known_count, new, rendered, cause)
 
-    def _from_a_reply(
+    def _match_by_index(
         self,
         request: ChatRequest,
-        heard: Sequence[Heard],
+        entries: Sequence[Entry],
         caller: str,
         renderer: PromptRenderer,
-        most: int | None,
+        max_chars: int | None,
     ) -> "Match":
         """Match the last reply on the request's path through the index, or a new conversation."""
-        heard, places, completed = follow_echoes(
-            self._index, heard, renderer, keeps_completed=self._keeps_completed
+        entries, places, completed = follow_echoes(
+            self._index, entries, renderer, keeps_completed=self._keeps_completed
         )
-        last, point = self._last_replies(request, heard, caller, places)
-        start = 0 if point is None else point.sent + 1
-        speaker = Speaker.of(heard, request.tools)
-        left_out = self._asked_instead(places, heard, speaker)
-        rendered, others = self._as_given(heard, places, start, last)
-        before = last.conversation.speaker if last is not None and last.sent >= start else None
-        goes_on = point is not None and point.is_open
-        cause = cause_of(speaker, others, left_out, before, goes_on=goes_on)
-        if completed == len(places) or (goes_on and completed == start - 1):
+        last, point = self._last_replies(request, entries, caller, places)
+        start = 0 if point is None else point.position + 1
+        speaker = Speaker.of(entries, request.tools)
+        left_out = self._replaced_speakers(places, entries, speaker)
+        rendered, other_authors = self._messages_to_render(entries, places, start, last)
+        before = last.conversation.speaker if last is not None and last.position >= start else None
+        continues = point is not None and point.is_open
+        cause = cause_of(speaker, other_authors, left_out, before, continues=continues)
+        if completed == len(places) or (continues and completed == start - 1):
             cause = Drift.COMPLETED_ARGUMENTS
         if point is None:
             conversation = Conversation(self._index, caller, speaker)
         elif point.is_open:
             conversation = point.conversation
         else:
-            conversation = Conversation.after(point, caller, renderer, most)
-            conversation.place = places[point.sent]
-        meets_others = bool(others) or before is not None
-        is_handed = point is None and cause is None and meets_others
-        return Match(conversation, speaker, 0, heard[start:], rendered, cause, is_handed)
+            conversation = Conversation.after(point, caller, renderer, max_chars)
+            conversation.place = places[point.position]
+        meets_others = bool(other_authors) or before is not None
+        is_handoff = point is None and cause is None and meets_others
+        return Match(conversation, speaker, 0, entries[start:], rendered, cause, is_handoff)
 
-    def _asked_instead(
-        self, places: Sequence[int], heard: Sequence[Heard], speaker: Speaker
+    def _replaced_speakers(
+        self, places: Sequence[int], entries: Sequence[Entry], speaker: Speaker
     ) -> set[Speaker]:
         """Agents that got a reply where a request leaves the known messages, if it does.
 
-        None of them if another agent's reply stands there.
+        Empty if another agent's reply stands there.
         """
-        if len(places) == len(heard):
+        if len(places) == len(entries):
             return set()
-        instead = heard[len(places)]
+        instead = entries[len(places)]
         authors = self._index.replies.get(instead.key) if instead.is_assistants else None
-        if authors and all(map(speaker.is_another, authors)):
+        if authors and all(map(speaker.differs_from, authors)):
             return set()  # the request reads another agent's conversation
-        return self._index.asked.get(places[-1] if places else START, set())
+        return self._index.speakers_at.get(places[-1] if places else START, set())
 
     def _last_replies(
-        self, request: ChatRequest, heard: Sequence[Heard], caller: str, places: Sequence[int]
+        self, request: ChatRequest, entries: Sequence[Entry], caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
         """The last known reply on a request's path, and the last one with the same tools.
 
@@ -230,74 +235,74 @@ class ConversationBook:
         last: Point | None = None
         for place in reversed(places):
             latest = self._index.points.get(place, ())[-RECENT:]  # there may be thousands
-            here = [point for point in latest if point.is_within(heard)]
-            here.sort(key=lambda point: (point.is_open, point.conversation.caller == caller))
-            for point in reversed(here):
+            points = [point for point in latest if point.is_within(entries)]
+            points.sort(key=lambda point: (point.is_open, point.conversation.caller == caller))
+            for point in reversed(points):
                 last = last or point
-                if _offers(request, point.conversation):
+                if _has_tools(request, point.conversation):
                     return last, point
         return last, None
 
-    def _as_given(
-        self, heard: Sequence[Heard], places: Sequence[int], start: int, last: Point | None
+    def _messages_to_render(
+        self, entries: Sequence[Entry], places: Sequence[int], start: int, last: Point | None
     ) -> tuple[list[Message], set[Speaker]]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
-        Also the agents that got those replies which are not on the path to ``last``.
+        Also the agents that got the replies off the path to ``last``.
         """
-        path = {point.sent: point for point in last.path} if last is not None else {}
-        rendered, others = [one.message for one in heard[start:]], set[Speaker]()
-        for index, one in enumerate(heard[start:], start):
-            is_words = index < len(places) and places[index] in self._index.words
-            if not one.is_assistants or is_words:
+        path = {point.position: point for point in last.path} if last is not None else {}
+        rendered, other_authors = [entry.message for entry in entries[start:]], set[Speaker]()
+        for index, entry in enumerate(entries[start:], start):
+            is_agent_text = index < len(places) and places[index] in self._index.agent_texts
+            if not entry.is_assistants or is_agent_text:
                 continue
             point = path.get(index)
-            if point is None and one.key in self._index.replies:
-                others |= self._index.replies[one.key]
-                point = self._index.given(one, heard[index - 1].key if index else None)
-            if point is not None and point.reply.is_sent_back_as(*one):
+            if point is None and entry.key in self._index.replies:
+                other_authors |= self._index.replies[entry.key]
+                point = self._index.latest_equal(entry, entries[index - 1].key if index else None)
+            if point is not None and point.reply.is_sent_back_as(*entry):
                 rendered[index - start] = point.message
-        return rendered, others
+        return rendered, other_authors
 
     # -- growing ---------------------------------------------------------------------------------
 
-    def _accept(
+    def _extend(
         self,
         match: "Match",
         request: ChatRequest,
         caller: str,
         renderer: PromptRenderer,
-        most: int | None,
+        max_chars: int | None,
     ) -> None:
         """Extend a conversation by a request. A refused request changes nothing."""
         conversation = match.conversation
         where = "" if match.cause is None else self._where(match, request, caller)
         escaped = (renderer.escape(message) for message in match.rendered)
-        messages = [self._images.shown(message, most) for message in escaped]
+        messages = [self._images.check(message, max_chars) for message in escaped]
         if not conversation.messages:
-            conversation.tools = _kept_tools(request.tools)
+            conversation.tools = _copy_tools(request.tools)
             if request.tools:
-                _offer_tools(request.tools, messages, renderer)
-        wanted, added = request.format, list[Message]()
-        if wanted is not None and wanted.is_asked_for and wanted != conversation.format:
-            check_text(wanted.schema, most)
-            added.append(wanted.request())
+                _insert_tools(request.tools, messages, renderer)
+        form, added = request.format, list[Message]()
+        if form is not None and form.is_asked_for and form != conversation.format:
+            check_text(form.schema, max_chars)
+            added.append(form.request())
             messages.append(renderer.escape(added[0]))
-        kept = keep(request.messages[match.kept :])
+        snapshots = take_snapshots(request.messages[match.known_count :])
         conversation.prefill = request.prefill
-        drift = conversation.grow(messages, renderer, self._limit, most)
-        conversation.remember(match.kept, kept)
-        for one in match.new:
-            if calls := one.message.get("tool_calls"):
+        drift = conversation.grow(messages, renderer, self._limit, max_chars)
+        conversation.remember(match.known_count, snapshots)
+        for entry in match.new:
+            if calls := entry.message.get("tool_calls"):
                 conversation.note_calls(calls)
         conversation.place = self._index.enter(conversation.place, match.new)
         conversation.before = match.new[-1].key if match.new else None
-        conversation.format, conversation.added = wanted, added
+        conversation.format, conversation.added = form, added
         conversation.reply = None
-        self.handoffs += match.is_handed
-        self._note(conversation, match.cause, drift, where)
+        self.handoffs += match.is_handoff
+        self._record_drift(conversation, match.cause, drift, where)
 
-    def _note(
+    def _record_drift(
         self, conversation: Conversation, cause: Drift | None, drift: Drift | None, where: str = ""
     ) -> None:
         begins = conversation.lineage < 0
@@ -310,7 +315,7 @@ class ConversationBook:
         completed = cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE
         if drift is not None and (cause is None or completed):
             cause, last = drift, conversation.points[-1:]
-            where = "".join(f"messages[{one.sent}].content of the assistant" for one in last)
+            where = "".join(f"messages[{turn.position}].content of the assistant" for turn in last)
         if cause is not None:
             self.drift[cause] += 1
             self.latest_drift = Break(cause, where)
@@ -319,14 +324,13 @@ class ConversationBook:
         """Which field differs from what the agent sent before; "" if unknown."""
         speaker = match.speaker
         try:
-            known = [self._latest.get(caller), *reversed(self._recent)]
-            own = [one for one in known if one and not speaker.is_another(one.speaker)]
-            own.sort(key=lambda one: one.speaker.opening != speaker.opening)
-            reply = own[0].reply
-            then = [*own[0].sent, *([] if reply is None else [reply.as_message()])]
-            tools = in_field("tools", own[0].tools, request.tools)
-            now = request.messages[: len(then)]
-            sides = ([as_fields(one, 0) for one in side] for side in (then, now))
+            recent = [self._latest.get(caller), *reversed(self._recent)]
+            same = [past for past in recent if past and not speaker.differs_from(past.speaker)]
+            last = min(same, key=lambda past: past.speaker.opening != speaker.opening)
+            before = [*last.agent_view, *([] if last.reply is None else [last.reply.as_message()])]
+            tools = in_field("tools", last.tools, request.tools)
+            after = request.messages[: len(before)]
+            sides = ([as_fields(message, 0) for message in side] for side in (before, after))
             return tools if match.cause is Drift.TOOLS else in_messages(*sides) or tools
         except Exception:  # an agent's objects may raise anything; it may have sent nothing before
             return ""
@@ -337,35 +341,35 @@ class Match(NamedTuple):
 
     conversation: Conversation  # the one to extend; not changed yet
     speaker: Speaker
-    kept: int  # number of the request's messages that the conversation holds as they were sent
-    new: Sequence[Heard]
+    known_count: int  # the request's messages that the conversation holds as they were sent
+    new: Sequence[Entry]
     rendered: list[Message]  # the new messages, with the policy's replies as it gave them
     cause: Drift | None  # None: no drift
-    is_handed: bool = False  # whether an agent starts with another agent's history
+    is_handoff: bool = False  # whether an agent starts with another agent's history
 
 
-def _heard(
-    request: ChatRequest, start: int, tool_names: Mapping[str, str], most: int | None
-) -> list[Heard]:
-    check_text([*request.messages[start:], None if start else request.tools], most)
-    return hear(request.messages, start, tool_names)
+def _read_entries(
+    request: ChatRequest, start: int, tool_names: Mapping[str, str], max_chars: int | None
+) -> list[Entry]:
+    check_text([*request.messages[start:], None if start else request.tools], max_chars)
+    return read_entries(request.messages, start, tool_names)
 
 
-def _offers(request: ChatRequest, conversation: Conversation) -> bool:
+def _has_tools(request: ChatRequest, conversation: Conversation) -> bool:
     try:
         return bool(request.tools == conversation.tools)
     except Exception:  # an agent's objects may raise when compared (arrays)
         return False
 
 
-def _kept_tools(tools: list[Any] | None) -> list[Any] | None:
+def _copy_tools(tools: list[Any] | None) -> list[Any] | None:
     try:
         return copy.deepcopy(tools)
     except Exception as error:
         refuse("tools", error)
 
 
-def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRenderer) -> None:
+def _insert_tools(tools: list[Any], messages: list[Message], renderer: PromptRenderer) -> None:
     system = ""
     if messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
         system = messages[0]["content"]

@@ -1,11 +1,11 @@
 """``Index``: the known beginnings of an episode's conversations, found by content.
 
 A *place* is a number that stands for all messages up to a point. The places form a tree, kept in
-one dict: it maps a place and the key of the next message to the place after that message. To follow
-a request takes one look-up per message, however many conversations there are.
+one dict: it maps a place and the key of the next message to the place after that message. Following
+a request takes one lookup per message, however many conversations there are.
 
 A *speaker* is an agent, identified by its system prompt and its tools. So one agent's reply in
-another agent's history can be told from a rewritten history.
+another agent's history is not mistaken for a rewritten history.
 """
 
 from collections import defaultdict
@@ -17,10 +17,10 @@ from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.chat.keys import Key, call_names, key_without_ids, message_key
 from evert.bridge.chat.reply import Reply
-from evert.bridge.conversations.reading import Heard
+from evert.bridge.conversations.reading import Entry
 
 P = TypeVar("P")
-"""The type that a reply is kept as."""
+"""The type of a stored reply."""
 
 START = 0
 """The place before every message."""
@@ -31,22 +31,22 @@ class Speaker(NamedTuple):
 
     prompt: tuple[Key, ...]  # of the system messages at the beginning
     tools: frozenset[str]  # names
-    opening: Key  # of the message after the prompt, to tell an agent's conversations apart
+    opening: Key  # of the message after the prompt, to distinguish an agent's conversations
 
     @classmethod
-    def of(cls, heard: Sequence[Heard], tools: Iterable[Any] | None) -> "Speaker":
+    def of(cls, entries: Sequence[Entry], tools: Iterable[Any] | None) -> "Speaker":
         """The agent that makes a request."""
-        prompt = list(takewhile(lambda one: one.message["role"] == "system", heard))
-        opening = tuple(one.key for one in heard[len(prompt) : len(prompt) + 1])
-        return cls(tuple(one.key for one in prompt), frozenset(_names(tools or ())), opening)
+        prompt = list(takewhile(lambda entry: entry.message["role"] == "system", entries))
+        opening = tuple(entry.key for entry in entries[len(prompt) : len(prompt) + 1])
+        return cls(tuple(entry.key for entry in prompt), frozenset(_names(tools or ())), opening)
 
-    def is_another(self, other: "Speaker") -> bool:
+    def differs_from(self, speaker: "Speaker") -> bool:
         """Whether the agents differ: other system prompts, or each has a tool that the other lacks.
 
         An agent that only gains or only loses tools is still the same.
         """
-        each_has_own = self.tools - other.tools and other.tools - self.tools
-        return self.prompt != other.prompt or bool(each_has_own)
+        both_gained = self.tools - speaker.tools and speaker.tools - self.tools
+        return self.prompt != speaker.prompt or bool(both_gained)
 
 
 def _names(tools: Iterable[Any]) -> Iterator[str]:
@@ -62,65 +62,65 @@ class Index(Generic[P]):
 
     Attributes:
         points: Place -> the replies that end there, from old to new.
-        asked: Place where replies were given -> the agents that got them.
+        speakers_at: Place where replies were given -> the agents that got them.
         replies: Key of each reply -> the agents that got it.
-        words: Places after an assistant's message that the agent wrote itself.
+        agent_texts: Places after an assistant's message that the agent wrote itself.
     """
 
     def __init__(self) -> None:
         self.points: defaultdict[int, list[P]] = defaultdict(list)
-        self.asked: defaultdict[int, set[Speaker]] = defaultdict(set)
+        self.speakers_at: defaultdict[int, set[Speaker]] = defaultdict(set)
         self.replies: defaultdict[Key, set[Speaker]] = defaultdict(set)
-        self.words: set[int] = set()
+        self.agent_texts: set[int] = set()
         self._next: dict[tuple[int, Key], int] = {}
-        self._given: dict[tuple[Key, Key], P] = {}
-        self._called: defaultdict[tuple[int, Key], list[P]] = defaultdict(list)
-        self._alike: dict[tuple[int, Key], P] = {}
+        self._by_key: dict[tuple[Key, Key], P] = {}
+        self._by_calls: defaultdict[tuple[int, Key], list[P]] = defaultdict(list)
+        self._by_content: dict[tuple[int, Key], P] = {}
 
     def clear(self) -> None:
         """Forget all replies."""
         self.points.clear()
-        self._given.clear()
-        self._called.clear()
-        self._alike.clear()
+        self._by_key.clear()
+        self._by_calls.clear()
+        self._by_content.clear()
 
-    def follow(self, heard: Iterable[Heard], start: int = START) -> list[int]:
+    def follow(self, entries: Iterable[Entry], start: int = START) -> list[int]:
         """The place after each message, from ``start`` on, as far as the messages are known."""
         places: list[int] = []
-        for one in heard:
-            place = self._after(places[-1] if places else start, one)
+        for entry in entries:
+            place = self._place_after(places[-1] if places else start, entry)
             if place is None:
                 break
             places.append(place)
         return places
 
-    def called(self, place: int, message: Message) -> Iterable[P]:
-        """The replies at ``place`` with a message's tool calls, arguments aside; newest first."""
-        return reversed(self._called.get((place, call_names(message.get("tool_calls", ()))), ()))
+    def with_same_calls(self, place: int, message: Message) -> Iterable[P]:
+        """The replies at ``place`` with the calls of a message, arguments aside; newest first."""
+        return reversed(self._by_calls.get((place, call_names(message.get("tool_calls", ()))), ()))
 
-    def alike(self, place: int, heard: Heard) -> P | None:
-        """The latest reply at ``place`` that equals a message but for the calls' ids, or None."""
-        key = heard.key if heard.message.get("tool_calls") else None
+    def with_same_content(self, place: int, entry: Entry) -> P | None:
+        """The latest reply at ``place`` that equals a message except for call ids, or None."""
+        key = entry.key if entry.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
-        return self._alike.get((place, key_without_ids(key))) if is_reply else None
+        return self._by_content.get((place, key_without_ids(key))) if is_reply else None
 
-    def enter(self, place: int, heard: Iterable[Heard]) -> int:
+    def enter(self, place: int, entries: Iterable[Entry]) -> int:
         """Add the messages after a place; return the place after them."""
-        for one in heard:
-            known = self._after(place, one) if one.is_assistants else None
-            if known is None:
-                key = message_key(one.message) if one.is_assistants else one.key
-                known = self._next.setdefault((place, key), len(self._next) + 1)
-                if one.is_assistants and one.key not in self.replies:
-                    self.words.add(known)
-            place = known
+        for entry in entries:
+            next_place = self._place_after(place, entry) if entry.is_assistants else None
+            if next_place is None:
+                key = message_key(entry.message) if entry.is_assistants else entry.key
+                next_place = self._next.setdefault((place, key), len(self._next) + 1)
+                if entry.is_assistants and entry.key not in self.replies:
+                    self.agent_texts.add(next_place)
+            place = next_place
         return place
 
-    def _after(self, place: int, heard: Heard) -> int | None:
-        known = self._next.get((place, heard.key))
-        if known is None and heard.is_assistants:
-            return self._next.get((place, message_key(heard.message)))
-        return known
+    def _place_after(self, place: int, entry: Entry) -> int | None:
+        next_place = self._next.get((place, entry.key))
+        if next_place is None and entry.is_assistants:
+            return self._next.get((place, message_key(entry.message)))
+        return next_place
 
     def add(self, point: P, reply: Reply, speaker: Speaker, place: int, before: Key | None) -> int:
         """Add a reply that was given at ``place``; ``before`` is the key of the message before it.
@@ -131,17 +131,17 @@ class Index(Generic[P]):
         key = reply.key
         after = self._next.setdefault((place, key), len(self._next) + 1)
         self.points[after].append(point)
-        self.asked[place].add(speaker)
+        self.speakers_at[place].add(speaker)
         self.replies[key].add(speaker)
         if reply.tool_calls:
-            self._called[place, call_names(reply.tool_calls)].append(point)
-            self._alike[place, key_without_ids(key)] = point
-        self._given[None if reply.tool_calls else before, key] = point
+            self._by_calls[place, call_names(reply.tool_calls)].append(point)
+            self._by_content[place, key_without_ids(key)] = point
+        self._by_key[None if reply.tool_calls else before, key] = point
         return after
 
-    def given(self, heard: Heard, before: Key | None) -> P | None:
+    def latest_equal(self, entry: Entry, before: Key | None) -> P | None:
         """The latest reply that equals an agent's message, or None.
 
         Replies without tool calls may be equal by chance, so the message before must be equal too.
         """
-        return self._given.get((None if heard.message.get("tool_calls") else before, heard.key))
+        return self._by_key.get((None if entry.message.get("tool_calls") else before, entry.key))

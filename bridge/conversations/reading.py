@@ -9,7 +9,7 @@ from evert.bridge.chat.keys import Key, key_as_reply, message_key
 from evert.bridge.chat.messages import read_message
 
 
-class Heard(NamedTuple):
+class Entry(NamedTuple):
     """A message of a request.
 
     Attributes:
@@ -21,7 +21,7 @@ class Heard(NamedTuple):
     key: Key
 
     @classmethod
-    def of(cls, message: Message) -> "Heard":
+    def of(cls, message: Message) -> "Entry":
         """A message with its key."""
         is_reply = message["role"] == "assistant"
         return cls(message, key_as_reply(message) if is_reply else message_key(message))
@@ -32,16 +32,16 @@ class Heard(NamedTuple):
         return self.message["role"] == "assistant"
 
 
-def hear(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Heard]:
+def read_entries(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Entry]:
     """Read a request's messages from ``start`` on.
 
     Raises:
         openai.BadRequestError: A message cannot be read.
     """
-    heard: list[Heard] = []
+    entries: list[Entry] = []
     for index in range(start, len(messages)):
         message = read_message(messages[index], index, tool_names)
         if calls := message.get("tool_calls"):
             tool_names = {**tool_names, **{call.id or "": call.function.name for call in calls}}
-        heard.append(Heard.of(message))
-    return heard
+        entries.append(Entry.of(message))
+    return entries

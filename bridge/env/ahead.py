@@ -17,7 +17,7 @@ import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import Observation
 
-from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.logprobs import keep_logprobs
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -94,7 +94,7 @@ def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWith
     if max_tokens is None or len(sampled.tokens) <= max_tokens:
         return sampled
     logprobs = sampled.maybe_logprobs
-    return remembering(
+    return keep_logprobs(
         TokensWithLogprobs(
             tokens=sampled.tokens[:max_tokens],
             maybe_logprobs=None if logprobs is None else logprobs[:max_tokens],

@@ -190,7 +190,7 @@ class ChatAgentEnv(Env):
         outstanding = self._turns.take_back()
         try:
             inject = partial(self._turns.book.inject, outstanding.conversation, messages)
-            await LongTexts(self._renderer).rendered(inject)
+            await LongTexts(self._renderer).render(inject)
             outstanding.prompt = None  # a sample taken ahead is for the old prompt
         finally:
             observation = self._turns.hand_out(outstanding)

@@ -44,11 +44,11 @@ class Transcript:
         if points:
             last = points[-1]
             after = self._answers.get((last.conversation, last.number))
-            start = 0 if after is None else last.sent + 1
+            start = 0 if after is None else last.position + 1
         key = conversation, len(points)
         retried_turn = self._answers.get(key) if conversation.is_retried else None
         self._answers[key] = len(self.calls)
-        new = conversation.sent[start:]
+        new = conversation.agent_view[start:]
         request, added = replace(request, messages=[]), [*conversation.added]
         self.calls.append(Asked(request, after, new, retried_turn, added, key, points, met))
 

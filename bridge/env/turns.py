@@ -133,7 +133,7 @@ class Turns:
         call = outstanding.call
         row = call if self.overlap.is_met else None
         self.account.was_cut = turn.truncated
-        reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
+        reply, problem = await self._long_texts.render(partial(self._read, outstanding, turn))
         if not call.is_waiting:  # the agent will not read the reply, so it is not judged
             turn.metrics |= UNTRAINED
             return await self._advance()
@@ -209,7 +209,7 @@ class Turns:
             return await self._stop(reason)
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
-        await self._long_texts.rendered(partial(self.book.inject, conversation, [correction]))
+        await self._long_texts.render(partial(self.book.inject, conversation, [correction]))
         longest = self.budget.prompt.longest(conversation.first)
         if longest is not None and conversation.length > longest:
             await self._end()
@@ -256,7 +256,7 @@ class Turns:
         try:
             self.check_usable()
             observe = partial(self.book.observe, call.request, call.caller)
-            conversation = await self._long_texts.rendered(observe, call.request)
+            conversation = await self._long_texts.render(observe, call.request)
         except openai.BadRequestError as error:
             return await self._refuse(call, error)
         self._refusals, self.account.overflow = 0, None

@@ -170,9 +170,9 @@ async def _ask_for_message(
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
     images = Images()
     try:
-        messages = [images.shown(message, 0) for message in messages]
+        messages = [images.check(message, 0) for message in messages]
     except LongTextError:  # it has images
-        messages = await off_loop(lambda: [*map(images.shown, messages)])
+        messages = await off_loop(lambda: [*map(images.check, messages)])
     if request.format is not None and request.format.is_asked_for:
         messages.append(request.format.request())
     parsed = await completer(messages)
@@ -187,7 +187,7 @@ async def _ask_for_tokens(
     request: ChatRequest,
 ) -> Reply:
     observe = partial(ConversationBook(renderer).observe, request, "")
-    conversation = await LongTexts(renderer).rendered(observe, request)
+    conversation = await LongTexts(renderer).render(observe, request)
     action = await sample(
         conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
     )

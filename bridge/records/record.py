@@ -23,7 +23,7 @@ from evert.bridge.records.files import record_files
 from evert.bridge.records.rows import SCHEMA, Row
 from evert.bridge.records.schema import CHUNK, check_row, has_tokens
 from evert.bridge.records.traces import LARGEST, is_trace_file, rows_of
-from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.logprobs import keep_logprobs
 from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class RolloutRecord:
         _check_tokens(self.row)
         step = self.row["steps"][turn]
         tokens, logprobs = [*step["tokens"]], step["logprobs"]
-        return remembering(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
+        return keep_logprobs(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
 
     def trajectory(self) -> Trajectory:
         """Return the rollout as it was played, without the group's ``row["final_reward"]``."""

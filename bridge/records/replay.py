@@ -14,7 +14,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.conversations.differences import in_field, in_messages, shortened, words
+from evert.bridge.conversations.differences import as_text, excerpt, in_field, in_messages
 from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
@@ -235,7 +235,7 @@ _ADVICE = "The replies were the same: look for other inputs of the agent (time, 
 
 
 def _quoted(messages: Sequence[Row]) -> str:
-    return f", with {shortened(words(messages[-1].get('content')))}" if messages else ""
+    return f", with {excerpt(as_text(messages[-1].get('content')))}" if messages else ""
 
 
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:

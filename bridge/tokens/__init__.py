@@ -12,11 +12,11 @@ In reading order:
     call_learning.py      learns a format of calls from what a template shows
     probes.py             made-up conversations for a chat template
     harmony.py            replies made of several messages
-    template_variables.py what a chat template reads beside the conversation
+    template_variables.py what a chat template reads besides the conversation
     template_text.py      messages as a chat template takes them
     reply_format.py       learns how a chat template writes replies
     chat_template.py      renders with a chat template, whole or by message
-    rendering.py          encodes what a prompt does not share with the last one
+    rendering.py          encodes the part of a prompt that the last one lacks
     template.py           a renderer that uses a chat template
     template_report.py    what a chat template can do, in words
     parse_guard.py        refuses replies that would block a parser

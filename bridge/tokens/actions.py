@@ -29,7 +29,7 @@ def token_ids(action: Iterable[Any]) -> list[int]:
     try:
         ids = list(action)
         if not set(map(type, ids)) <= {int}:  # runs every turn: one pass, without a Python loop
-            ids = [_token_id(one) for one in ids]
+            ids = [_token_id(token) for token in ids]
         if ids and not (min(ids) >= 0 and max(ids) <= LARGEST_ID):
             raise OverflowError("a token id is out of range")
     except Exception as error:
@@ -57,7 +57,7 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """The reply of an action, and its problem: None if there is none, or it was ``truncated``.
+    """The reply of an action, and its problem: None if it has none, or was ``truncated``.
 
     ``truncated`` means that the action was cut at its token cap; ``opened`` are the tokens of the
     prefill. The reply ends before the first of the request's stop strings.
@@ -81,10 +81,10 @@ def read_action(
     if problem is None and request.one_call and len(reply.tool_calls) > 1:
         detail = f"You called {len(reply.tool_calls)} tools at once. Call one at a time."
         problem = ParseFailureKind.CONTENT, detail
-    return as_asked(reply, request), problem
+    return requested_part(reply, request), problem
 
 
-def as_asked(reply: Reply, request: ChatRequest) -> Reply:
+def requested_part(reply: Reply, request: ChatRequest) -> Reply:
     """The part of a reply that the agent asked for: after the prefill, up to a stop string."""
     if request.prefill:
         reply = reply.after(request.prefill)

@@ -124,15 +124,15 @@ def variables_of(name: str) -> dict[str, Any]:
     try:
         call = ast.parse(name, mode="eval").body
         keywords = call.keywords if isinstance(call, ast.Call) else []
-        return {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
     except (ValueError, SyntaxError) as error:
         raise InvalidModelError(
-            f"{name!r} names no renderer; expected {TEMPLATE}(NAME=VALUE, ...)."
+            f"{name!r} is not the name of a renderer; expected {TEMPLATE}(NAME=VALUE, ...)."
         ) from error
 
 
 def register_variant(name: str) -> None:
-    """Register the renderer of a name made by ``with_variables``; any other name is left alone."""
+    """Register the renderer of a name made by ``with_variables``; other names are ignored."""
     from tinker_cookbook.renderers import register_renderer
 
     values = variables_of(name)
@@ -145,7 +145,7 @@ def renderer_name_of(base_model: str) -> str:
     """Name of the renderer for a base model: the Cookbook's choice, else the model's chat template.
 
     Raises:
-        InvalidModelError: The Cookbook does not know the model, which is no base and no folder.
+        InvalidModelError: The Cookbook does not know the model, nor is it a base or a folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -173,7 +173,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
     A ``renderer_name`` of None means ``renderer_name_of(base_model)``.
 
     Raises:
-        InvalidModelError: There is no renderer of this name, or none that fits the model.
+        InvalidModelError: No renderer has this name, or none fits the model.
     """
     from tinker_cookbook.exceptions import RendererError
     from tinker_cookbook.renderers import get_renderer
@@ -189,7 +189,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
         return get_renderer(name, tokenizer, image_processor=images, model_name=base_model)
     except RendererError as error:
         raise InvalidModelError(
-            f"renderer_name={name} is none of the Cookbook's: {error} Leave it out for the one "
+            f"renderer_name={name} is not a Cookbook renderer: {error} Leave it out to use the one "
             "that fits the model."
         ) from error
 
@@ -217,5 +217,5 @@ def _takes_images(model_name: str) -> bool:
 
     try:
         return get_model_attributes(model_name).is_vl
-    except (ConfigurationError, KeyError, ValueError):  # none of the Cookbook's models
+    except (ConfigurationError, KeyError, ValueError):  # not a Cookbook model
         return False

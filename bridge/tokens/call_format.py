@@ -58,7 +58,7 @@ def literal(text: str) -> Literal:
     return tuple(_TOKEN.findall(text))
 
 
-def solid(tokens: Iterable[str]) -> list[str]:
+def non_space(tokens: Iterable[str]) -> list[str]:
     """The tokens that are not white space."""
     return [token for token in tokens if not token.isspace()]
 
@@ -68,15 +68,15 @@ def pattern(tokens: Literal) -> str:
     """A regular expression for a literal; its first id and its first index are named groups."""
     groups = {ID: "id", INDEX: "index"}
     pieces = []
-    for token in solid(tokens):
+    for token in non_space(tokens):
         piece = _HOLES.get(token) or re.escape(token)
         group = groups.pop(token, None)
         pieces.append(f"(?P<{group}>{piece})" if group else piece)
     return r"\s*".join(pieces)
 
 
-def unnamed(tokens: Literal) -> str:
-    """The same without groups, for use inside another expression."""
+def plain_pattern(tokens: Literal) -> str:
+    """The pattern without groups, for use inside another expression."""
     return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
 
 
@@ -95,21 +95,21 @@ class Cursor:
         return (self.tools or {}).get(name, {})
 
     def matches(self, expression: str) -> re.Match[str] | None:
-        """What matches here, after white space."""
+        """The match at the cursor, after white space."""
         return re.compile(expression).match(self.text, past_space(self.text, self.at))
 
-    def past(self, tokens: Literal) -> None:
-        """Go past a literal. Raises ValueError if the text holds something else."""
+    def skip(self, tokens: Literal) -> None:
+        """Skip a literal. Raises ValueError if the text holds something else."""
         match = self.matches(pattern(tokens))
         if match is None:
-            shown = "".join(_SHOWN.get(token, token) for token in tokens)
-            raise unexpected(self.text, self.at, repr(shown))
+            expected = "".join(_HOLE_NAMES.get(token, token) for token in tokens)
+            raise unexpected(self.text, self.at, repr(expected))
         self.at = match.end()
         groups = match.groupdict()
         self.id, self.index = groups.get("id", self.id), groups.get("index", self.index)
 
     def name(self) -> str:
-        """Go past a function's name. Raises ValueError if there is none."""
+        """Read a function's name. Raises ValueError if there is none."""
         match = self.matches(NAME_PATTERN)
         if match is None:
             raise unexpected(self.text, self.at, "the name of a function")
@@ -117,12 +117,12 @@ class Cursor:
         return match[0]
 
     def value(self, quote: str) -> Any:
-        """Go past a value (see ``read_value``)."""
+        """Read a value (see ``read_value``)."""
         value, self.at = read_value(self.text, self.at, quote)
         return value
 
 
-_SHOWN = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
+_HOLE_NAMES = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class CallFormat:
 
         Args:
             message: Its content is a text.
-            tools: Those that were offered; None if they are unknown.
+            tools: The tools that were offered; None if they are unknown.
         """
         text = str(message["content"])
         schemas = None if tools is None else schemas_of(tools)
@@ -162,11 +162,11 @@ class CallFormat:
             except (ValueError, RecursionError) as raised:
                 error = raised
                 continue
-            rest = text[start + end :].strip()
-            message["content"] = "\n".join(filter(None, [text[:start].rstrip(), rest]))
-            if (again := self.first_mark(rest)) is None:
+            tail = text[start + end :].strip()
+            message["content"] = "\n".join(filter(None, [text[:start].rstrip(), tail]))
+            if (next_mark := self.first_mark(tail)) is None:
                 return
-            text, start, error = rest, again, ValueError("a call cannot be read")
+            text, start, error = tail, next_mark, ValueError("a call cannot be read")
             break
         if error is not None and self._mark:
             broken = UnparsedToolCall(raw_text=text[start:], error=str(error))
@@ -190,32 +190,32 @@ class CallFormat:
                 raise
             return self._read(text, schemas, to_end=False)  # a model may go on after its calls
 
-    def written(self, calls: Sequence[Call]) -> str:
-        """Calls in this format, for a template that shows none."""
-        texts = [self._written(number, call) for number, call in enumerate(calls)]
+    def write(self, calls: Sequence[Call]) -> str:
+        """Calls in this format, for a template that shows no calls."""
+        texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
             return f"{before}[{', '.join(texts)}]{after}"
         return before + "".join(self.between).join(texts) + after
 
-    def _written(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: Call) -> str:
         raise NotImplementedError
 
     def first(self, text: str) -> tuple[list[Call], int]:
         """The first call of a text, and where it ends. Raises ValueError."""
         cursor = Cursor(text, None)
-        cursor.past(self.before)
-        return self._one(cursor, to_end=False), cursor.at
+        cursor.skip(self.before)
+        return self._read_calls(cursor, to_end=False), cursor.at
 
     def _read(self, text: str, schemas: Schemas | None, *, to_end: bool) -> tuple[list[Call], int]:
         cursor = Cursor(text, schemas)
         calls: list[Call] = []
         readable: tuple[list[Call], int] | None = None  # up to a call after which a reply may go on
-        cursor.past(self.before)
-        after = unnamed(self.after) + (r"\s*\Z" if to_end else "")
+        cursor.skip(self.before)
+        after = plain_pattern(self.after) + (r"\s*\Z" if to_end else "")
         while True:
             try:
-                calls += self._one(cursor, to_end=to_end)
+                calls += self._read_calls(cursor, to_end=to_end)
             except ValueError:
                 if readable is None:
                     raise
@@ -227,9 +227,9 @@ class CallFormat:
             if more is None or self.between is None:
                 raise unexpected(text, cursor.at, "the end of the call")
             readable = readable if end is None else ([*calls], end.end())
-            cursor.past(self.between)
+            cursor.skip(self.between)
 
-    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
         """The call at the cursor, or the list of calls."""
         raise NotImplementedError
 
@@ -237,7 +237,7 @@ class CallFormat:
     def _mark(self) -> Literal:
         """The fixed text that begins the first call; empty if nothing marks it."""
         holes = [at for at, token in enumerate(self.before) if token in _HOLES]
-        return tuple(solid(self.before[: holes[0]] if holes else self.before))
+        return tuple(non_space(self.before[: holes[0]] if holes else self.before))
 
     def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
         """Where calls may begin. Without a mark: at the start, or with the name of a known tool."""
@@ -254,7 +254,7 @@ class CallFormat:
 
     _begin = r'\[?\s*\{{\s*"\w+":\s*"(?:{names})"'
 
-    def _made(self, cursor: Cursor, name: str, arguments: Any) -> Call:
+    def _make_call(self, cursor: Cursor, name: str, arguments: Any) -> Call:
         call_id, index = cursor.id, cursor.index
         cursor.id = cursor.index = None
         if self.names_in_ids and index is not None:
@@ -263,7 +263,7 @@ class CallFormat:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any) -> Call:
-    """A call; arguments may be JSON as a text. Raises ValueError if it is none."""
+    """A call; its arguments may be JSON text. Raises ValueError if it is not valid."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
@@ -272,7 +272,7 @@ def call_of(name: Any, arguments: Any, call_id: Any) -> Call:
 
 
 def as_tool_calls(calls: Sequence[Call], schemas: Schemas | None) -> list[ToolCall]:
-    """Calls as the Cookbook has them.
+    """Calls in the Cookbook's form.
 
     Raises:
         ValueError: A tool was not offered, or a value is not JSON (NaN).

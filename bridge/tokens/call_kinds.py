@@ -23,14 +23,14 @@ from evert.bridge.tokens.call_format import (
     Literal,
     call_of,
     literal,
-    unnamed,
+    plain_pattern,
 )
 from evert.bridge.tokens.call_values import (
-    bare,
-    nested,
-    of_string,
     past_space,
-    typed,
+    read_bare,
+    read_nested,
+    read_quoted,
+    read_typed,
     unexpected,
 )
 
@@ -41,21 +41,21 @@ _MOST_ENDS = 3
 
 @dataclass(frozen=True)
 class Objects(CallFormat):
-    """``keys`` are those of the name, the arguments and the id.
+    """``keys`` are the keys of the name, the arguments and the id.
 
-    A name of None: the name is the object's only key. An id of None: it has no id.
+    None for the name: it is the object's only key. None for the id: calls have no id.
     """
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
 
-    def _written(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: Call) -> str:
         return json.dumps({"name": call.name, "arguments": call.arguments})
 
-    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
         value = cursor.value("")
-        return [self._of(one) for one in (value if isinstance(value, list) else [value])]
+        return [self._call_of(item) for item in (value if isinstance(value, list) else [value])]
 
-    def _of(self, value: Any) -> Call:
+    def _call_of(self, value: Any) -> Call:
         name, arguments, call_id = self.keys
         if not isinstance(value, dict) or (name is None and len(value) != 1):
             raise ValueError(f"expected an object of a call, got {value!r:.80}")
@@ -66,8 +66,8 @@ class Objects(CallFormat):
         keys = [key for key in (arguments, "arguments", "parameters") if key in value]
         if not keys and len(value) > 1:
             raise ValueError(f"expected an object with {name} and {arguments}, got {value!r:.80}")
-        given = None if call_id is None else value.get(call_id)
-        return call_of(value[name], value[keys[0]] if keys else {}, given)
+        written_id = None if call_id is None else value.get(call_id)
+        return call_of(value[name], value[keys[0]] if keys else {}, written_id)
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ class Named(CallFormat):
     middle: Literal = ()
     quote: str = ""
 
-    def _written(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: Call) -> str:
         index = (call.id or "").rpartition(":")[2]
         index = index if index.isdigit() else str(number)
         middle = "".join(index if token == INDEX else token for token in self.middle)
         return f"{call.name}{middle}{json.dumps(call.arguments)}"
 
-    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
         name = cursor.name()
-        cursor.past(self.middle)
-        return [self._made(cursor, name, cursor.value(self.quote))]
+        cursor.skip(self.middle)
+        return [self._make_call(cursor, name, cursor.value(self.quote))]
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,23 @@ class Keyed(CallFormat):
     empty: Literal | None = None
     cdata: bool = False
 
-    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
         name = cursor.name()
         if self.empty is not None:
             ends = rf"(?=\s*(?:{self._ends(to_end)}))"
-            nothing = cursor.matches(unnamed(self.empty) + ends)
-            if nothing is not None:
-                cursor.past(self.empty)
-                return [self._made(cursor, name, {})]
-        cursor.past(self.middle)
+            match = cursor.matches(plain_pattern(self.empty) + ends)
+            if match is not None:
+                cursor.skip(self.empty)
+                return [self._make_call(cursor, name, {})]
+        cursor.skip(self.middle)
         schema, arguments = cursor.schema(name), {}
         while True:
             key, value = self._argument(cursor, schema, to_end=to_end)
             arguments[key] = value
-            more = cursor.matches(unnamed(self.comma) + rf"\s*(?={self._key})")
-            if more is None:
-                return [self._made(cursor, name, arguments)]
-            cursor.at = more.end()
+            next_key = cursor.matches(plain_pattern(self.comma) + rf"\s*(?={self._key})")
+            if next_key is None:
+                return [self._make_call(cursor, name, arguments)]
+            cursor.at = next_key.end()
 
     def _argument(self, cursor: Cursor, schema: Any, *, to_end: bool) -> tuple[str, Any]:
         match = cursor.matches(self._key)
@@ -139,34 +139,35 @@ class Keyed(CallFormat):
         value = value.removeprefix(_space(colon[-1:])).removesuffix(_space(self.close[:1]))
         if KEY in self.close:
             mark = "".join(self.close[: self.close.index(KEY)]).removesuffix("</")
-            return key, nested(value, mark, schema.get(key))
+            return key, read_nested(value, mark, schema.get(key))
         if self.cdata and value.startswith("<![CDATA[") and value.endswith("]]>"):
             return key, value[9:-3]
         says_type = self.colons[0] != self.colons[1]
-        return key, typed(value, schema.get(key), is_json=not is_string if says_type else None)
+        return key, read_typed(value, schema.get(key), is_json=not is_string if says_type else None)
 
     def _close(self, cursor: Cursor, key: str, start: int, *, to_end: bool) -> re.Match[str]:
         """The end of a value: a ``close`` that a complete continuation follows."""
         tokens = tuple(key if token == KEY else token for token in self.close)
-        key_again = rf"{unnamed(self.comma)}\s*{self._key}"
-        follows = re.compile(rf"\s*(?:{self._ends(to_end)}|{key_again})")
-        for close in re.compile(unnamed(tokens)).finditer(cursor.text, start):
-            if follows.match(cursor.text, close.end()):
+        next_argument = rf"{plain_pattern(self.comma)}\s*{self._key}"
+        continuation = re.compile(rf"\s*(?:{self._ends(to_end)}|{next_argument})")
+        for close in re.compile(plain_pattern(tokens)).finditer(cursor.text, start):
+            if continuation.match(cursor.text, close.end()):
                 return close
         raise unexpected(cursor.text, start, "a value that ends")
 
     @cached_property
     def _key(self) -> str:
-        string, other = map(unnamed, self.colons)
-        return rf"(?P<key>{_KEY})\s*(?:(?P<string>{string})|{other})"
+        string_colon, other_colon = map(plain_pattern, self.colons)
+        return rf"(?P<key>{_KEY})\s*(?:(?P<string>{string_colon})|{other_colon})"
 
     def _ends(self, to_end: bool) -> str:
         """What may follow the last value of a call."""
-        ends = [unnamed(self.after) + (r"\s*\Z" if to_end else "")]
+        ends = [plain_pattern(self.after) + (r"\s*\Z" if to_end else "")]
         if self.between is not None:
-            starts = [one for one in (self.middle, self.empty) if one is not None]
+            starts = [start for start in (self.middle, self.empty) if start is not None]
             ends += [
-                rf"{unnamed(self.between)}\s*{NAME_PATTERN}\s*{unnamed(one)}" for one in starts
+                rf"{plain_pattern(self.between)}\s*{NAME_PATTERN}\s*{plain_pattern(start)}"
+                for start in starts
             ]
         return "|".join(ends)
 
@@ -177,15 +178,15 @@ class Python(CallFormat):
 
     _begin = r"\[\s*(?:{names})\("
 
-    def _written(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: Call) -> str:
         pairs = call.arguments.items() if isinstance(call.arguments, dict) else ()
         return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in pairs)})"
 
-    def _one(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
         start = past_space(cursor.text, cursor.at)
         if not cursor.text.startswith("[", start):
             raise unexpected(cursor.text, start, "a list of calls")
-        end = re.compile(r"\s*" + unnamed(self.after) + (r"\s*\Z" if to_end else ""))
+        end = re.compile(r"\s*" + plain_pattern(self.after) + (r"\s*\Z" if to_end else ""))
         closes = [match.end() for match in re.finditer(r"\]", cursor.text[: start + 50_000])]
         for close in [at for at in closes if end.match(cursor.text, at)][: -_MOST_ENDS - 1 : -1]:
             source = cursor.text[start:close]
@@ -195,21 +196,21 @@ class Python(CallFormat):
                 continue
             cursor.at = close
             return calls
-        return self._unquoted(cursor, start, end)
+        return self._read_unquoted(cursor, start, end)
 
-    def _unquoted(self, cursor: Cursor, start: int, end: re.Pattern[str]) -> list[Call]:
+    def _read_unquoted(self, cursor: Cursor, start: int, end: re.Pattern[str]) -> list[Call]:
         """A list that is not Python: cut at the known names and keys."""
         text, at = cursor.text, start + 1
         names = "|".join([*map(re.escape, cursor.tools or ()), NAME_PATTERN])
         opens = re.compile(rf"\s*,?\s*({names})\(")
         closes = re.compile(rf"\)(?=\s*(?:,\s*(?:{names})\(|\]{end.pattern}))")
         calls: list[Call] = []
-        while (opened := opens.match(text, at)) is not None:
-            closed = closes.search(text, opened.end())
-            if closed is None:
+        while (opening := opens.match(text, at)) is not None:
+            closing = closes.search(text, opening.end())
+            if closing is None:
                 break
-            calls.append(_unquoted_call(opened[1], text[opened.end() : closed.start()], cursor))
-            at = closed.end()
+            calls.append(_unquoted_call(opening[1], text[opening.end() : closing.start()], cursor))
+            at = closing.end()
         if not calls or not text.startswith("]", past_space(text, at)):
             raise unexpected(text, start, "a list of calls")
         cursor.at = past_space(text, at) + 1
@@ -233,9 +234,9 @@ def _python_call(node: ast.expr, source: str, cursor: Cursor) -> Call:
             raise ValueError("expected named arguments")
         text = ast.get_source_segment(source, keyword.value) or ""
         value = ast.literal_eval(keyword.value)
-        read = of_string if isinstance(value, str) else bare
-        shown = value if isinstance(value, str) else text
-        arguments[keyword.arg] = read(shown, schema.get(keyword.arg))
+        convert = read_quoted if isinstance(value, str) else read_bare
+        raw = value if isinstance(value, str) else text
+        arguments[keyword.arg] = convert(raw, schema.get(keyword.arg))
     return call_of(name, arguments, None)
 
 
@@ -246,7 +247,7 @@ def _unquoted_call(name: str, body: str, cursor: Cursor) -> Call:
     if first.strip():
         raise ValueError(f"expected named arguments, got {first[:80]!r}")
     pairs = zip(pieces[::2], pieces[1::2], strict=True)
-    return call_of(name, {key: bare(value, schema.get(key)) for key, value in pairs}, None)
+    return call_of(name, {key: read_bare(value, schema.get(key)) for key, value in pairs}, None)
 
 
 def _space(tokens: Literal) -> str:

@@ -24,7 +24,7 @@ from evert.bridge.tokens.call_format import (
     CallFormat,
     Literal,
     literal,
-    solid,
+    non_space,
 )
 from evert.bridge.tokens.call_kinds import Keyed, Named, Objects, Python
 from evert.bridge.tokens.call_values import read_value
@@ -32,12 +32,12 @@ from evert.bridge.tokens.call_values import read_value
 ARGUMENTS = {"qzkey": "qzvalue", "qzlast": "qzend"}
 FIRST = Call("qzname", ARGUMENTS)
 SECOND = Call("qzother", ARGUMENTS)
-NONE = Call("qzname", {})
+NO_ARGUMENTS = Call("qzname", {})
 NUMBERS = Call("qzname", {"qzkey": 70001, "qzlast": 70002})
 ODD = Call("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
-SAY = "Qzsay."
+TEXT = "Qzsay."
 
-Shown = Callable[[Sequence[Call], str], str]
+RenderCalls = Callable[[Sequence[Call], str], str]
 """The template's text for calls after a text; raises ValueError if it refuses them."""
 
 TABLE: dict[str, CallFormat] = {
@@ -58,72 +58,72 @@ class NotLearnedError(ValueError):
     """A format of calls cannot be learned; the message says which probe failed, and what it saw."""
 
 
-def of_table(names: Collection[str]) -> CallFormat | None:
-    """The format of ``TABLE`` for a tokenizer's control tokens; None if there is none."""
+def from_table(names: Collection[str]) -> CallFormat | None:
+    """The format of ``TABLE`` for a tokenizer's control tokens; None if the table has none."""
     return next((form for mark, form in TABLE.items() if mark in names), None)
 
 
-def learn_calls(shown: Shown) -> CallFormat:
+def learn_calls(render: RenderCalls) -> CallFormat:
     """A template's format of calls.
 
     Raises:
         NotLearnedError: It shows no calls, or they cannot be read back.
     """
-    probes = _Probes.of(shown)
-    for find in (_objects, _named, _python, _keyed):
+    probes = _Probes.of(render)
+    for learn in (_learn_objects, _learn_named, _learn_python, _learn_keyed):
         try:
-            form = find(probes)
-            if form.read(probes.one)[0][0][:2] == FIRST[:2]:
-                return _with_place_of_text(form, probes, shown)
+            form = learn(probes)
+            if form.read(probes.plain)[0][0][:2] == FIRST[:2]:
+                return _with_place_of_text(form, probes, render)
         except (ValueError, RecursionError, IndexError):
             continue
-    raise NotLearnedError(f"it shows the call {_words(FIRST)} in an unknown form: {probes.one!r}")
+    raise NotLearnedError(f"it shows the call {_words(FIRST)} in an unknown form: {probes.plain!r}")
 
 
-def losses(form: CallFormat, shown: Shown) -> list[str]:
+def losses(form: CallFormat, render: RenderCalls) -> list[str]:
     """What a format cannot read back of what the template shows, in words."""
     kinds = {
-        "a call without arguments": [NONE],
+        "a call without arguments": [NO_ARGUMENTS],
         "arguments that are numbers": [NUMBERS],
         "several calls in one reply": [FIRST, SECOND],
     }
-    return [kind for kind, calls in kinds.items() if not _is_read_back(form, calls, shown)]
+    return [kind for kind, calls in kinds.items() if not _is_read_back(form, calls, render)]
 
 
-def _is_read_back(form: CallFormat, calls: Sequence[Call], shown: Shown) -> bool:
+def _is_read_back(form: CallFormat, calls: Sequence[Call], render: RenderCalls) -> bool:
     try:
-        read, _ = form.read(shown(calls, ""))
+        calls_read, _ = form.read(render(calls, ""))
     except (ValueError, RecursionError):
         return False
-    return [call[:2] for call in read] == [call[:2] for call in calls]
+    return [call[:2] for call in calls_read] == [call[:2] for call in calls]
 
 
 @dataclass(frozen=True)
 class _Probes:
     """Texts of calls; "" where the template refuses them."""
 
-    one: str
-    none: str
-    two: str
+    plain: str
+    empty: str
+    double: str
     numbers: str
     odd: str
 
     @classmethod
-    def of(cls, shown: Shown) -> "_Probes":
+    def of(cls, render: RenderCalls) -> "_Probes":
         try:
-            one = shown([FIRST], "")
+            plain = render([FIRST], "")
         except ValueError as error:
             raise NotLearnedError(f"it refuses the call {_words(FIRST)}: {error}") from error
-        missing = [word for word in ("qzname", "qzkey", "qzvalue") if word not in one]
+        missing = [word for word in ("qzname", "qzkey", "qzvalue") if word not in plain]
         if missing:
-            raise NotLearnedError(f"it shows the call {_words(FIRST)} without {missing}: {one!r}")
-        rest = [[NONE], [FIRST, SECOND], [NUMBERS], [ODD]]
-        return cls(one, *(_text_of(calls, shown) for calls in rest))
+            raise NotLearnedError(f"it shows the call {_words(FIRST)} without {missing}: {plain!r}")
+        variants = [[NO_ARGUMENTS], [FIRST, SECOND], [NUMBERS], [ODD]]
+        return cls(plain, *(_text_of(calls, render) for calls in variants))
 
 
-def _text_of(calls: Sequence[Call], shown: Shown, say: str = "") -> str:
+def _text_of(calls: Sequence[Call], render: RenderCalls, preface: str = "") -> str:
     try:
-        return shown(calls, say)
+        return render(calls, preface)
     except ValueError:
         return ""
 
@@ -132,7 +132,7 @@ def _words(call: Call) -> str:
     return f"{call.name}({json.dumps(call.arguments)})"
 
 
-def _masked(text: str, keys: str = "") -> Literal:
+def _mask(text: str, keys: str = "") -> Literal:
     """A text as a literal, with holes for the words of the probes."""
     text = re.sub(r"functions\.(?:qzname|qzother):\d+", f"functions.{NAME}:{INDEX}", text)
     text = re.sub(r"qzcall\d{3}", ID, text)
@@ -140,12 +140,12 @@ def _masked(text: str, keys: str = "") -> Literal:
     return literal(re.sub(keys, KEY, text) if keys else text)
 
 
-def _with_place_of_text(form: CallFormat, probes: _Probes, shown: Shown) -> CallFormat:
-    said = _text_of([FIRST], shown, SAY)
+def _with_place_of_text(form: CallFormat, probes: _Probes, render: RenderCalls) -> CallFormat:
+    text = _text_of([FIRST], render, TEXT)
     return replace(
         form,
-        text_after=SAY in said.rpartition("qzend")[2],
-        names_in_ids=f"functions.{FIRST.name}:" in probes.one,
+        text_after=TEXT in text.rpartition("qzend")[2],
+        names_in_ids=f"functions.{FIRST.name}:" in probes.plain,
     )
 
 
@@ -159,48 +159,48 @@ def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> Ca
     """
     try:
         _, end = form.first(two)
-        between = _masked(two[end : start(end)])
+        between = _mask(two[end : start(end)])
     except (ValueError, RecursionError):
         return form
-    before, between = _counting(form.before, between)
+    before, between = _with_index(form.before, between)
     return replace(form, before=before, between=between)
 
 
-def _counting(before: Literal, between: Literal) -> tuple[Literal, Literal]:
+def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
     """Two literals with an index where their ends differ in a number."""
-    one, other = list(before), list(between)
-    for at in range(1, min(len(one), len(other)) + 1):
-        if one[-at] != other[-at]:
-            if not (one[-at].isdigit() and other[-at].isdigit()):
+    first, second = list(before), list(between)
+    for at in range(1, min(len(first), len(second)) + 1):
+        if first[-at] != second[-at]:
+            if not (first[-at].isdigit() and second[-at].isdigit()):
                 break
-            one[-at] = other[-at] = INDEX
-    return tuple(one), tuple(other)
+            first[-at] = second[-at] = INDEX
+    return tuple(first), tuple(second)
 
 
-def _merged(one: Literal, other: Literal) -> Literal:
-    """A literal with an index where another one has another number, if they differ in no more."""
-    pairs = [*zip(solid(one), solid(other), strict=False)]
+def _merge_index(first: Literal, second: Literal) -> Literal:
+    """The first literal, with an index in place of a number, if the two differ only in numbers."""
+    pairs = [*zip(non_space(first), non_space(second), strict=False)]
     numbers = {a for a, b in pairs if a != b}
     digits = all(a.isdigit() and b.isdigit() for a, b in pairs if a != b)
-    if len(solid(one)) != len(solid(other)) or not digits:
-        return one
-    return tuple(INDEX if token in numbers else token for token in one)
+    if len(non_space(first)) != len(non_space(second)) or not digits:
+        return first
+    return tuple(INDEX if token in numbers else token for token in first)
 
 
 # -- the kinds -------------------------------------------------------------------------------------
 
 
-def _objects(probes: _Probes) -> CallFormat:
-    two = probes.two
-    for opened in re.finditer(r"[\[{]", probes.one):
+def _learn_objects(probes: _Probes) -> CallFormat:
+    two = probes.double
+    for opened in re.finditer(r"[\[{]", probes.plain):
         try:
-            value, end = read_value(probes.one, opened.start())
+            value, end = read_value(probes.plain, opened.start())
         except (ValueError, RecursionError):
             continue
         inner = value[0] if isinstance(value, list) and value else value
         if not isinstance(inner, dict) or inner == ARGUMENTS or "qzkey" not in json.dumps(inner):
             continue
-        before, after = _masked(probes.one[: opened.start()]), _masked(probes.one[end:])
+        before, after = _mask(probes.plain[: opened.start()]), _mask(probes.plain[end:])
         form = Objects(before, after, keys=_keys(inner))
         return _with_between(form, two, lambda at: two.rindex("{", at, two.index("qzother", at)))
     raise NotLearnedError("it shows no objects")
@@ -218,69 +218,69 @@ def _keys(value: dict[str, Any]) -> tuple[str | None, str, str | None]:
     return keys['"qzname"'], of_arguments, next(ids, None)
 
 
-def _named(probes: _Probes) -> CallFormat:
-    one, two = probes.one, probes.two
-    start = one.rfind("qzname", 0, one.find("qzkey"))
-    for opened in re.finditer(r"\{", one[start:]):
+def _learn_named(probes: _Probes) -> CallFormat:
+    text, two = probes.plain, probes.double
+    start = text.rfind("qzname", 0, text.find("qzkey"))
+    for opened in re.finditer(r"\{", text[start:]):
         at = start + opened.start()
-        quote = one[at:].partition("qzkey")[2].partition("qzvalue")[0].lstrip(": ").strip()
+        quote = text[at:].partition("qzkey")[2].partition("qzvalue")[0].lstrip(": ").strip()
         for mark in ("", quote):
             try:
-                value, end = read_value(one, at, mark)
+                value, end = read_value(text, at, mark)
             except (ValueError, RecursionError):
                 continue
             if value != ARGUMENTS:
                 continue
-            middle = _masked(one[start + len("qzname") : at])
+            middle = _mask(text[start + len("qzname") : at])
             if "qzother" in two:
-                rest = two[two.rindex("qzother") + len("qzother") :]
-                middle = _merged(middle, _masked(rest[: rest.index("{")]))
-            form = Named(_masked(one[:start]), _masked(one[end:]), middle=middle, quote=mark)
+                tail = two[two.rindex("qzother") + len("qzother") :]
+                middle = _merge_index(middle, _mask(tail[: tail.index("{")]))
+            form = Named(_mask(text[:start]), _mask(text[end:]), middle=middle, quote=mark)
             return _with_between(form, two, lambda end: two.rindex("qzother", end))
     raise NotLearnedError("it shows no object after the name")
 
 
-def _python(probes: _Probes) -> CallFormat:
+def _learn_python(probes: _Probes) -> CallFormat:
     call = r"\[\s*qzname\(qzkey=(['\"]?)qzvalue\1,? ?qzlast=\1qzend\1\)\s*\]"
-    match = re.search(call, probes.one)
+    match = re.search(call, probes.plain)
     if match is None:
         raise NotLearnedError("it shows no list of calls in Python")
-    return Python(_masked(probes.one[: match.start()]), _masked(probes.one[match.end() :]))
+    return Python(_mask(probes.plain[: match.start()]), _mask(probes.plain[match.end() :]))
 
 
-def _keyed(probes: _Probes) -> CallFormat:
-    def masked(text: str) -> Literal:
-        return _masked(text, "qzkey|qzlast")
+def _learn_keyed(probes: _Probes) -> CallFormat:
+    def mask(text: str) -> Literal:
+        return _mask(text, "qzkey|qzlast")
 
-    one = probes.one
-    place = _places(one, "qzvalue")
-    before, middle, colon = _masked(one[: place.name]), *place.literals(one, masked)
-    end = one.index("qzend", place.value)
-    find = one.index if KEY in colon else one.rindex
+    text = probes.plain
+    place = _places(text, "qzvalue")
+    before, middle, colon = _mask(text[: place.name]), *place.literals(text, mask)
+    end = text.index("qzend", place.value)
+    find = text.index if KEY in colon else text.rindex
     next_key = find("qzlast", place.value, end)
-    gap = masked(one[place.value + len("qzvalue") : next_key])
-    rest = masked(one[end + len("qzend") :])
-    close = _shared_start(gap, rest)
-    if not solid(close):
+    gap = mask(text[place.value + len("qzvalue") : next_key])
+    tail = mask(text[end + len("qzend") :])
+    close = _shared_start(gap, tail)
+    if not non_space(close):
         raise NotLearnedError("nothing closes a value")
-    comma, after = gap[len(close) :], rest[len(close) :]
+    comma, after = gap[len(close) :], tail[len(close) :]
     while close[-1].isspace():
         close = close[:-1]
-    other = colon
+    other_colon = colon
     if "70001" in probes.numbers:
-        other = _places(probes.numbers, "70001").literals(probes.numbers, masked)[1] or colon
-        other = _with_type(other, colon)
+        other_colon = _places(probes.numbers, "70001").literals(probes.numbers, mask)[1] or colon
+        other_colon = _with_type(other_colon, colon)
     form = Keyed(
         before,
         after,
         middle=middle,
-        colons=(colon, other),
+        colons=(colon, other_colon),
         close=close,
         comma=comma,
-        empty=_empty(probes.none, after),
+        empty=_empty(probes.empty, after),
         cdata="<![CDATA[<qz>" in probes.odd,
     )
-    return _with_second(form, probes.two, masked)
+    return _with_second(form, probes.double, mask)
 
 
 @dataclass(frozen=True)
@@ -291,10 +291,10 @@ class _Places:
     key: int
     value: int
 
-    def literals(self, text: str, masked: Callable[[str], Literal]) -> tuple[Literal, Literal]:
+    def literals(self, text: str, mask: Callable[[str], Literal]) -> tuple[Literal, Literal]:
         """What stands between the name and the key, and between the key and the value."""
-        middle = masked(text[self.name + len("qzname") : self.key])
-        return middle, masked(text[self.key + len("qzkey") : self.value])
+        middle = mask(text[self.name + len("qzname") : self.key])
+        return middle, mask(text[self.key + len("qzkey") : self.value])
 
 
 def _places(text: str, value: str) -> _Places:
@@ -303,44 +303,44 @@ def _places(text: str, value: str) -> _Places:
     return _Places(name, text.index("qzkey", name), at)
 
 
-def _with_type(other: Literal, string: Literal) -> Literal:
+def _with_type(colon: Literal, string_colon: Literal) -> Literal:
     """The colon of other values, with a hole for the type if only that differs."""
-    differs = [a != b for a, b in zip(other, string, strict=False)]
-    if len(other) != len(string) or sum(differs) != 1:
-        return other
+    differs = [a != b for a, b in zip(colon, string_colon, strict=False)]
+    if len(colon) != len(string_colon) or sum(differs) != 1:
+        return colon
     at = differs.index(True)
-    return (*other[:at], TYPE, *other[at + 1 :]) if other[at].isalpha() else other
+    return (*colon[:at], TYPE, *colon[at + 1 :]) if colon[at].isalpha() else colon
 
 
-def _shared_start(one: Literal, other: Literal) -> Literal:
-    same = [a == b for a, b in zip(one, other, strict=False)]
-    return one[: same.index(False) if False in same else len(same)]
+def _shared_start(first: Literal, second: Literal) -> Literal:
+    same = [a == b for a, b in zip(first, second, strict=False)]
+    return first[: same.index(False) if False in same else len(same)]
 
 
 def _empty(none: str, after: Literal) -> Literal | None:
     """What stands after the name of a call without arguments; None if that is unknown."""
-    rest = _masked(none.rpartition("qzname")[2])
-    count = len(solid(after))
-    if "qzname" not in none or (count and solid(rest)[-count:] != solid(after)):
+    tail = _mask(none.rpartition("qzname")[2])
+    count = len(non_space(after))
+    if "qzname" not in none or (count and non_space(tail)[-count:] != non_space(after)):
         return None
     while count:
-        count -= not rest[-1].isspace()
-        rest = rest[:-1]
-    return rest
+        count -= not tail[-1].isspace()
+        tail = tail[:-1]
+    return tail
 
 
-def _with_second(form: Keyed, two: str, masked: Callable[[str], Literal]) -> Keyed:
+def _with_second(form: Keyed, two: str, mask: Callable[[str], Literal]) -> Keyed:
     """The format with the text between two calls, if ``two`` has them one after the other."""
     if "qzother" not in two:
         return form
     name = two.rindex("qzother", 0, two.rindex("qzkey", 0, two.rindex("qzvalue")))
-    second = masked(two[name + len("qzother") : two.index("qzkey", name)])
-    middle, empty = _merged(form.middle, second), form.empty
+    second = mask(two[name + len("qzother") : two.index("qzkey", name)])
+    middle, empty = _merge_index(form.middle, second), form.empty
     if empty is not None and INDEX in middle:
         empty = tuple(INDEX if token.isdigit() else token for token in empty)
     form = replace(form, middle=middle, empty=empty)
-    between = masked(two[two.index("qzend") + len("qzend") : name])
-    closing = solid(form.close)
+    between = mask(two[two.index("qzend") + len("qzend") : name])
+    closing = non_space(form.close)
     while closing and between:
         if not between[0].isspace() and between[0] != closing.pop(0):
             return form

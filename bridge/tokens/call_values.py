@@ -2,7 +2,7 @@
 
 Models write JSON, Python, or something between: bare keys, single quotes, marks of their own as
 quotes. ``read_value`` reads all of these. Where a format has only texts (``<parameter=q>12``),
-``typed`` gives a text the type of the tool's schema, and ``nested`` reads elements in elements.
+``read_typed`` gives a text the schema's type, and ``read_nested`` reads elements in elements.
 """
 
 import ast
@@ -34,10 +34,10 @@ def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
     Args:
         text: Holds JSON, Python, or objects with bare keys.
         at: Where the value begins; white space may stand before it.
-        quote: A mark that stands around strings, in place of quotes; "" if there is none.
+        quote: A mark that stands around strings, in place of quotes; "" for ordinary quotes.
 
     Raises:
-        ValueError: There is no value.
+        ValueError: No value begins there.
     """
     at = past_space(text, at)
     if not quote:
@@ -45,7 +45,7 @@ def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
             return _JSON.raw_decode(text, at)
         except ValueError:
             pass
-    return _loose(text, at, quote)
+    return _read_loose(text, at, quote)
 
 
 def past_space(text: str, at: int) -> int:
@@ -56,11 +56,11 @@ def past_space(text: str, at: int) -> int:
 
 
 def unexpected(text: str, at: int, expected: str) -> ValueError:
-    """The error for a text that goes on in another way than expected."""
+    """The error for a text that continues differently than expected."""
     return ValueError(f"expected {expected}, got {text[at : at + 80]!r}")
 
 
-def _loose(text: str, at: int, quote: str) -> tuple[Any, int]:
+def _read_loose(text: str, at: int, quote: str) -> tuple[Any, int]:
     at = past_space(text, at)
     if quote and text.startswith(quote, at):
         end = text.find(quote, at + len(quote))
@@ -68,9 +68,9 @@ def _loose(text: str, at: int, quote: str) -> tuple[Any, int]:
             raise unexpected(text, at, "a string that ends")
         return text[at + len(quote) : end], end + len(quote)
     if quoted := _QUOTED.match(text, at):
-        return _unquoted(quoted[0]), quoted.end()
+        return _unquote(quoted[0]), quoted.end()
     if text[at : at + 1] in ("{", "["):
-        return _container(text, at, quote)
+        return _read_container(text, at, quote)
     number, word = _NUMBER.match(text, at), _WORD.match(text, at)
     if number is not None and (word is None or number.end() >= word.end()):
         return json.loads(number[0]), number.end()
@@ -79,7 +79,7 @@ def _loose(text: str, at: int, quote: str) -> tuple[Any, int]:
     return _WORDS.get(word[0], word[0]), word.end()
 
 
-def _container(text: str, at: int, quote: str) -> tuple[Any, int]:
+def _read_container(text: str, at: int, quote: str) -> tuple[Any, int]:
     """An object or a list."""
     is_object = text[at] == "{"
     close = "}" if is_object else "]"
@@ -88,27 +88,27 @@ def _container(text: str, at: int, quote: str) -> tuple[Any, int]:
     at = past_space(text, at + 1)
     while not text.startswith(close, at):
         if items:
-            at = _past(",", text, at)
+            at = _skip(",", text, at)
             if text.startswith(close, at):
                 break  # a comma after the last item
         if is_object:
-            key, at = _loose(text, at, quote)
-            at = _past(":", text, at)
+            key, at = _read_loose(text, at, quote)
+            at = _skip(":", text, at)
             keys.append(str(key))
-        item, at = _loose(text, at, quote)
+        item, at = _read_loose(text, at, quote)
         items.append(item)
         at = past_space(text, at)
     return dict(zip(keys, items, strict=True)) if is_object else items, at + 1
 
 
-def _past(mark: str, text: str, at: int) -> int:
+def _skip(mark: str, text: str, at: int) -> int:
     at = past_space(text, at)
     if not text.startswith(mark, at):
         raise unexpected(text, at, repr(mark))
     return past_space(text, at + len(mark))
 
 
-def _unquoted(text: str) -> Any:
+def _unquote(text: str) -> Any:
     try:
         return json.loads(text, strict=False)
     except ValueError:
@@ -121,7 +121,7 @@ def _unquoted(text: str) -> Any:
 # -- types -----------------------------------------------------------------------------------------
 
 
-def typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
+def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
     """A text as a value of the type that a schema names.
 
     Args:
@@ -138,30 +138,30 @@ def typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
     return text if isinstance(value, str) and not is_json else value
 
 
-def of_string(value: str, schema: Any) -> Any:
-    """A quoted value: a string, unless the schema names other types only."""
+def read_quoted(value: str, schema: Any) -> Any:
+    """A quoted value: a string, unless the schema allows only other types."""
     kinds = _kinds(schema)
-    return typed(value, schema) if kinds and "string" not in kinds else value
+    return read_typed(value, schema) if kinds and "string" not in kinds else value
 
 
-def bare(text: str, schema: Any) -> Any:
+def read_bare(text: str, schema: Any) -> Any:
     """A value in JSON or Python, or a string with or without its quotes."""
     stripped = text.strip()
     value = _literal(stripped)
     if not isinstance(value, str):
         return text if _kinds(schema) == {"string"} else value
     if value is not stripped:
-        return of_string(value, schema)
+        return read_quoted(value, schema)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
-    return typed(text, schema)
+    return read_typed(text, schema)
 
 
-def nested(text: str, mark: str, schema: Any) -> Any:
+def read_nested(text: str, mark: str, schema: Any) -> Any:
     """A value made of elements, each from ``mark<NAME>`` to ``mark</NAME>``; else a typed text."""
     opened = re.compile(re.escape(mark) + r"<([\w.\-]+)>")
     if opened.match(text) is None:
-        return typed(text, schema)
+        return read_typed(text, schema)
     elements: list[tuple[str, str]] = []
     at = 0
     while (element := opened.match(text, at)) is not None:
@@ -172,9 +172,9 @@ def nested(text: str, mark: str, schema: Any) -> Any:
         raise unexpected(text, at, "the end of a value")
     schema = schema if isinstance(schema, Mapping) else {}
     if {name for name, _ in elements} == {"item"} and schema.get("type", "array") == "array":
-        return [nested(inner, mark, schema.get("items")) for _, inner in elements]
+        return [read_nested(inner, mark, schema.get("items")) for _, inner in elements]
     inside = _properties(schema)
-    return {name: nested(inner, mark, inside.get(name)) for name, inner in elements}
+    return {name: read_nested(inner, mark, inside.get(name)) for name, inner in elements}
 
 
 def _end_of_element(text: str, mark: str, name: str, at: int) -> int:
@@ -188,9 +188,9 @@ def _end_of_element(text: str, mark: str, name: str, at: int) -> int:
 
 def _literal(text: str) -> Any:
     """A value in JSON or Python; the text itself if it is neither."""
-    for read in (json.loads, ast.literal_eval):
+    for parse in (json.loads, ast.literal_eval):
         try:
-            value = read(text)
+            value = parse(text)
             json.dumps(value)
         except _UNREADABLE:
             continue
@@ -209,11 +209,11 @@ def _kinds(schema: Any) -> set[str]:
     for key in ("anyOf", "oneOf", "allOf"):
         kinds |= {name for inner in schema.get(key) or () for name in _kinds(inner)}
     enum = schema.get("enum")
-    if not kinds and isinstance(enum, list) and all(isinstance(one, str) for one in enum):
+    if not kinds and isinstance(enum, list) and all(isinstance(choice, str) for choice in enum):
         return {"string"}
     return kinds
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}

@@ -13,12 +13,12 @@ from tinker_cookbook.renderers.base import Message, RenderContext
 
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.probes import (
+    REPLY,
     RESULT,
-    SAID,
     SYSTEM,
     TOOLS,
     USER,
-    common,
+    common_prefix,
     is_tool,
     shapes,
     stand_in,
@@ -40,7 +40,7 @@ class ChatTemplate(LearnedReplies):
         is_additive: Whether each message adds its own text and changes no other text.
 
     Raises:
-        RendererMismatchError: There is no template, or it cannot be used; the message says why.
+        RendererMismatchError: The tokenizer has no template that can be used; the message says why.
     """
 
     def __init__(
@@ -53,35 +53,35 @@ class ChatTemplate(LearnedReplies):
         kinds = shapes(thinks=self.thought is not None, calls=self.calls is not None)
         self.is_additive = self._ends_replies and all(map(self._adds_up, kinds))
 
-    def shown(self, message: Message, ctx: RenderContext) -> str:
+    def message_text(self, message: Message, ctx: RenderContext) -> str:
         """The text that one message adds. If tool results share a frame, the last adds its end."""
-        added = self.added(ctx, message)
+        text = self.added_text(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
-            return common(added, self.added(ctx, message, RESULT))
-        return added
+            return common_prefix(text, self.added_text(ctx, message, RESULT))
+        return text
 
-    def added(self, ctx: RenderContext, *after: Message) -> str:
+    def added_text(self, ctx: RenderContext, *after: Message) -> str:
         """The text that the messages ``after`` add; without any, the text that opens a reply."""
         kind, before = stand_in(ctx)
         if after and not before and self._is_held_back(after[0]):
             return ""  # the next message shows it
         if after:
-            whole = self.text([*before, *after])
-            whole = self._to_its_end(whole) if after[-1]["role"] == "assistant" else whole
+            text = self.text([*before, *after])
+            text = self._up_to_end(text) if after[-1]["role"] == "assistant" else text
         else:
-            whole = self._remembered(kind, before, opens=True)
+            text = self._cached_text(kind, before, opens=True)
         if not before or (ctx.idx == 1 and self._is_held_back(before[0])):
-            return whole
-        begins = self._remembered(kind, before)
+            return text
+        beginning = self._cached_text(kind, before)
         if before[-1]["role"] == "assistant":
-            begins = self._to_its_end(begins)
+            beginning = self._up_to_end(beginning)
         elif after and is_tool(before[-1]) and is_tool(after[0]):
-            begins = common(begins, whole)  # several results may share one frame
-        if not whole.startswith(begins):
+            beginning = common_prefix(beginning, text)  # several results may share one frame
+        if not text.startswith(beginning):
             raise RendererMismatchError("The template changes a message when others follow.")
-        return whole[len(begins) :]
+        return text[len(beginning) :]
 
-    def _remembered(self, kind: str, messages: list[Message], *, opens: bool = False) -> str:
+    def _cached_text(self, kind: str, messages: list[Message], *, opens: bool = False) -> str:
         text = self._stand_ins.get((kind, opens)) or self.text(messages, opens=opens)
         if kind:
             self._stand_ins[kind, opens] = text
@@ -100,24 +100,24 @@ class ChatTemplate(LearnedReplies):
             return False
 
     def _learn_frames(self) -> list[str]:
-        found: dict[str, None] = {}
-        for shape in ([USER, SAID, USER, SAID], [SYSTEM, USER, SAID]):
+        frames: dict[str, None] = {}
+        for shape in ([USER, REPLY, USER, REPLY], [SYSTEM, USER, REPLY]):
             try:
-                rest = self.text(shape)
+                tail = self.text(shape)
             except Exception:  # it has no system message
                 continue
             for before, after in pairwise(shape):
-                rest = rest.partition(str(before["content"]))[2]
-                frame = rest.partition(str(after["content"]))[0]
+                tail = tail.partition(str(before["content"]))[2]
+                frame = tail.partition(str(after["content"]))[0]
                 if not self.control.pattern.search(frame):
-                    found[frame.strip()] = None
-        return [frame for frame in found if len(frame) > 1]
+                    frames[frame.strip()] = None
+        return [frame for frame in frames if len(frame) > 1]
 
     def _adds_up(self, messages: list[Message]) -> bool:
         """Whether the messages' own tokens, one after the other, equal those of the whole."""
         try:
-            whole = self.text(messages, opens=True)
-        except Exception:  # the template refuses such conversations, so there are none
+            expected = self.text(messages, opens=True)
+        except Exception:  # the template refuses such conversations, so they never occur
             return True
         contexts = [
             RenderContext(idx=at, is_last=False, prev_message=before, next_message=after)
@@ -126,16 +126,16 @@ class ChatTemplate(LearnedReplies):
             )
         ]
         try:
-            texts = [self.shown(*one) for one in zip(messages, contexts, strict=False)]
-            opening = self.added(contexts[-1])
+            texts = [self.message_text(*pair) for pair in zip(messages, contexts, strict=False)]
+            opening = self.added_text(contexts[-1])
         except Exception:  # a template may raise anything
             return False
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
         runs = [""]  # texts that are encoded at once, each up to a reply's end
-        for message, text in zip(messages, texts, strict=True):
-            runs[-1] += text
+        for message, added_text in zip(messages, texts, strict=True):
+            runs[-1] += added_text
             runs += [""] if message["role"] == "assistant" else []
         tokens = [run for run in map(encode, [*runs, opening]) if run]
         ends = self.control.by_id
         is_safe = not opening or tokens[-1][0] in ends or tokens[-2][-1] in ends
-        return is_safe and [*chain(*tokens)] == encode(whole)
+        return is_safe and [*chain(*tokens)] == encode(expected)

@@ -3,8 +3,8 @@
 Renderers build a prompt as text, in which a tokenizer then finds the control tokens. It cannot tell
 those of the template from those that a user types (``<|im_end|>``), a web page contains or the
 policy quotes. So every string is *marked* before a renderer gets it: inside each control token, and
-at an end that could form one with the neighbouring text. A mark is a word that nobody can guess and
-that templates leave alone. ``MarkedTokenizer`` removes the marks when a renderer encodes the text,
+at an end that could form one with the neighbouring text. A mark is an unguessable word that
+templates leave alone. ``MarkedTokenizer`` removes the marks when a renderer encodes the text,
 and *spells* each control token that held one: it encodes the characters, so that the model reads
 the same text without the token's effect. All other text is tokenised as usual.
 
@@ -38,12 +38,12 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        found = {str(token): number for number, token in added.items()}
+        ids = {str(token): number for number, token in added.items()}
         for name in getattr(tokenizer, "all_special_tokens", ()):
-            found.setdefault(str(name), tokenizer.convert_tokens_to_ids(name))
-        names = [name for name in found if len(name.strip()) > 1]
+            ids.setdefault(str(name), tokenizer.convert_tokens_to_ids(name))
+        names = [name for name in ids if len(name.strip()) > 1]
         self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match first
-        self.by_id = {found[name]: name for name in names}
+        self.by_id = {ids[name]: name for name in names}
         # Finds control tokens as a tokenizer does; matches nothing if there are none.
         self.pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")
         self._longest = max(map(len, names), default=0)
@@ -54,7 +54,7 @@ class ControlTokens:
         edges = {name[0] for name in names} | {name[-1] for name in names}
         self._edges = re.compile("|".join(map(re.escape, sorted(edges))))
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        finds_normalized = any(getattr(one, "normalized", False) for one in added.values())
+        finds_normalized = any(getattr(token, "normalized", False) for token in added.values())
         normalizer = getattr(backend, "normalizer", None) if finds_normalized else None
         self._normal = None if normalizer is None else normalizer.normalize_str
 
@@ -73,20 +73,20 @@ class ControlTokens:
         is_core = len(text) < self._longest and text.strip() in self._cores
         if not is_core and self._edges.search(text) is None:
             return text  # most texts
-        marked = self.pattern.sub(_marked, text)
+        marked = self.pattern.sub(_mark_match, text)
         body = marked.strip()
-        before = MARK if is_core or self._ends_one(body) else ""
-        after = MARK if is_core or self._begins_one(body) else ""
+        before = MARK if is_core or self._may_end_token(body) else ""
+        after = MARK if is_core or self._may_begin_token(body) else ""
         if not before and not after:
             return marked
         at = marked.find(body[0])
         return f"{marked[:at]}{before}{body}{after}{marked[at + len(body) :]}"
 
-    def _ends_one(self, text: str) -> bool:
+    def _may_end_token(self, text: str) -> bool:
         """Whether a text begins with the end of a control token."""
         return any(text[:n] in self._endings for n in range(1, min(self._longest, len(text) + 1)))
 
-    def _begins_one(self, text: str) -> bool:
+    def _may_begin_token(self, text: str) -> bool:
         """Whether a text ends with the beginning of a control token."""
         return any(
             text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1))
@@ -106,20 +106,20 @@ class ControlTokens:
         marked = self.mark(content) if isinstance(content, str) else self._mark_parts(content)
         if len(message) == 2:  # most messages: role and text
             return message if marked == content else {**message, "content": marked}
-        changed: dict[str, Any] = {"content": marked}
+        fields: dict[str, Any] = {"content": marked}
         for key in ("name", "tool_call_id"):
             if isinstance(value := message.get(key), str):
-                changed[key] = self.mark(value)
+                fields[key] = self.mark(value)
         if calls := message.get("tool_calls"):
-            changed["tool_calls"] = [self._mark_call(call) for call in calls]
-        same = all(message[key] == value for key, value in changed.items())  # type: ignore[literal-required]
-        return message if same else {**message, **changed}  # type: ignore[typeddict-item]
+            fields["tool_calls"] = [self._mark_call(call) for call in calls]
+        same = all(message[key] == value for key, value in fields.items())  # type: ignore[literal-required]
+        return message if same else {**message, **fields}  # type: ignore[typeddict-item]
 
     def _mark_parts(self, parts: list[Any]) -> list[Any]:
-        named = [(part["type"], part) for part in parts]
+        pairs = [(part["type"], part) for part in parts]
         return [
             {**part, kind: self.mark(part[kind])} if kind in ("text", "thinking") else part
-            for kind, part in named
+            for kind, part in pairs
         ]
 
     def _mark_call(self, call: ToolCall) -> ToolCall:
@@ -148,17 +148,17 @@ class ControlTokens:
         inner = self._mark_json(value)  # JSON inside JSON: some templates decode it twice
         return marked if inner == value else _json_string(inner)
 
-    def _mark_string(self, found: re.Match[str]) -> str:
+    def _mark_string(self, match: re.Match[str]) -> str:
         try:
-            value = json.loads(found[0])
+            value = json.loads(match[0])
         except ValueError:
-            return found[0]
+            return match[0]
         marked = self.mark(value)
         if marked == value:
-            return found[0]
+            return match[0]
         plain = marked.replace(MARK, "")
         if plain == value and self.pattern.search(plain) is None:  # only its ends are marked
-            return f'"{MARK}{found[0][1:-1]}{MARK}"'
+            return f'"{MARK}{match[0][1:-1]}{MARK}"'
         return _json_string(marked)
 
     def mark_deep(self, value: Any) -> Any:
@@ -177,8 +177,8 @@ def _json_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 
-def _marked(found: re.Match[str]) -> str:
-    return f"{found[0][0]}{MARK}{found[0][1:]}"
+def _mark_match(match: re.Match[str]) -> str:
+    return f"{match[0][0]}{MARK}{match[0][1:]}"
 
 
 # -- encoding ------------------------------------------------------------------------------------
@@ -194,8 +194,8 @@ class MarkedTokenizer:
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self._tokenizer = tokenizer
         self._control = control
-        self._remembered = lru_cache(1024)(self._encode_anew)
-        self._spelled = lru_cache(1024)(self._spell)
+        self._encode_cached = lru_cache(1024)(self._encode_uncached)
+        self._spell_cached = lru_cache(1024)(self._spell)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -204,19 +204,19 @@ class MarkedTokenizer:
         """Token ids of ``text`` without its marks."""
         if MARK not in text:
             if len(text) <= _CACHED_LENGTH:  # most texts
-                return list(self._remembered(text, **options))
-            return list(self._encode_anew(text, **options))
+                return list(self._encode_cached(text, **options))
+            return list(self._encode_uncached(text, **options))
         pieces = text.split(MARK)
         plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
         tokens: list[int] = []
-        done = 0
-        for found in self._control.pattern.finditer(plain):
-            if bisect_right(marks, found.start()) < bisect_left(marks, found.end()):
-                tokens += self._encode(plain[done : found.start()], **options)
-                tokens += self._spelled(found[0])
+        end = 0
+        for match in self._control.pattern.finditer(plain):
+            if bisect_right(marks, match.start()) < bisect_left(marks, match.end()):
+                tokens += self._encode(plain[end : match.start()], **options)
+                tokens += self._spell_cached(match[0])
                 options["add_special_tokens"] = False  # only at the beginning
-                done = found.end()
-        return [*tokens, *self._encode(plain[done:], **options)]
+                end = match.end()
+        return [*tokens, *self._encode(plain[end:], **options)]
 
     def spelled_out(self, tokens: Iterable[int]) -> list[int]:
         """The tokens, with each control token spelled."""
@@ -224,21 +224,21 @@ class MarkedTokenizer:
         return [
             t
             for token in tokens
-            for t in (self._spelled(names[token]) if token in names else (token,))
+            for t in (self._spell_cached(names[token]) if token in names else (token,))
         ]
 
     def _spell(self, name: str) -> tuple[int, ...]:
-        rest = name[1:]
-        holds_one = any(other in rest for other in self._control.names)
-        pieces = [name[0], *(rest if holds_one else [rest])]
+        tail = name[1:]
+        holds_token = any(token in tail for token in self._control.names)
+        pieces = [name[0], *(tail if holds_token else [tail])]
         encoded = [self._encode(piece, add_special_tokens=False) for piece in pieces]
         return tuple(chain(*encoded))
 
     def _encode(self, text: str, **options: Any) -> tuple[int, ...]:
-        encode = self._remembered if len(text) <= _CACHED_LENGTH else self._encode_anew
+        encode = self._encode_cached if len(text) <= _CACHED_LENGTH else self._encode_uncached
         return encode(text, **options)
 
-    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
+    def _encode_uncached(self, text: str, **options: Any) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, **options))
 
 
@@ -252,5 +252,5 @@ class MarkedBackend(MarkedTokenizer):
         """An object with the token ids of ``text`` as ``ids``."""
         return SimpleNamespace(ids=super().encode(text, **options))
 
-    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
+    def _encode_uncached(self, text: str, **options: Any) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, **options).ids)

@@ -39,7 +39,7 @@ def read_harmony(text: str, tools: Sequence[Any] | None) -> Message:
 
     Args:
         text: Begins after the header ``<|start|>assistant``, with the first channel.
-        tools: Those that were offered; None if they are unknown.
+        tools: The tools that were offered; None if they are unknown.
     """
     thoughts: list[str] = []
     texts: list[str] = []

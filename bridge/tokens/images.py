@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import Message
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some of them Pillow starts programs
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some, Pillow starts programs
 MOST_BYTES = 20_000_000  # of an image
 MOST_PIXELS = 50_000_000  # of an image; a file of some kilobytes may claim many more
 MOST_IMAGES = 100  # of a message
@@ -26,21 +26,21 @@ class Images:
     """The images of one episode; each is opened once."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, str] = {}
+        self._urls: dict[str, str] = {}
         self._has_any = False
 
-    def shown(self, message: Message, most: int | None = None) -> Message:
-        """``message`` with its images checked; a ``LongTextError`` unless ``most`` is None."""
+    def check(self, message: Message, max_chars: int | None = None) -> Message:
+        """``message`` with its images checked; a ``LongTextError`` unless ``max_chars`` is None."""
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
-            if self._has_any and most is not None:  # a template may render all images again
+            if self._has_any and max_chars is not None:  # a template may render all images again
                 raise LongTextError
             return message
         self._has_any = True
-        if most is not None:
+        if max_chars is not None:
             raise LongTextError
         if sum(part["type"] == "image" for part in content) > MOST_IMAGES:
-            raise _refused(f"A message holds more than {MOST_IMAGES} images.")
+            raise _refusal(f"A message holds more than {MOST_IMAGES} images.")
         parts = [
             {**part, "image": self._data(part["image"])} if part["type"] == "image" else part
             for part in content
@@ -52,48 +52,48 @@ class Images:
             _check_pixels(image, "from Pillow")
         if not isinstance(image, str):
             return image
-        if image not in self._shown:
+        if image not in self._urls:
             if image[:5].lower() != "data:":
                 name = image.partition("?")[0]  # what follows may be a secret
-                raise _refused(
+                raise _refusal(
                     f"The image {name[:200]!r} is not fetched; expected its data. Send it as a "
                     "data: URL: 'data:image/png;base64,' + base64.b64encode(content).decode()."
                 )
-            made = _opened(_content(image))
-            self._shown[image] = image if made == image else made
-        return self._shown[image]
+            url = _data_url(_content(image))
+            self._urls[image] = image if url == image else url
+        return self._urls[image]
 
 
 def _content(url: str) -> bytes:
     head, _, payload = url.partition(",")
     if len(payload) * 3 // 4 > MOST_BYTES:
-        raise _refused(f"The image in a data: URL has more than {MOST_BYTES} bytes.")
+        raise _refusal(f"The image in a data: URL has more than {MOST_BYTES} bytes.")
     try:
         if not head.lower().endswith(";base64"):
             raise ValueError("it is not marked as base64")
         payload = "".join(payload.split())
         return base64.b64decode(payload + "=" * (-len(payload) % 4), validate=True)
     except ValueError as error:
-        raise _refused(
+        raise _refusal(
             f"An image begins with {url!r:.50} and cannot be read: {error}. Expected "
             "data:image/png;base64,..."
         ) from None
 
 
-def _opened(content: bytes) -> str:
+def _data_url(content: bytes) -> str:
     """An image's bytes as a ``data:`` URL, if all of it can be opened."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_pixels(image, "in a data: URL")
             if image.format != "MPO" and getattr(image, "is_animated", False):
-                raise _refused("The image in a data: URL is animated; send one of its frames.")
+                raise _refusal("The image in a data: URL is animated; send one of its frames.")
             image.load()
             kind = image.get_format_mimetype()
     except openai.BadRequestError:
         raise
     except Exception as error:  # Pillow's decoders may raise anything
         expected = ", ".join(FORMATS)
-        raise _refused(
+        raise _refusal(
             f"The image in a data: URL cannot be opened ({len(content)} bytes); expected a whole "
             f"image, one of {expected}. {type(error).__name__}: {error!s:.200}"
         ) from None
@@ -103,11 +103,11 @@ def _opened(content: bytes) -> str:
 def _check_pixels(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width * height > MOST_PIXELS:
-        raise _refused(
+        raise _refusal(
             f"The image {name} has {width} x {height} pixels; at most {MOST_PIXELS} are opened. "
             "Send a smaller one."
         )
 
 
-def _refused(message: str) -> openai.BadRequestError:
+def _refusal(message: str) -> openai.BadRequestError:
     return bad_request(message, param="messages")

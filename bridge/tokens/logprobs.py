@@ -3,7 +3,7 @@
 The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens, extra=...)``.
 ``SampledTokens`` is a list of token ids that also holds their log-probabilities. It is made by
 
-    the Cookbook's ``TinkerTokenCompleter``   once an Env was made (``clients/takeover.py``)
+    the Cookbook's ``TinkerTokenCompleter``   once an Env exists (``clients/takeover.py``)
     evert's own policies                      ``ScriptedPolicy``, those of evaluations
     a loop of your own                        ``env.step(SampledTokens(tokens, logprobs))``
 
@@ -43,7 +43,7 @@ class SampledTokens(list[int]):
         self.logprobs = logprobs
 
 
-def remembering(action: TokensWithLogprobs) -> TokensWithLogprobs:
+def keep_logprobs(action: TokensWithLogprobs) -> TokensWithLogprobs:
     """The action, with its log-probabilities (if any) put into its tokens."""
     if action.maybe_logprobs is not None and not isinstance(action.tokens, SampledTokens):
         action.tokens = SampledTokens(action.tokens, action.maybe_logprobs)
@@ -59,11 +59,11 @@ def with_logprobs(
     """The reply with the log-probabilities of its tokens; raises the 400 if there are none."""
     if logprobs is None:
         raise unavailable("this reply's tokens came without any")
-    given = []
+    token_logprobs = []
     for token, logprob in [*zip(tokens, logprobs, strict=True)][: reply.completion_tokens]:
         text = renderer.decode([token])
-        given.append(TokenLogprob(text, logprob, text.encode()))
-    return replace(reply, logprobs=tuple(given))
+        token_logprobs.append(TokenLogprob(text, logprob, text.encode()))
+    return replace(reply, logprobs=tuple(token_logprobs))
 
 
 def unavailable(reason: str) -> openai.BadRequestError:

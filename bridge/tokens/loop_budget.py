@@ -1,10 +1,10 @@
 """Renders long texts in threads: on the event loop they would block every other episode.
 
 A tokenizer takes a second for some megabytes. So work on the loop has a limit of characters,
-``most``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
+``max_chars``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
 ``LongTexts`` repeats it in a thread, with the renderer's copy for threads. A tokenizer cannot be
 stopped. So a prompt that must exceed the prompt's limit is refused beforehand (``least_tokens``),
-and huge texts, which may take seconds, have a thread and a copy apart from all others.
+and huge texts, which may take seconds, have a thread and a copy of their own.
 """
 
 import asyncio
@@ -39,48 +39,48 @@ class LongTextError(Exception):
     """There is more text to render than is allowed here."""
 
 
-def check_text(value: object, most: int | None) -> None:
-    """Raise ``LongTextError`` if a value has more than ``most`` characters; None: no limit."""
-    if most is None:
+def check_text(value: object, max_chars: int | None) -> None:
+    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters; None: no limit."""
+    if max_chars is None:
         return
     try:
-        found = _length(value, most)
+        length = _length(value, max_chars)
     except Exception as error:  # an agent's own object: its reader will refuse it
         raise LongTextError from error
-    if found > most:
+    if length > max_chars:
         raise LongTextError
 
 
-def _length(value: object, most: int) -> int:
-    """Characters of a value, counted until there are more than ``most``."""
-    found = 0
-    inside: list[Any] = [value]
-    for one in inside:  # grows in the loop
-        kind = type(one)
-        if kind is dict and len(one) == 2 and type(content := one.get("content")) is str:
-            found += len(content)  # most messages
-        elif isinstance(one, str):
-            found += str.__len__(one)
+def _length(value: object, max_chars: int) -> int:
+    """Characters of a value, counted until there are more than ``max_chars``."""
+    count = 0
+    queue: list[Any] = [value]
+    for item in queue:  # grows in the loop
+        kind = type(item)
+        if kind is dict and len(item) == 2 and type(content := item.get("content")) is str:
+            count += len(content)  # most messages
+        elif isinstance(item, str):
+            count += str.__len__(item)
         elif kind is list:
-            inside += one
-            found += 1  # so that a list that holds itself ends the loop
-        elif kind is dict or isinstance(one, Mapping):
-            inside += one
-            inside += one.values()
-        elif isinstance(one, (list, tuple)):
-            inside += one
-            found += 1
-        elif hasattr(one, "model_fields_set"):  # an SDK object
-            inside += vars(one).values()
-            inside.append(getattr(one, "__pydantic_extra__", None))
-        if found > most:
+            queue += item
+            count += 1  # so that a list that holds itself ends the loop
+        elif kind is dict or isinstance(item, Mapping):
+            queue += item
+            queue += item.values()
+        elif isinstance(item, (list, tuple)):
+            queue += item
+            count += 1
+        elif hasattr(item, "model_fields_set"):  # an SDK object
+            queue += vars(item).values()
+            queue.append(getattr(item, "__pydantic_extra__", None))
+        if count > max_chars:
             break
-    return found
+    return count
 
 
-def check_tokens(count: int, most: int | None) -> None:
-    """Raise ``LongTextError`` if ``count`` tokens have more than about ``most`` characters."""
-    if most is not None and count * CHARACTERS > most:
+def check_tokens(count: int, max_chars: int | None) -> None:
+    """Raise ``LongTextError`` if ``count`` tokens have more than about ``max_chars`` characters."""
+    if max_chars is not None and count * CHARACTERS > max_chars:
         raise LongTextError
 
 
@@ -93,7 +93,7 @@ class LongTexts:
         self._task: asyncio.Task[Any] | None = None
         self._is_over = False
 
-    async def rendered(self, work: Work[T], request: ChatRequest | None = None) -> T:
+    async def render(self, work: Work[T], request: ChatRequest | None = None) -> T:
         """Call ``work`` with a renderer and a limit; past the limit, again in a thread without one.
 
         Raises:
@@ -137,7 +137,7 @@ class LongTexts:
 _COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
 """Patterns of characters and of starts of words: in a text, and in tokens (U+0120 is a space)."""
 
-_most: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
+_maxima: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 
 
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
@@ -145,31 +145,31 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
     It is computed from the most characters, and the most starts of words, in any token. It is
     certain only for tokenizers that keep all of a text, and for the Cookbook's renderers, which
-    show the model all that it is told.
+    show the model every message in full.
     """
-    most = _most.get(renderer)
-    if most is None:
-        most = _most[renderer] = _most_in_a_token(renderer.renderer)
-    texts = [text for message in messages for text in _told(message)]
+    maxima = _maxima.get(renderer)
+    if maxima is None:
+        maxima = _maxima[renderer] = _token_maxima(renderer.renderer)
+    texts = [text for message in messages for text in _prompt_texts(message)]
     parts = [t[at : at + LONG_TEXT] for t in texts for at in range(0, len(t), LONG_TEXT)]
-    counted = (sum(len(re.findall(pattern, part)) for part in parts) for pattern, _ in _COUNTED)
-    return max((count // each for count, each in zip(counted, most, strict=False)), default=0)
+    counts = (sum(len(re.findall(pattern, part)) for part in parts) for pattern, _ in _COUNTED)
+    return max((count // limit for count, limit in zip(counts, maxima, strict=False)), default=0)
 
 
-def _most_in_a_token(renderer: Any) -> list[int]:
+def _token_maxima(renderer: Any) -> list[int]:
     """The highest count of each pattern in any token; empty if a token may stand for any text."""
     backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
-    known = isinstance(getattr(backend, "model", None), BPE)
-    known = known and isinstance(backend.normalizer, NFC | None)
-    vocabulary = renderer.tokenizer.get_vocab() if known else {}
+    is_known = isinstance(getattr(backend, "model", None), BPE)
+    is_known = is_known and isinstance(backend.normalizer, NFC | None)
+    vocabulary = renderer.tokenizer.get_vocab() if is_known else {}
     is_ours = type(renderer).__module__.startswith("tinker_cookbook.")
     if not is_ours or not vocabulary.keys() >= {*ByteLevel.alphabet()}:
         return []
-    return [max(len(re.findall(one, token)) for token in vocabulary) for _, one in _COUNTED]
+    return [max(len(re.findall(pattern, token)) for token in vocabulary) for _, pattern in _COUNTED]
 
 
-def _told(message: Any) -> list[str]:
+def _prompt_texts(message: Any) -> list[str]:
     fields = message if type(message) is dict else {}
     role, text = fields.get("role"), fields.get("content")
-    is_told = type(role) is str and role in ("system", "developer", "user", "tool")
-    return [text.strip()] if is_told and type(text) is str else []
+    is_shown = type(role) is str and role in ("system", "developer", "user", "tool")
+    return [text.strip()] if is_shown and type(text) is str else []

@@ -74,12 +74,12 @@ def loading(name: str, source: str) -> Iterator[None]:
             raise _untrusted(name, folder) from error
         if not folder.is_dir():
             raise
-        said = f"the loader says: {type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"the loader says: {type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, UnpicklingError):
-            said = "its weights are a pickle with more than tensors; take .safetensors"
-        said = "".join(each for each in said if each.isprintable())
+            reason = "its weights are a pickle with more than tensors; take .safetensors"
+        reason = "".join(character for character in reason if character.isprintable())
         raise InvalidModelError(
-            f"Model {name!r} could not be loaded. Check the files in {source}; {said:.{LONGEST}}"
+            f"Model {name!r} could not be loaded. Check the files in {source}; {reason:.{LONGEST}}"
         ) from error
 
 
@@ -91,28 +91,28 @@ def check_folder(name: str, folder: Path) -> None:
         size = file.stat().st_size if file.suffix in (".json", ".jinja") else 0
         if file.is_file() and size <= LARGEST_TEXT:
             continue
-        found = f"has {size:,} bytes" if file.is_file() else "is a pipe, a device or a socket"
+        problem = f"has {size:,} bytes" if file.is_file() else "is a pipe, a device or a socket"
         raise InvalidModelError(
-            f"Model {name!r}: {file.name!r} in {folder} {found}; expected a file, and one of at "
-            f"most {LARGEST_TEXT:,} bytes where it is text. Check where the folder comes from."
+            f"Model {name!r}: {file.name!r} in {folder} {problem}; expected a file, of at most "
+            f"{LARGEST_TEXT:,} bytes if it is text. Check where the folder comes from."
         )
 
 
 def register_folder(name: str) -> None:
     """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer by ``from_pretrained``.
 
-    The Cookbook's own way runs any code in the folder. A name that is no folder is left to it.
+    The Cookbook itself would run any code in the folder. Other names are left to it.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 
     # For the Cookbook, "folder:variant" means the folder.
     for folder in (Path(name).expanduser(), Path(name.split(":")[0])):
         if folder.is_dir() and not is_tokenizer_registered(name):
-            register_tokenizer(name, lambda at=str(folder): _loaded(name, at, code_is_trusted()))  # type: ignore[misc]
+            register_tokenizer(name, lambda at=str(folder): _load(name, at, code_is_trusted()))  # type: ignore[misc]
 
 
 @cache
-def _loaded(name: str, folder: str, trusted: bool) -> Any:
+def _load(name: str, folder: str, trusted: bool) -> Any:
     from transformers import AutoTokenizer
 
     return from_pretrained(AutoTokenizer, name, folder)
@@ -125,27 +125,28 @@ def _has_its_own_tokenizer(folder: Path) -> bool:
     """Whether ``transformers`` lacks the tokenizer's class: it would silently take another."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-    read = read_json(folder / "tokenizer_config.json")
-    named = read.get("tokenizer_class")
-    known = isinstance(named, str) and tokenizer_class_from_name(named) is not None
-    return "auto_map" in read and not known and not code_is_trusted()
+    config = read_json(folder / "tokenizer_config.json")
+    class_name = config.get("tokenizer_class")
+    is_known = isinstance(class_name, str) and tokenizer_class_from_name(class_name) is not None
+    return "auto_map" in config and not is_known and not code_is_trusted()
 
 
 def _untrusted(name: str, folder: Path) -> InvalidModelError:
     maps = {
         file.name: read_json(file).get("auto_map") for file in sorted(folder.glob("*config.json"))
     }
-    named = "; ".join(f"{file} names {found!r:.100}" for file, found in maps.items() if found)
+    entries = "; ".join(f"{file} names {entry!r:.100}" for file, entry in maps.items() if entry)
     return InvalidModelError(
-        f"Model {name!r} needs Python code that comes with it: auto_map in {named or 'its files'}. "
-        "None of it was run. Read the code, and if you trust it, pass trust_remote_code=True."
+        f"Model {name!r} needs Python code that comes with it: auto_map in "
+        f"{entries or 'its files'}. None of it was run. Read the code, and if you trust it, pass "
+        "trust_remote_code=True."
     )
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a model's file; empty if there is none."""
     try:
-        found = json.loads(file.read_bytes())
+        value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -20,7 +20,7 @@ TOOLS = "tools"
 
 SYSTEM = Message(role="system", content="Qzsystem")
 USER = Message(role="user", content="Qzuser")
-SAID = Message(role="assistant", content="Qzreply")
+REPLY = Message(role="assistant", content="Qzreply")
 TOOL = ToolSpec(
     name="qzname",
     description="Qztool.",
@@ -29,11 +29,11 @@ TOOL = ToolSpec(
 
 
 PROBE_IDS, PROBE_IDS_WITH_NAMES = "qzcall{number:03}", "functions.{name}:{number}"
-"""Ids of made-up calls. Every template takes the first form, nine letters and digits, but for those
+"""Ids of made-up calls. Every template takes the first form, nine letters and digits, except those
 that show a call's name only in its id."""
 
 
-def made_up(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+def probe_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
     """A tool call."""
     body = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
     return ToolCall(id=call_id, function=body)
@@ -49,34 +49,34 @@ def parts(text: str) -> list[ContentPart]:
     return [TextPart(type="text", text=text)] if text else []
 
 
-THOUGHTFUL = Message(role="assistant", content=thinking("Qzthought", "Qzreply"))
-CALLS = Message(role="assistant", content="", tool_calls=[made_up("qzcall000", *FIRST[:2])])
+THOUGHT = Message(role="assistant", content=thinking("Qzthought", "Qzreply"))
+CALLS = Message(role="assistant", content="", tool_calls=[probe_call("qzcall000", *FIRST[:2])])
 RESULT = Message(role="tool", content="Qzresult", tool_call_id="qzcall000", name="qzname")
 
 
 def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
     """Conversations of each kind that an agent may have."""
     user = [Message(role="user", content=f"Qzuser {n}, please?") for n in range(3)]
-    said = [Message(role="assistant", content=f"Qzreply {n}.") for n in range(3)]
-    plain = [user[0], said[0], user[1], said[1], user[2]]
+    replies = [Message(role="assistant", content=f"Qzreply {n}.") for n in range(3)]
+    plain = [user[0], replies[0], user[1], replies[1], user[2]]
     openings: list[list[Message]] = [[], [Message(role="system", content="Qzsystem one.")]]
     shapes = [[*opening, *plain[:end]] for opening in openings for end in (1, 3, 5)]
-    shapes += [[user[0], user[1]], [user[0], said[0]]]
+    shapes += [[user[0], user[1]], [user[0], replies[0]]]
     if thinks:
         thoughtful = Message(role="assistant", content=thinking("Qzthought.", "Qzreply."))
         shapes += [[user[0], thoughtful, *plain[2:end]] for end in (3, 5)]
     for system in ("", "Qzsystem two.") if calls else ():
         opening = carrier([TOOL], system)
-        made = [made_up(PROBE_IDS.format(number=n), *FIRST[:2]) for n in range(2)]
-        one = Message(role="assistant", content="Qzsay.", tool_calls=made[:1])
-        two = Message(role="assistant", content="", tool_calls=made)
+        probe_calls = [probe_call(PROBE_IDS.format(number=n), *FIRST[:2]) for n in range(2)]
+        single = Message(role="assistant", content="Qzsay.", tool_calls=probe_calls[:1])
+        double = Message(role="assistant", content="", tool_calls=probe_calls)
         results = [
             Message(role="tool", content=f"Qz {call.id}", tool_call_id=str(call.id), name="qzname")
-            for call in made
+            for call in probe_calls
         ]
-        shapes += [[opening, *plain], [opening, user[0], one, results[0]]]
-        shapes += [[opening, user[0], one, results[0], said[0], user[1], two, *results]]
-        shapes += [[opening, user[0], two, *results, said[1], user[2]]]
+        shapes += [[opening, *plain], [opening, user[0], single, results[0]]]
+        shapes += [[opening, user[0], single, results[0], replies[0], user[1], double, *results]]
+        shapes += [[opening, user[0], double, *results, replies[1], user[2]]]
     return shapes
 
 
@@ -90,11 +90,11 @@ def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
         return "", [] if last is None else [last]
     role = last["role"]
     if role == "assistant":
-        called = bool(last.get("tool_calls"))
-        return f"{role} {called}", [USER, CALLS if called else SAID]
+        has_calls = bool(last.get("tool_calls"))
+        return f"{role} {has_calls}", [USER, CALLS if has_calls else REPLY]
     if role == "tool":
         return role, [USER, CALLS, RESULT]
-    return role, [USER, SAID, Message(role=role, content="Qz")]
+    return role, [USER, REPLY, Message(role=role, content="Qz")]
 
 
 def carrier(tools: list[ToolSpec], system_prompt: str) -> Message:
@@ -107,7 +107,7 @@ def is_tool(message: Message | None) -> bool:
     return message is not None and message["role"] == "tool"
 
 
-def common(text: str, other: str) -> str:
+def common_prefix(first: str, second: str) -> str:
     """The longest common prefix."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return text[: next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))]
+    pairs = enumerate(zip(first, second, strict=False))
+    return first[: next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))]

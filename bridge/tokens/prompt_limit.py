@@ -20,8 +20,8 @@ class PromptLimit:
         """
         if first is None or self.response is None:
             return self.tokens
-        whole = first + self.response
-        return whole if self.tokens is None else min(whole, self.tokens)
+        total = first + self.response
+        return total if self.tokens is None else min(total, self.tokens)
 
 
 ANY_LENGTH = PromptLimit(None, StopReason.CONTEXT_OVERFLOW)

@@ -70,7 +70,7 @@ class PromptRenderer:
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, MarkedBackend(value, self._control))
         self.lock = threading.Lock()
-        self._refusing = _Refusing(self._name)
+        self._mismatch_errors = _MismatchErrors(self._name)
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
@@ -119,12 +119,10 @@ class PromptRenderer:
             return []
         roles = ("user", "assistant", "system", "tool")
         with self.lock:
-            rendered = [
-                self._renderer.render_message(Message(role=role, content=""), _SECOND)
-                for role in roles
-            ]
-        headers = [self.decode(one.header.tokens) for one in rendered if one.header is not None]
-        return [stop.replace(headers[0], header) for stop in stops for header in headers]
+            empty = [Message(role=role, content="") for role in roles]
+            headers = [self._renderer.render_message(message, _SECOND).header for message in empty]
+        texts = [self.decode(header.tokens) for header in headers if header is not None]
+        return [stop.replace(texts[0], text) for stop in stops for text in texts]
 
     def _check_spells(self) -> None:
         if not self._encodes_here:
@@ -158,17 +156,17 @@ class PromptRenderer:
         with self.lock:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
-    def differ_in_spelling(self, tokens: Sequence[int], others: Sequence[int]) -> bool:
+    def differ_in_spelling(self, tokens: Sequence[int], other_tokens: Sequence[int]) -> bool:
         """Whether the tokens differ at most in control tokens that one side has spelled out."""
         with self.lock:
-            return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(others)
+            return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(other_tokens)
 
     # -- prompts ---------------------------------------------------------------------------------
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         """The messages that offer ``tools`` in this renderer's format."""
         try:
-            with _Refusing(self._name, NotImplementedError):
+            with _MismatchErrors(self._name, NotImplementedError):
                 marked = [self._control.mark_deep(dict(tool)) for tool in tools]
                 if marked != tools:
                     self._check_spells()
@@ -188,20 +186,20 @@ class PromptRenderer:
         """Whether prompts show the ids of tool calls; True too if made-up ids are refused."""
         body = ToolCall.FunctionBody(name="f", arguments="{}")
 
-        def shown(call_id: str) -> FlatPrompt:
+        def render(call_id: str) -> FlatPrompt:
             call = ToolCall(id=call_id, function=body)
-            said = Message(role="assistant", content="", tool_calls=[call])
+            reply = Message(role="assistant", content="", tool_calls=[call])
             result = Message(role="tool", content="", tool_call_id=call_id, name="f")
-            return self.full([Message(role="user", content=""), said, result])
+            return self.full([Message(role="user", content=""), reply, result])
 
         try:
-            return shown("a") != shown("b")
+            return render("a") != render("b")
         except RendererMismatchError:
             return True
 
     def full(self, messages: list[Message]) -> FlatPrompt:
         """The whole prompt, generation suffix included, made by the renderer itself."""
-        with self.lock, self._refusing:
+        with self.lock, self._mismatch_errors:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
@@ -209,15 +207,15 @@ class PromptRenderer:
         """The same; what it shares with the conversation's ``last`` prompt is not encoded again."""
         if not isinstance(self._renderer, TemplateRenderer):
             return self.full(messages), last
-        with self.lock, self._refusing:
-            rendering = self._renderer.rendered(messages, last)
+        with self.lock, self._mismatch_errors:
+            rendering = self._renderer.render_after(messages, last)
         return [*rendering.tokens], rendering
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
         """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
-        with self.lock, self._refusing:
+        with self.lock, self._mismatch_errors:
             if isinstance(renderer, TemplateRenderer):
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
@@ -236,13 +234,13 @@ class PromptRenderer:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
-    def stop_with(self, wanted: Sequence[str]) -> StopCondition:
-        """The renderer's stops and the strings ``wanted``, as one stop condition."""
-        if not wanted:
+    def stop_with(self, strings: Sequence[str]) -> StopCondition:
+        """The renderer's stops and ``strings``, as one stop condition."""
+        if not strings:
             return self.stop
         # Token ids and strings cannot be mixed, so the renderer's stops become strings.
-        own = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
-        return [*own, *wanted]
+        stops = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
+        return [*stops, *strings]
 
     def missing_end(self, action: list[int]) -> list[int]:
         """The end-of-turn token that a cut action lacks; empty if it is there, or is a string."""
@@ -254,15 +252,15 @@ class PromptRenderer:
         """The tokens that open the reply ("<|im_start|>assistant")."""
         key = messages[-1]["role"] if messages else None
         # A chat template may show a single message only with the next one.
-        is_own = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
-        known = None if is_own else self._suffixes.get(key)
-        if known is None:
+        is_uncached = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
+        suffix = None if is_uncached else self._suffixes.get(key)
+        if suffix is None:
             context = _context(messages, len(messages), last_user)
-            with self.lock, self._refusing:
-                known = self._renderer._get_generation_suffix("assistant", context)
-            if not is_own:
-                self._suffixes[key] = known
-        return known
+            with self.lock, self._mismatch_errors:
+                suffix = self._renderer._get_generation_suffix("assistant", context)
+            if not is_uncached:
+                self._suffixes[key] = suffix
+        return suffix
 
     def parse(
         self, action: list[int], tools: Sequence[Any] | None = None
@@ -271,7 +269,7 @@ class PromptRenderer:
 
         Args:
             action: The sampled tokens.
-            tools: Those that were offered; None if they are unknown.
+            tools: The tools that were offered; None if they are unknown.
 
         Raises:
             RendererError: The action cannot be parsed at all.
@@ -288,34 +286,34 @@ def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
     """A whole conversation, and a weight for each token: 1 if it is trained on, else 0."""
-    with prompts.lock, prompts._refusing:
+    with prompts.lock, prompts._mismatch_errors:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
-HALF = (
-    "A text has half of a surrogate pair, which has no UTF-8 (an emoji that was cut in two?). "
+LONE_SURROGATE = (
+    "A text has half of a surrogate pair (an emoji cut in two?), which UTF-8 cannot encode. "
     "Replace it: text.encode(errors='replace').decode()."
 )
 
 
-class _Refusing:
-    """Turns what a renderer raises into a ``RendererMismatchError``, except the classes in ``but``.
+class _MismatchErrors:
+    """Turns a renderer's errors, except those in ``skip``, into a ``RendererMismatchError``.
 
     It is entered every turn; a context manager made of a generator takes eight times as long.
     """
 
-    def __init__(self, name: str, *but: type[Exception]) -> None:
+    def __init__(self, name: str, *skip: type[Exception]) -> None:
         self._name = name
-        self._but: tuple[type[Exception], ...] = (RendererError, RendererMismatchError, *but)
+        self._skip: tuple[type[Exception], ...] = (RendererError, RendererMismatchError, *skip)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, self._but):
+        if isinstance(error, Exception) and not isinstance(error, self._skip):
             text = f"{self._name} raised {type(error).__name__}: {error}"
-            if "TextEncodeInput" in text:  # what tokenizers say of a text without UTF-8
-                text = HALF
+            if "TextEncodeInput" in text:  # the error for a text without UTF-8
+                text = LONE_SURROGATE
             raise RendererMismatchError(text) from error
 
 
@@ -329,12 +327,12 @@ def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
 
 
 def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
-    found = next((frame for frame in frames if frame in text), None)
-    if found is not None:
+    separator = next((frame for frame in frames if frame in text), None)
+    if separator is not None:
         raise RendererMismatchError(
-            f"{name} separates messages with plain text, and this message holds {found!r}, which "
-            f"would begin another one: {text!r:.200}. Send other words, or take a renderer with "
-            "control tokens."
+            f"{name} separates messages with plain text, and this message holds {separator!r}, "
+            f"which would begin another one: {text!r:.200}. Send other words, or take a renderer "
+            "with control tokens."
         )
 
 
@@ -369,7 +367,7 @@ SHARED = "_evert_prompt_renderer"  # attribute of a renderer that holds its ``Pr
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
-    """The one ``PromptRenderer`` of ``renderer``; None means the shipped base's renderer."""
+    """The shared ``PromptRenderer`` of ``renderer``; None means the shipped base's renderer."""
     chosen = default_renderer() if renderer is None else renderer
     shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:

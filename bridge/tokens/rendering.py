@@ -30,7 +30,7 @@ class Rendering(NamedTuple):
 EMPTY = Rendering("", [], [])
 
 
-def rendered(
+def rendering_after(
     text: str,
     last: Rendering,
     control: ControlTokens,

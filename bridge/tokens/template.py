@@ -23,8 +23,8 @@ from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
 from evert.bridge.tokens.chat_template import ChatTemplate
 from evert.bridge.tokens.harmony import read_harmony
-from evert.bridge.tokens.probes import carrier, common, thinking
-from evert.bridge.tokens.rendering import Rendering, rendered
+from evert.bridge.tokens.probes import carrier, common_prefix, thinking
+from evert.bridge.tokens.rendering import Rendering, rendering_after
 
 
 class TemplateRenderer(Renderer):
@@ -52,7 +52,7 @@ class TemplateRenderer(Renderer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         make, arguments = super().__reduce__()
-        return _remade, (make, self._options, *arguments)
+        return _unpickle, (make, self._options, *arguments)
 
     @property
     def has_extension_property(self) -> bool:
@@ -72,18 +72,18 @@ class TemplateRenderer(Renderer):
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
 
-    def rendered(self, messages: list[Message], last: Rendering) -> Rendering:
+    def render_after(self, messages: list[Message], last: Rendering) -> Rendering:
         """The same prompt; what it shares with the ``last`` one is not encoded again."""
         text = self.template.text(messages, opens=True)
-        return rendered(text, last, self.template.control, self._encode)
+        return rendering_after(text, last, self.template.control, self._encode)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """The tokens that one message adds, if the template is additive."""
-        added = self.template.shown(message, ctx)
+        text = self.template.message_text(message, ctx)
         if message["role"] != "assistant":
-            return RenderedMessage(output=_chunks(self._encode(added)))
-        opening = common(added, self.template.added(ctx))
-        header, tokens = self._encode(opening), self._encode(added)
+            return RenderedMessage(output=_chunks(self._encode(text)))
+        opening = common_prefix(text, self.template.added_text(ctx))
+        header, tokens = self._encode(opening), self._encode(text)
         if tokens[: len(header)] != header:  # the reply begins with white space, which joins it
             header = header[: len(common_tokens(header, tokens))]
         output = _chunks(tokens[len(header) :])
@@ -91,10 +91,10 @@ class TemplateRenderer(Renderer):
 
     def tail(self, messages: Iterable[tuple[Message, RenderContext]]) -> list[int]:
         """The tokens that messages add one after the other, if the template is additive."""
-        return self._encode("".join(self.template.shown(*one) for one in messages))
+        return self._encode("".join(self.template.message_text(*pair) for pair in messages))
 
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
-        return self._encode(self.template.added(ctx))
+        return self._encode(self.template.added_text(ctx))
 
     def create_conversation_prefix_with_tools(
         self, tools: list[ToolSpec], system_prompt: str = ""
@@ -107,8 +107,8 @@ class TemplateRenderer(Renderer):
         if self.template.calls is None:
             raise NotImplementedError
         if self.template.hermes:
-            theirs = Qwen3InstructRenderer.create_conversation_prefix_with_tools
-            return theirs(self, tools, system_prompt)  # type: ignore[arg-type]
+            hermes_prefix = Qwen3InstructRenderer.create_conversation_prefix_with_tools
+            return hermes_prefix(self, tools, system_prompt)  # type: ignore[arg-type]
         return [carrier(tools, system_prompt)]
 
     def _encode(self, text: str) -> list[int]:
@@ -121,8 +121,8 @@ class TemplateRenderer(Renderer):
 
         Args:
             response: The sampled tokens.
-            tools: Those that were offered, whose schemas decide the types of arguments; only they
-                can be called. None: they are unknown.
+            tools: The tools that were offered: only they can be called, and their schemas decide
+                the types of arguments. None if they are unknown.
 
         Raises:
             RendererError: There are tokens after the end of the reply.
@@ -152,19 +152,19 @@ class TemplateRenderer(Renderer):
         if self.template.thought is None:
             return "", text
         before, between = (mark.strip() for mark in self.template.thought)
-        rest = text.lstrip()
+        tail = text.lstrip()
         if self.template.closes_thoughts and not before:
             return "", text
         if not self.template.opens_thoughts:
-            if not rest.startswith(before):
+            if not tail.startswith(before):
                 return "", text
-            text = rest.removeprefix(before)
-        thought, close, rest = text.partition(between)
+            text = tail.removeprefix(before)
+        thought, close, tail = text.partition(between)
         calls = self.template.calls
         start = calls.first_mark(text) if calls is not None and not close else None
         if start is not None:  # a call ends a thought, too
-            thought, rest = text[:start], text[start:]
-        return thought.strip("\n"), rest.lstrip("\n")
+            thought, tail = text[:start], text[start:]
+        return thought.strip("\n"), tail.lstrip("\n")
 
     def _without_head(self, text: str) -> str:
         """A text without what the template puts before it: a channel, a header."""
@@ -179,23 +179,23 @@ class TemplateRenderer(Renderer):
         return text.rstrip().removesuffix(foot) if is_framed else text
 
 
-def _remade(
-    make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *others: Any
+def _unpickle(
+    make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *arguments: Any
 ) -> Renderer:
-    """An unpickled renderer; the Cookbook makes it by its name, also in another process."""
+    """Unpickle a renderer; the Cookbook makes it by its name, even in another process."""
 
-    def remake(tokenizer: Any, images: Any = None) -> Renderer:
+    def make_renderer(tokenizer: Any, images: Any = None) -> Renderer:
         return TemplateRenderer(tokenizer, **options)
 
-    register_renderer(name, remake)
-    return make(name, *others)
+    register_renderer(name, make_renderer)
+    return make(name, *arguments)
 
 
-def common_tokens(tokens: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+def common_tokens(tokens: Sequence[int], other_tokens: Sequence[int]) -> Sequence[int]:
     """The longest common prefix of two token sequences."""
-    pairs = enumerate(zip(tokens, others, strict=False))
-    shorter = min(len(tokens), len(others))
-    return tokens[: next((at for at, (one, two) in pairs if one != two), shorter)]
+    pairs = enumerate(zip(tokens, other_tokens, strict=False))
+    shorter = min(len(tokens), len(other_tokens))
+    return tokens[: next((at for at, (a, b) in pairs if a != b), shorter)]
 
 
 def _chunks(tokens: list[int]) -> list[tinker.ModelInputChunk]:

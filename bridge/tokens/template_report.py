@@ -12,7 +12,7 @@ from tinker_cookbook.renderers.base import Message, get_text_content
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.bases import HERMES
 from evert.bridge.tokens.call_learning import losses
-from evert.bridge.tokens.probes import CALLS, RESULT, SAID, SYSTEM, THOUGHTFUL, TOOL, USER, thinking
+from evert.bridge.tokens.probes import CALLS, REPLY, RESULT, SYSTEM, THOUGHT, TOOL, USER, thinking
 from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import variables_of
 
@@ -24,7 +24,7 @@ PAST_THOUGHTS, STOPS_EARLY = "thoughts of earlier turns", "what follows a stop i
 ONE_SEQUENCE = "one token sequence for a whole conversation"
 """What may be lost."""
 
-_SHOWN = 300
+_MAX_SHOWN = 300
 """Characters of a rendered reply, or of an error, that are shown."""
 
 
@@ -53,9 +53,9 @@ def lost_by(renderer: TemplateRenderer) -> list[str]:
     if not prefix:
         lost.append(TOOLS)
     elif template.calls is not None and not (template.harmony or template.writes_calls):
-        lost += losses(template.calls, template.shown_calls)
+        lost += losses(template.calls, template.render_calls)
     if template.thought is not None and not template.closes_thoughts:
-        later = template.probed(USER, THOUGHTFUL, USER, opens=True)
+        later = template.probed(USER, THOUGHT, USER, opens=True)
         lost += [] if "Qzthought" in later else [PAST_THOUGHTS]
     if template.ends_a_thought and template.marks_end(template.stops[0]):
         lost.append(STOPS_EARLY)
@@ -63,7 +63,7 @@ def lost_by(renderer: TemplateRenderer) -> list[str]:
 
 
 def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
-    """What offers a tool; empty if the template shows none, or its calls cannot be read."""
+    """The messages that offer a tool; empty if it is not shown, or calls cannot be read."""
     try:
         prefix = renderer.create_conversation_prefix_with_tools([TOOL])
     except NotImplementedError:
@@ -74,9 +74,9 @@ def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
 def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
     """A reply of each kind that a model may write after the template's opening."""
     template, call = renderer.template, CALLS
-    kinds = {} if template.opens_thoughts else {"plain replies": SAID}
+    kinds = {} if template.opens_thoughts else {"plain replies": REPLY}
     if template.thought is not None and not template.closes_thoughts:
-        kinds["thoughts"] = THOUGHTFUL
+        kinds["thoughts"] = THOUGHT
     if template.opens_thoughts:
         content = thinking("Qzthought", "")
         call = Message(role="assistant", content=content, tool_calls=CALLS["tool_calls"])
@@ -84,7 +84,7 @@ def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
 
 
 def _changed_kinds(renderer: TemplateRenderer) -> list[str]:
-    """The kinds of replies that history shows otherwise than they were sampled."""
+    """The kinds of replies that history shows differently than they were sampled."""
     kinds = _kinds_of_replies(renderer)
     return [kind for kind, reply in kinds.items() if not _extends(renderer, reply)]
 
@@ -95,29 +95,29 @@ def _extends(renderer: TemplateRenderer, reply: Message) -> bool:
     before = [*(_tool_prefix(renderer) if calls else []), USER]
     opened, ended = template.probed(*before, opens=True), template.probed(*before, reply).rstrip()
     shows_all = isinstance(reply["content"], str) or "Qzthought" in ended
-    whole = template.probed(*before, reply, RESULT if calls else USER, opens=True)
-    return shows_all and ended.startswith(opened.rstrip()) and whole.startswith(ended)
+    prompt = template.probed(*before, reply, RESULT if calls else USER, opens=True)
+    return shows_all and ended.startswith(opened.rstrip()) and prompt.startswith(ended)
 
 
 def _turns(renderer: TemplateRenderer) -> str:
-    is_additive, changed = renderer.template.is_additive, _changed_kinds(renderer)
+    is_additive, kinds = renderer.template.is_additive, _changed_kinds(renderer)
     how = "a turn adds its own tokens" if is_additive else "each prompt is rendered whole"
-    if not changed:
+    if not kinds:
         return f"{how}, and begins with the last one"
-    return f"{how}; history changes {', '.join(changed)}, so the next turn is a new token sequence"
+    return f"{how}; history changes {', '.join(kinds)}, so the next turn is a new token sequence"
 
 
 def _system(renderer: TemplateRenderer, lost: list[str]) -> str:
     if SYSTEM_PROMPTS not in lost:
         return "shown"
-    shown = renderer.template.probed(SYSTEM, USER)
-    return "NOT SHOWN" if shown else "refused: a request with a system prompt is a 400"
+    text = renderer.template.probed(SYSTEM, USER)
+    return "NOT SHOWN" if text else "refused: a request with a system prompt is a 400"
 
 
 def _tools(renderer: TemplateRenderer, lost: list[str]) -> str:
     template = renderer.template
     if TOOLS in lost or template.calls is None:
-        return f"none: {_cut(template.why_no_calls or 'it refuses the message with the tools')}"
+        return f"none: {_shorten(template.why_no_calls or 'it refuses the message with the tools')}"
     kind = type(template.calls).__name__.lower()
     how = ", by the model's control tokens" if template.harmony or template.writes_calls else ""
     how = ", in the format of Hermes" if template.hermes else how
@@ -131,7 +131,7 @@ def _thoughts(renderer: TemplateRenderer, lost: list[str]) -> str:
         return "not shown; their marks are unknown"
     if template.closes_thoughts:
         return "the prompt closes them: the model writes none"
-    if "Qzthought" not in template.probed(USER, THOUGHTFUL):
+    if "Qzthought" not in template.probed(USER, THOUGHT):
         return "read from replies; NOT SHOWN in history"
     return "dropped from earlier turns" if PAST_THOUGHTS in lost else "kept in history"
 
@@ -149,7 +149,7 @@ def _replies(renderer: TemplateRenderer) -> Iterator[Row]:
         tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
         stop = next((at for at, token in enumerate(tokens) if token in template.stops), len(tokens))
         message, _ = renderer.parse_response([*tokens[:stop], end], [TOOL] if prefix else [])
-        yield kind, f"{_cut(repr(text))}\nis read as {_words(message)}"
+        yield kind, f"{_shorten(repr(text))}\nis read as {_words(message)}"
 
 
 def _words(message: Message) -> str:
@@ -163,49 +163,49 @@ def _words(message: Message) -> str:
     return ", ".join(texts) or "NOTHING"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} ..."
 
 
 # -- what helps ----------------------------------------------------------------------------------
 
 
 def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
-    """A row for each setting that helps, the best first, and one for what none helps with."""
-    rest = list(lost)
-    others = [*_others(renderer, lost)] if lost else []
-    while rest and others:
-        setting, remaining = max(others, key=lambda other: len(set(rest) - set(other[1])))
-        saved = set(rest) - set(remaining)
+    """A row for each setting that helps, the best first, and one for what no setting recovers."""
+    remaining = list(lost)
+    settings = [*_settings(renderer, lost)] if lost else []
+    while remaining and settings:
+        setting, lost_then = max(settings, key=lambda option: len(set(remaining) - set(option[1])))
+        saved = set(remaining) - set(lost_then)
         if not saved:
             break
-        helped = [loss for loss in rest if loss in saved]
+        helped = [loss for loss in remaining if loss in saved]
         yield "lost", f"{'; '.join(helped)}\n{setting}"
-        rest = [loss for loss in rest if loss not in saved]
-    if rest:
-        yield "lost", f"{'; '.join(rest)}\nno setting of this template helps"
+        remaining = [loss for loss in remaining if loss not in saved]
+    if remaining:
+        yield "lost", f"{'; '.join(remaining)}\nno setting of this template helps"
     if not lost:
         yield "lost", "nothing"
 
 
-def _others(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _settings(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Settings that lose nothing more, in words with their costs, and what each still loses."""
     template, names = renderer.template, sorted(variables_of(renderer.tokenizer))
     changes: list[tuple[bool, dict[str, bool]]] = [(True, {})] if TOOLS in lost else []
     changes += [(False, {name: value}) for name in names for value in (True, False)]
     for hermes, variable in changes:
         try:
-            other = TemplateRenderer(
+            variant = TemplateRenderer(
                 renderer.tokenizer,
                 hermes=hermes or template.hermes,
                 chat_template={**template.variables, **variable},
             )
         except RendererMismatchError:
             continue
-        if other.template.thought is None and template.thought is not None:
+        if variant.template.thought is None and template.thought is not None:
             continue  # it hides all thoughts
-        closes = other.template.closes_thoughts and not template.closes_thoughts
-        remaining = lost_by(other) + ([PAST_THOUGHTS] if closes else [])
+        closes = variant.template.closes_thoughts and not template.closes_thoughts
+        remaining = lost_by(variant) + ([PAST_THOUGHTS] if closes else [])
         gains_tools = TOOLS in lost and TOOLS not in remaining  # calls may change in history
         if {*lost, *([ONE_SEQUENCE] if gains_tools else [])}.issuperset(remaining):
             pairs = [f"chat_template.{name}={value}" for name, value in variable.items()]

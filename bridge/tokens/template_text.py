@@ -17,7 +17,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec, get_text
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.call_format import Call, CallFormat
 from evert.bridge.tokens.escaping import MARK, ControlTokens
-from evert.bridge.tokens.probes import TOOLS, common, is_tool, parts, thinking
+from evert.bridge.tokens.probes import TOOLS, common_prefix, is_tool, parts, thinking
 from evert.bridge.tokens.template_variables import check_variables
 
 TODAY = datetime(2024, 7, 26)
@@ -67,8 +67,8 @@ class TemplateText:
         self.thought: tuple[str, str] | None = None
         self.calls: CallFormat | None = None
         self.writes_calls = hermes
-        self._way_of_thoughts, self._takes_parts = "", False
-        self._ids_of_nine = self._arguments_as_text = False
+        self._thought_form, self._takes_parts = "", False
+        self._short_ids = self._arguments_as_text = False
 
     def text(self, messages: Sequence[Message], *, opens: bool = False) -> str:
         """The messages' text; ``opens`` adds a reply's opening. Raises what the template raises."""
@@ -108,14 +108,15 @@ class TemplateText:
         except Exception:  # a template may raise anything
             return ""
 
-    def common(self, text: str, other: str) -> str:
+    def shared_prefix(self, text: str, other_text: str) -> str:
         """The longest common prefix that cuts through no mark and no word."""
-        shared = common(text, other)
+        shared = common_prefix(text, other_text)
+        size = len(shared)
         for mark in self.control.pattern.finditer(text):
-            if mark.start() < len(shared) < mark.end():
+            if mark.start() < size < mark.end():
                 return text[: mark.start()]
         edges = [match.end() for match in _EDGE.finditer(shared)]
-        if shared in (text, other) or _EDGE.match(text, len(shared)) or edges[-1:] == [len(shared)]:
+        if shared in (text, other_text) or _EDGE.match(text, size) or edges[-1:] == [size]:
             return shared
         return text[: edges[-1] if edges else 0]
 
@@ -124,29 +125,29 @@ class TemplateText:
         chat: dict[str, Any] = {"role": message["role"], "content": text}
         calls = [self._as_call(*call) for call in enumerate(message.get("tool_calls", ()))]
         if calls and self.writes_calls and self.calls is not None:
-            written = [Call(**call["function"], id=call["id"]) for call in calls]
-            chat["content"] = "\n".join(filter(None, [text, self.calls.written(written)]))
+            text_calls = [Call(**call["function"], id=call["id"]) for call in calls]
+            chat["content"] = "\n".join(filter(None, [text, self.calls.write(text_calls)]))
         elif calls:
             chat["tool_calls"] = calls
         if not isinstance(content := message["content"], str):
             thought = "".join(part["thinking"] for part in content if part["type"] == "thinking")
             chat |= self._with_thought(thought, str(chat["content"])) if thought else {}
         chat |= {key: message[key] for key in ("name", "tool_call_id") if key in message}
-        if self._ids_of_nine and "tool_call_id" in chat:
-            chat["tool_call_id"] = id_of_nine(chat["tool_call_id"])
+        if self._short_ids and "tool_call_id" in chat:
+            chat["tool_call_id"] = short_id(chat["tool_call_id"])
         if self._takes_parts and isinstance(chat["content"], str):
             chat["content"] = parts(chat["content"])
         return chat
 
     def _with_thought(self, thought: str, text: str) -> dict[str, Any]:
         """The fields of a message with a thought, in the template's way."""
-        if self._way_of_thoughts == PARTS:
+        if self._thought_form == PARTS:
             return {"content": thinking(thought, text)}
-        if self._way_of_thoughts == BLOCKS:
+        if self._thought_form == BLOCKS:
             blocks = [{"type": "thoughts", "text": thought}, {"type": "response", "text": text}]
             return {"content": {"blocks": blocks}}
-        if self._way_of_thoughts:
-            return {self._way_of_thoughts: thought}
+        if self._thought_form:
+            return {self._thought_form: thought}
         return {} if self.thought is None else {"content": thought.join(self.thought) + text}
 
     def _as_call(self, number: int, call: ToolCall) -> dict[str, Any]:
@@ -154,13 +155,13 @@ class TemplateText:
         with suppress(ValueError, RecursionError):
             arguments = arguments if self._arguments_as_text else json.loads(arguments)
         call_id = call.id
-        if self._ids_of_nine:
-            call_id = id_of_nine(call_id or f"{call.function.name} {number}")
+        if self._short_ids:
+            call_id = short_id(call_id or f"{call.function.name} {number}")
         function = {"name": call.function.name, "arguments": arguments}
         return {"type": "function", "id": call_id, "function": function}
 
 
-def id_of_nine(call_id: str) -> str:
+def short_id(call_id: str) -> str:
     """A call's id as nine letters and digits, which every template takes; made from the id."""
     plain = call_id.replace(MARK, "")
     if re.fullmatch(r"[a-zA-Z0-9]{9}", plain):

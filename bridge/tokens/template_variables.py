@@ -1,4 +1,4 @@
-"""The variables that a chat template reads beside the conversation, such as ``enable_thinking``."""
+"""What a chat template reads besides the conversation: variables such as ``enable_thinking``."""
 
 import difflib
 import re
@@ -10,11 +10,11 @@ from jinja2.meta import find_undeclared_variables
 
 from evert.bridge.errors import RendererMismatchError
 
-_GIVEN = {
+_BUILTIN = {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
     *("raise_exception", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "tojson"),
 }
-"""What every template gets."""
+"""Names that every template gets."""
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """Tags that transformers adds to Jinja; they mark what is trained on."""
@@ -31,20 +31,20 @@ def variables_of(tokenizer: Any) -> set[str]:
             tree = environment.parse(_GENERATION.sub("", text))
         except TemplateError:
             continue  # rendering it says what is wrong
-        names |= find_undeclared_variables(tree) - _own_names(tree)
-    given = _GIVEN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
-    return {name for name in names - given if not name.endswith("_token")}
+        names |= find_undeclared_variables(tree) - _assigned_names(tree)
+    builtin_names = _BUILTIN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
+    return {name for name in names - builtin_names if not name.endswith("_token")}
 
 
-def _own_names(tree: nodes.Template) -> set[str]:
+def _assigned_names(tree: nodes.Template) -> set[str]:
     """Names that a template sets itself, in some branch, and does not ask for."""
     by_use: dict[str, set[str]] = {"store": set(), "param": set(), "load": set()}
     for name in tree.find_all(nodes.Name):
         by_use[name.ctx].add(name.name)
     tests = [test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
-    defaults = [one for one in tree.find_all(nodes.Filter) if one.name in ("default", "d")]
-    asked = {one.node.name for one in (*tests, *defaults) if isinstance(one.node, nodes.Name)}
-    return by_use["store"] - (asked - by_use["param"])
+    defaults = [node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d")]
+    optional = {node.node.name for node in (*tests, *defaults) if isinstance(node.node, nodes.Name)}
+    return by_use["store"] - (optional - by_use["param"])
 
 
 def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """``TokenLog``: a conversation's tokens. It grows at the end and returns whole prompts.
 
-To return a prompt of n tokens must not take n steps. The log keeps its tokens in chunks. New tokens
+Returning a prompt of n tokens must not take n steps. The log keeps its tokens in chunks. New tokens
 are merged with the last chunks until the chunk before them is at least twice as long. A log of n
 tokens then has at most log2(n) + 1 chunks, each token is copied about log2(n) times in all, and a
 snapshot copies only pointers to chunks.
@@ -42,7 +42,7 @@ def length_of(flat: Sequence[int | Chunk]) -> int:
 
 
 def chunks_of(flat: FlatPrompt) -> list[Chunk]:
-    """Chunks of a flat prompt; none of them is empty. The list must not change afterwards."""
+    """Chunks of a flat prompt, none empty. The list must not change afterwards."""
     return [_text_chunk(piece) if isinstance(piece, list) else piece for piece in _pieces(flat)]
 
 
@@ -52,8 +52,8 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
         return [flat] if flat else []  # type: ignore[list-item]
     pieces: list[Any] = []
     for is_token, run in groupby(flat, lambda element: isinstance(element, int)):
-        together = [*run]
-        pieces += [together] if is_token else together
+        elements = [*run]
+        pieces += [elements] if is_token else elements
     return pieces
 
 

@@ -3,13 +3,13 @@
 import openai
 
 from evert.bridge.chat.reply import Reply
-from evert.bridge.conversations.reading import hear
+from evert.bridge.conversations.reading import read_entries
 
 
 def is_sent_back(reply: Reply, message: object) -> bool:
     """Whether a message of a later request is the reply."""
     try:
-        [heard] = hear([message], 0, {})
+        [entry] = read_entries([message], 0, {})
     except openai.BadRequestError:
         return False
-    return reply.is_sent_back_as(*heard)
+    return reply.is_sent_back_as(*entry)

@@ -33,7 +33,7 @@ from evert import AgentClient
 from evert.bridge.conversations.drift import Drift, drift_of
 from evert.bridge.errors import InvalidModelError, RendererMismatchError
 from evert.bridge.tokens.bases import BASE_MODEL, model_renderer, with_variables
-from evert.bridge.tokens.call_values import typed
+from evert.bridge.tokens.call_values import read_typed
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.rendering import EMPTY
 from evert.bridge.tokens.template import TemplateRenderer
@@ -230,7 +230,7 @@ def test_calls_that_are_read_are_delivered_beside_one_that_is_not() -> None:
     ],
 )
 def test_the_schema_decides_the_type_of_a_text(text: str, schema: Any, value: Any) -> None:
-    assert typed(text, schema) == value
+    assert read_typed(text, schema) == value
 
 
 PIECES = ["", "{", "}", "[", "]", '"', "'", ",", ":", "(", ")", "=", "</", ">", "\n", " " * 300, "\\", "[" * 3000,
@@ -357,7 +357,7 @@ def test_a_prompt_after_another_has_the_tokens_of_the_whole(family: str) -> None
                 messages[rng.randrange(len(messages))]["content"] = "other"
             role = "assistant" if turn % 2 else "user"
             messages.append(Message(role=role, content="".join(rng.choices(words, k=6))))
-            last = own.rendered(messages, last)
+            last = own.render_after(messages, last)
             assert last.tokens == own.build_generation_prompt(messages).to_ints()
 
 

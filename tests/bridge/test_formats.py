@@ -50,7 +50,7 @@ def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -
     assert OBJECT.correction("No JSON.") == user(f"No JSON. {instruction}")
 
 
-NO_JSON = "Your answer is no JSON ("
+NO_JSON = "Your answer is not JSON ("
 NO_FIT = "Your answer does not fit the schema at "
 NO_CALL = "You did not call a tool that was asked for."
 

@@ -233,12 +233,12 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
     text = Message(role="user", content="Hi")
     image: Any = {"role": "user", "content": [{"type": "image", "image": data_url()}]}
 
-    assert held.shown(text, 10) is text
+    assert held.check(text, 10) is text
     with pytest.raises(LongTextError):
-        held.shown(image, 10)
-    assert held.shown(image) == image
+        held.check(image, 10)
+    assert held.check(image) == image
     with pytest.raises(LongTextError):
-        held.shown(text, 10)
+        held.check(text, 10)
 
 
 # -- frozen models ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.conversation import Conversation, Point
 from evert.bridge.conversations.drift import Drift
 from evert.bridge.conversations.matching import RECENT, ConversationBook
-from evert.bridge.conversations.reading import Heard
+from evert.bridge.conversations.reading import Entry
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.prompt_limit import PromptLimit
@@ -593,13 +593,13 @@ def test_refused_requests_leave_no_trace(make_renderer: MakeRenderer) -> None:
         talk.ask([user("word " * 400)])
     assert talk.met == (0, {})
     conversation = talk.turn(messages, "<think>\nhm\n</think>\n\nyes")
-    before = (talk.prompt(conversation), [*conversation.messages], [*conversation.sent])
+    before = (talk.prompt(conversation), [*conversation.messages], [*conversation.agent_view])
     long: Messages = [*messages[:-1], user("long " * 400)]
     for refused in (long, long, [*long, assistant("yes")], [system("You check."), *long]):
         with pytest.raises(openai.BadRequestError) as refusal:
             talk.ask(refused)
         assert refusal.value.code == "context_length_exceeded"
-    after = (talk.prompt(conversation), [*conversation.messages], [*conversation.sent])
+    after = (talk.prompt(conversation), [*conversation.messages], [*conversation.agent_view])
     assert (before, talk.met, talk.book.handoffs) == (after, (1, {}), 0)
     assert talk.ask(messages) is conversation
     assert talk.met == (2, {Drift.TEMPLATE: 1})
@@ -725,9 +725,9 @@ def test_a_request_is_compared_with_the_latest_of_many_equal_replies_only(
     for _ in range(3 * RECENT):
         talk.say(talk.ask([HURRY]), "Yes.")
 
-    def noted(point: Point, heard: Sequence[Heard]) -> bool:
+    def noted(point: Point, entries: Sequence[Entry]) -> bool:
         compared.append(point)
-        return is_within(point, heard)
+        return is_within(point, entries)
 
     monkeypatch.setattr(Point, "is_within", noted)
     monkeypatch.setattr(talk.book, "_recent", {})

@@ -384,7 +384,7 @@ POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
 def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_in_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
+    monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
     with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):
         for _ in range(3):
             POLICY.check({"brand_new": 1, "other": 2}, strict=False)

@@ -10,7 +10,7 @@ import pytest
 from evert.bridge.chat import schemas
 from evert.bridge.chat.formats import LONGEST_CHECKED, ReplyFormat
 from evert.bridge.chat.reply import Reply
-from evert.bridge.chat.schemas import first_error, vet
+from evert.bridge.chat.schemas import check_schema, first_error
 
 
 def fits(schema: Any, value: Any) -> bool:
@@ -115,7 +115,7 @@ def test_a_very_long_reply_has_to_be_json_and_fits() -> None:
 
     assert "does not fit" in str(problem(f'"{"x" * (LONGEST_CHECKED - 2)}"'))
     assert problem(f'"{"x" * LONGEST_CHECKED}"') is None
-    assert "no JSON" in str(problem("x" * LONGEST_CHECKED * 2))
+    assert "not JSON" in str(problem("x" * LONGEST_CHECKED * 2))
 
 
 def test_what_cannot_be_checked_is_fitted_by_everything_is_warned_of_once_and_never_fetched(
@@ -147,7 +147,7 @@ def test_what_cannot_be_checked_is_fitted_by_everything_is_warned_of_once_and_ne
             assert "A JSON schema cannot be checked, so every reply fits it" in message
             assert reason in message
             if schema != {"type": "no such type"}:
-                vet(json.dumps(schema))
+                check_schema(json.dumps(schema))
         with pytest.raises(TimeoutError):
             listening.accept()
 
@@ -160,4 +160,4 @@ def test_a_schema_is_checked_itself() -> None:
         {"properties": {"x": 5}},
     ):
         with pytest.raises(ValueError, match=r"is not (valid|a|of type)"):
-            vet(json.dumps(schema))
+            check_schema(json.dumps(schema))

@@ -234,7 +234,7 @@ async def test_a_field_that_says_otherwise_is_refused() -> None:
 async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
+    monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
 
     async def agent(client: AgentClient) -> float:
         extra = {**OUT, "a_field_of_no_api": 1}

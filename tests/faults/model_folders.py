@@ -308,8 +308,7 @@ ROWS = [
     # what is no file
     Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), as_a_renderers_model,
         "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; expected a "
-        "file, and one of at most 268,435,456 bytes where it is text. Check where the folder comes "
-        "from."),
+        "file, of at most 268,435,456 bytes if it is text. Check where the folder comes from."),
     Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), to_evert_evaluate,
         "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; …"),
     Row("a link to a device", replaced("config.json", lambda path: path.symlink_to("/dev/zero")),

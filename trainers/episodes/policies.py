@@ -11,7 +11,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from evert.bridge.chat.request import FrozenAnswer
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
-from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.logprobs import keep_logprobs
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.token_log import Chunk, flatten
 from evert.trainers.serving.client import ServedSamplingClient
@@ -49,7 +49,7 @@ class SeededPolicy(TokenCompleter):
             prompt=model_input, num_samples=1, sampling_params=params
         )
         (sequence,) = result.sequences
-        return remembering(
+        return keep_logprobs(
             TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
         )
 

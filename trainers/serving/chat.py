@@ -151,7 +151,7 @@ class ChatModel:
                 conversation.record(tokens, reply, self.renderer, is_seen=False)
                 correction = wanted.correction(problem)
                 inject = partial(book.conversations.inject, conversation, [correction])
-                await finished(LongTexts(self.renderer).rendered(inject))
+                await finished(LongTexts(self.renderer).render(inject))
             params = self._params(conversation.length, request, sampling)
         async with book.lock:
             self._note(conversation, request, prompt, sampled, reply_id)
@@ -166,7 +166,7 @@ class ChatModel:
         observe = partial(book.conversations.observe, request, "")
         async with book.lock:  # a long text is rendered in a thread
             longest = None if self._context is None else self._context - 1
-            conversation = await LongTexts(self.renderer, longest).rendered(observe, request)
+            conversation = await LongTexts(self.renderer, longest).render(observe, request)
         self._count(book, conversation, size)
         return book, conversation
 
@@ -203,7 +203,7 @@ class ChatModel:
     # -- what is kept ----------------------------------------------------------------------------
 
     async def _book(self, request: ChatRequest) -> _Book:
-        key = await LongTexts(self.renderer).rendered(partial(_opening, request))
+        key = await LongTexts(self.renderer).render(partial(_opening, request))
         book = self._books.get(key)
         if book is None:
             book = self._books[key] = _Book(key, ConversationBook(self.renderer))

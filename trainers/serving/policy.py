@@ -10,7 +10,7 @@ from typing import Any
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.logprobs import keep_logprobs
 from evert.trainers.serving.client import TIMEOUT, ServedSamplingClient
 from evert.trainers.serving.fitness import check_server
 
@@ -71,7 +71,7 @@ class ServedPolicy(TokenCompleter):
         if self.seed is not None:
             self.seed += 1
         [sequence] = (await self.client.sample_async(model_input, 1, params)).sequences
-        return remembering(
+        return keep_logprobs(
             TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
         )
 

@@ -23,7 +23,7 @@ from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
 from evert.bridge.chat.messages import read_tools
-from evert.bridge.conversations.reading import hear
+from evert.bridge.conversations.reading import read_entries
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.tinker_model import context_length_here
@@ -146,7 +146,7 @@ def render(
 def _messages(row: Demonstration) -> list[Message]:
     try:
         read_tools(row.tools)
-        return [entry.message for entry in hear(row.messages, 0, {})]
+        return [entry.message for entry in read_entries(row.messages, 0, {})]
     except BadRequestError as error:
         raise DemonstrationsError(f"{row.place}: {error}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import FieldPolicy, is_absent, read_object
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.chat.schemas import vet
+from evert.bridge.chat.schemas import check_schema
 from evert.bridge.clients.dialects.shapes import get
 
 
@@ -75,7 +75,7 @@ def schema_text(schema: object, param: str) -> str:
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:
         text = json.dumps(schema)
-        vet(text)
+        check_schema(text)
     except Exception as error:  # a validator may raise anything for an invalid schema
         raise bad_request(
             f"'{param}' is not a valid JSON schema: {error!s:.300}", param=param

@@ -213,4 +213,4 @@ async def test_a_trajectory_has_the_replies_that_were_asked_for_again(tmp_path: 
     ]  # fmt: skip
     told = [step["message"] for step in row["steps"] if step["source"] == "user"]
     assert told[1] == "Answer with one JSON object and nothing else."
-    assert told[3].startswith("Your answer is no JSON")
+    assert told[3].startswith("Your answer is not JSON")

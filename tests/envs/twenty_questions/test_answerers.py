@@ -106,11 +106,11 @@ async def test_what_does_not_fit_is_asked_for_again_so_often_and_no_more(
 
     assert (await answerer.answer(ZEBRA, "Is it a bird?")).yes_or_no == "no"
     assert len(endpoint.requests) == 3
-    assert "no JSON" in endpoint.requests[1]["messages"][-1]["content"]
+    assert "not JSON" in endpoint.requests[1]["messages"][-1]["content"]
     assert len(endpoint.requests[2]["messages"]) == 4
 
     endpoint.replies = ["Yes!"] * 3
-    with pytest.raises(AnswererError, match="None of 2 replies.*no JSON.*larger model"):
+    with pytest.raises(AnswererError, match="None of 2 replies.*not JSON.*larger model"):
         await ModelAnswerer(endpoint.model, attempts=2).answer(ZEBRA, "Is it a bird?")
     assert len(endpoint.requests) == 3 + 2
 
