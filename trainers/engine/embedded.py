@@ -13,7 +13,7 @@ from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.clients.rest_client import RestClient
 from evert.trainers.engine.clients.service_client import ServiceClient
 from evert.trainers.engine.clients.surface import TESTED, UNKNOWN
-from evert.trainers.engine.common.installing import Swap, cpu_threads, swapped
+from evert.trainers.engine.common.installing import Swap, cpu_threads, swap_names
 from evert.trainers.engine.common.network import allowed_hosts, no_network
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.stand_ins import StandIns, lookups, tokenizers
@@ -74,7 +74,7 @@ def embedded_engine(
 @contextmanager
 def _in_use(engine: Engine) -> Iterator[Engine]:
     register_with_cookbook()
-    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
+    with swap_names(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
             "evert's embedded engine is in use on %s; checkpoints go to %s. Other machines that "
             "Python code of this process can reach: %s.",
@@ -82,17 +82,19 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
             engine.store.root,
             ", ".join(sorted(allowed_hosts() or ())) or "none",
         )
-        _tell_of_news()
+        _warn_of_newer_sdk()
         try:
             yield engine
         finally:
             engine.close()
 
 
-def _tell_of_news() -> None:
+def _warn_of_newer_sdk() -> None:
     """Warn, in one line, if the SDK is newer than those that evert was tested with."""
-    here, tested = (tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED))
-    if here > tested:
+    installed, tested = (
+        tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED)
+    )
+    if installed > tested:
         news = ", ".join(UNKNOWN) or "nothing that the engine serves"
         logger.warning(
             "tinker %s is newer than %s, the newest that this evert was tested with. What differs: "
@@ -105,7 +107,7 @@ def _swaps(engine: Engine) -> list[Swap]:
     # Classes, not functions: code loaded inside the block may use the names in annotations.
     names = {"ServiceClient": ServiceClient, "RestClient": RestClient}
     clients = [
-        (name, getattr(tinker, name), type(name, (ours,), {"engine": engine}))
-        for name, ours in names.items()
+        (name, getattr(tinker, name), type(name, (client,), {"engine": engine}))
+        for name, client in names.items()
     ]
     return [*clients, *lookups(engine.stand_ins)]

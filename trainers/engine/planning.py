@@ -70,12 +70,12 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
     config, context = outline.config, context_length(outline)
-    whole = loader.trains_whole(outline)
-    dtype = loader.dtype(whole=whole)
+    full_parameter = loader.trains_whole(outline)
+    dtype = loader.dtype(full_parameter=full_parameter)
     parameters = count_parameters(outline)
     base = parameters * dtype.itemsize
-    adapter = 0 if whole else _adapter_bytes(outline, rank)
-    trained = base if whole else adapter
+    adapter = 0 if full_parameter else _adapter_bytes(outline, rank)
+    trained = base if full_parameter else adapter
     optimizer, copies = _ADAM * trained, samplers * trained
     free = free_bytes(device)
     room = max(0, free - base - adapter - optimizer - copies)
@@ -83,15 +83,16 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
         [1] * chunk_tokens(device), config, dtype, device, room,  # of short data, as many as fit
         checkpointing=settings.gradient_checkpointing,
     )  # fmt: skip
-    each = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
-    again = activation_bytes(config, dtype, checkpointing=True)
+    token_bytes = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
+    checkpointed_bytes = activation_bytes(config, dtype, checkpointing=True)
     logits = logits_bytes(config, device)
     cache = cache_bytes(device, room)
     return Plan(
-        name, parameters, None if whole else rank, device, dtype, base, adapter, optimizer, copies,
+        name, parameters, None if full_parameter else rank, device, dtype,
+        base, adapter, optimizer, copies,
         cache // cache_token_bytes(config, dtype), cache,
-        budget.tokens, budget.checkpointing, budget.tokens * each + logits,
-        min(context, max(0, room - logits) // again), free,
+        budget.tokens, budget.checkpointing, budget.tokens * token_bytes + logits,
+        min(context, max(0, room - logits) // checkpointed_bytes), free,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import logging
 from concurrent.futures import wait
 from typing import Any
 
-from evert.trainers.engine.clients.futures import Accepted
+from evert.trainers.engine.clients.futures import AcceptedCall
 from evert.trainers.engine.store.checkpoints import parse_path
 
 logger = logging.getLogger(__name__)
@@ -16,14 +16,14 @@ class Saves:
     def __init__(self) -> None:
         self.interrupted = False
         """Whether ``finish`` was: saves whose turn has not come are dropped."""
-        self._paths: dict[Accepted[Any], str] = {}
+        self._paths: dict[AcceptedCall[Any], str] = {}
 
-    def accept(self, path: str) -> Accepted[Any]:
+    def accept(self, path: str) -> AcceptedCall[Any]:
         """The future of a save to the checkpoint's path."""
         for earlier in self._paths.copy():
             if earlier.done() and earlier.unread_error is None:
                 self._paths.pop(earlier, None)
-        save = Accepted[Any]()
+        save = AcceptedCall[Any]()
         self._paths[save] = path
         return save
 

@@ -16,10 +16,10 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import client_future, finished
+from evert.trainers.engine.clients.futures import client_future, finished_future
 from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
-from evert.trainers.engine.clients.surface import serving
+from evert.trainers.engine.clients.surface import refuse_hosted
 from evert.trainers.engine.clients.training_client import TrainingClient
 from evert.trainers.engine.common.errors import (
     SamplingRequestError,
@@ -27,7 +27,7 @@ from evert.trainers.engine.common.errors import (
     UnsupportedError,
 )
 from evert.trainers.engine.models.base_models import resolve_model
-from evert.trainers.engine.models.loading import LoraChoice
+from evert.trainers.engine.models.loading import LoraOptions
 
 REFUSED = {
     "copy_weights": NO_COPY,
@@ -38,7 +38,7 @@ REFUSED = {
 """Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
-@serving(tinker.ServiceClient, REFUSED)
+@refuse_hosted(tinker.ServiceClient, REFUSED)
 class ServiceClient:
     """Makes training, sampling and REST clients of one engine."""
 
@@ -68,7 +68,7 @@ class ServiceClient:
         _check_optimizer(optimizer)
         _check_rank(rank)
         base_model = self.engine.stand_ins.of(base_model)
-        choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
+        choice = LoraOptions(rank, seed, train_mlp, train_attn, train_unembed)
         metadata = {**self._user_metadata, **(user_metadata or {})}
         return self._started(self.engine.start_run, base_model, choice, metadata)
 
@@ -113,7 +113,7 @@ class ServiceClient:
             )
         base_model = engine.stand_ins.of(base_model)
         resolve_model(base_model)
-        engine.asked_for.add(base_model)
+        engine.requested_models.add(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
         source = Source(base_model, None)
         return SamplingClient(engine, loading, source, records=record_stability_info)
@@ -135,7 +135,7 @@ class ServiceClient:
 
     def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
         """Do nothing: the engine outlives its service clients."""
-        return finished(None)
+        return finished_future(None)
 
     def __enter__(self) -> Self:
         return self
@@ -152,8 +152,8 @@ class ServiceClient:
         with_optimizer: bool,
     ) -> "tinker.BackcompatTrainingClientFuture":
         def resume() -> Any:
-            named = base_model and self.engine.stand_ins.of(base_model)
-            _check_base(named, self.engine.store.info(path).base_model)
+            name = base_model and self.engine.stand_ins.of(base_model)
+            _check_base(name, self.engine.store.info(path).base_model)
             return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
 
         return self._started(resume)
@@ -184,11 +184,11 @@ def _check_rank(rank: int) -> None:
         )
 
 
-def _check_base(asked: str | None, saved: str) -> None:
-    if asked not in (None, saved):
+def _check_base(base_model: str | None, saved_base: str) -> None:
+    if base_model not in (None, saved_base):
         raise UnsupportedError(
-            f"base_model is {asked!r}, but the checkpoint was saved from {saved!r}; the embedded "
-            "engine trains a checkpoint on that base only. Leave base_model out."
+            f"base_model is {base_model!r}, but the checkpoint was saved from {saved_base!r}; the "
+            "embedded engine trains a checkpoint on that base only. Leave base_model out."
         )
 
 

@@ -40,11 +40,11 @@ SDK would ask for a key instead."""
 _METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
 _lock = threading.Lock()
-_active: list["_Allowed"] = []
+_active: list["_AllowedHosts"] = []
 _guard = ExitStack()
 
 
-class _Allowed:
+class _AllowedHosts:
     def __init__(self, hosts: Collection[str]) -> None:
         self.hosts = frozenset(hosts)
         self.addresses: set[str] = set()
@@ -56,7 +56,7 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
 
     ``allow_hosts`` stay reachable. In nested blocks, a host must be allowed by all of them.
     """
-    allowed = _Allowed(allow_hosts)
+    allowed = _AllowedHosts(allow_hosts)
     with _lock:
         if not _active:
             _start_guard(offline_hub="huggingface.co" not in allowed.hosts)
@@ -139,8 +139,8 @@ def _guarded_method(name: str) -> Callable[..., Any]:
     def method(self: socket.socket, *args: Any) -> Any:
         # connect(address), connect_ex(address), sendto(data[, flags], address), and
         # sendmsg(buffers[, ancillary, flags, address]), whose address may be None
-        named = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
-        if named and self.family in (socket.AF_INET, socket.AF_INET6):
+        has_address = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
+        if has_address and self.family in (socket.AF_INET, socket.AF_INET6):
             _check(args[-1][0])
         return original(self, *args)
 
@@ -150,11 +150,11 @@ def _guarded_method(name: str) -> Callable[..., Any]:
 def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
         _check(host)
-        found = original(host, *args, **kwargs)
+        entries = original(host, *args, **kwargs)
         for allowed in list(_active):
             if _text(host) in allowed.hosts:
-                allowed.addresses.update(str(entry[4][0]) for entry in found)
-        return found
+                allowed.addresses.update(str(entry[4][0]) for entry in entries)
+        return entries
 
     return getaddrinfo
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SMALL_MODEL_PARAMETERS = 50_000_000  # By default, smaller models have all weights trained
 LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
 
-REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+WITH_REPORT = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 """Options of ``from_pretrained`` with which it returns what ``check_weights`` takes."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -86,7 +86,7 @@ def load_model(
     _check_files(base_model, source)
     with no_progress_bars():
         straight = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
-        options: dict[str, Any] = {"dtype": dtype, "device_map": straight, **REPORTED}
+        options: dict[str, Any] = {"dtype": dtype, "device_map": straight, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True
         if device.type == "mps":  # see ``attention`` of ``lean_batch.py``
@@ -143,12 +143,12 @@ def no_progress_bars() -> Iterator[None]:
     """Keep transformers from drawing a bar for each small file it reads or writes."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
@@ -260,10 +260,10 @@ def _lora_targets(
         if not isinstance(module, nn.Linear):
             continue
         if module is head:
-            wanted = train_unembed and not tied
+            is_target = train_unembed and not tied
         else:
-            wanted = train_mlp if re.search(r"mlp|ffn|feed_forward|fc", name) else train_attn
-        if wanted:
+            is_target = train_mlp if re.search(r"mlp|ffn|feed_forward|fc", name) else train_attn
+        if is_target:
             yield name
 
 

@@ -83,9 +83,9 @@ def write_model(
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig
-    own = model.generation_config
+    original = model.generation_config
     model.generation_config = config(
-        bos_token_id=own.bos_token_id, pad_token_id=own.pad_token_id, eos_token_id=stops,
+        bos_token_id=original.bos_token_id, pad_token_id=original.pad_token_id, eos_token_id=stops,
         do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
     )  # fmt: skip
     tokenizer.save_pretrained(out)

@@ -13,7 +13,7 @@ from typing import Any
 from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
-MOST_READS = 2**22
+MAX_READS = 2**22
 """Most values of a header: gguf makes an array of each, and large models have 2**20."""
 
 _PIECE = re.compile(
@@ -32,13 +32,13 @@ def pieces_beside(file: Path) -> list[Path]:
     if _number(file) is None:
         return [file]
     return [
-        other
-        for other in file.parent.iterdir()
-        if is_piece(other) and _kind(other) == _kind(file) and other.is_file()
+        piece
+        for piece in file.parent.iterdir()
+        if is_piece(piece) and _kind(piece) == _kind(file) and piece.is_file()
     ]
 
 
-def joined(files: Sequence[Path], out: Path) -> Path:
+def join_pieces(files: Sequence[Path], out: Path) -> Path:
     """Join the pieces of one GGUF as the file ``out``; a file that is whole is returned itself.
 
     Raises:
@@ -67,10 +67,10 @@ def joined(files: Sequence[Path], out: Path) -> Path:
     if _kind(files[0])[1]:
         _join_shards(ordered, out)
     else:
-        with out.open("wb") as whole:
+        with out.open("wb") as target:
             for file in ordered:
                 with file.open("rb") as part:
-                    shutil.copyfileobj(part, whole)
+                    shutil.copyfileobj(part, target)
     return out
 
 
@@ -103,8 +103,8 @@ def _bounded_reader(file: Path) -> Any:
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             self.reads += 1
-            if self.reads > MOST_READS:
-                raise ValueError(f"its header has more than {MOST_READS:,} values")
+            if self.reads > MAX_READS:
+                raise ValueError(f"its header has more than {MAX_READS:,} values")
             values = super()._get(offset, dtype, count, override_order)
             if len(values) < count:
                 raise ValueError(f"it declares {count:,} values beyond its end")

@@ -13,7 +13,7 @@ from unicodedata import normalize
 
 from evert.bridge.errors import InvalidModelError
 
-INSTEAD = "Export format=merged, and convert that with llama.cpp's convert_hf_to_gguf.py."
+REMEDY = "Export format=merged, and convert that with llama.cpp's convert_hf_to_gguf.py."
 
 CONTROL, USER_DEFINED = 3, 4  # token types in a GGUF that text is searched for
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -84,7 +84,7 @@ def byte_level(names: list[str], types: list[int], merges: list[str], words: str
     ids = {name: at for at, name in enumerate(names)}
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     backend = Tokenizer(models.BPE(ids, pairs, ignore_merges=words == "llama-bpe"))
-    splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in WORDS[words]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in WORDS[words]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
     backend.decoder = decoders.ByteLevel()
@@ -138,17 +138,17 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
 
 def _words_of(tokenizer: Any, names: list[str], types: list[int], merges: list[str]) -> str:
     draw = random.Random(0)
-    drawn = ("".join(draw.choices(_PARTS, k=draw.randint(1, 24))) for _ in range(_TEXTS))
-    texts = [normalize("NFC", text) for text in drawn]  # llama.cpp normalises nothing
+    samples = ("".join(draw.choices(_PARTS, k=draw.randint(1, 24))) for _ in range(_TEXTS))
+    texts = [normalize("NFC", text) for text in samples]  # llama.cpp normalises nothing
     for words in WORDS if merges else ():
-        other = byte_level(names, types, merges, words)
+        candidate = byte_level(names, types, merges, words)
         if all(
-            other.encode(text, add_special_tokens=False)
+            candidate.encode(text, add_special_tokens=False)
             == tokenizer.encode(text, add_special_tokens=False)
             for text in texts
         ):
             return words
     raise InvalidModelError(
         f"The tokenizer splits text in none of the ways that are written ({', '.join(WORDS)}), so "
-        f"llama.cpp would read other tokens. {INSTEAD}"
+        f"llama.cpp would read other tokens. {REMEDY}"
     )

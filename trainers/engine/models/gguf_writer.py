@@ -5,7 +5,7 @@ from typing import Any
 
 from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.base_models import attention_sizes
-from evert.trainers.engine.models.gguf_tokenizer import INSTEAD, add_tokenizer
+from evert.trainers.engine.models.gguf_tokenizer import REMEDY, add_tokenizer
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -33,7 +33,7 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
     if config.model_type not in ARCHITECTURES or rotation != "default":
         raise InvalidModelError(
             f"No GGUF is written of {config.model_type} with the rotation {rotation}; expected "
-            f"{', '.join(ARCHITECTURES)}, and the rotation default. {INSTEAD}"
+            f"{', '.join(ARCHITECTURES)}, and the rotation default. {REMEDY}"
         )
     heads, key_heads, width = attention_sizes(config)
     writer: Any = gguf.GGUFWriter(out, config.model_type)

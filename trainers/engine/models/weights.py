@@ -26,9 +26,9 @@ def weight_files(name: str, folder: Path) -> list[Path]:
     Raises:
         InvalidModelError: The index names a file that is not in the folder.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole] if whole.is_file() else []
+    single_file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single_file.is_file() or not index.is_file():
+        return [single_file] if single_file.is_file() else []
     shards = read_json(index).get("weight_map")
     names = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else {"None"}
     absent = [shard for shard in sorted(names) if not _is_inside(folder, shard)]
@@ -51,15 +51,15 @@ def tensor_sizes(files: Sequence[Path]) -> list[int]:
     return sizes
 
 
-def check_sizes(name: str, what: str, needed: object, there: int) -> None:
+def check_sizes(name: str, what: str, needed: object, available: int) -> None:
     """Refuse a configuration that needs far more of ``what`` than the files hold.
 
     If only a few are missing, loading is harmless, and ``check_weights`` names them.
     """
-    if isinstance(needed, int) and needed > 2 * there + _SMALL[what]:
+    if isinstance(needed, int) and needed > 2 * available + _SMALL[what]:
         raise InvalidModelError(
             f"Model {name!r}: its configuration needs {needed:,} {what}, and its files hold "
-            f"{there:,}. Get the whole model again."
+            f"{available:,}. Get the whole model again."
         )
 
 

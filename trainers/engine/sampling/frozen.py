@@ -13,7 +13,7 @@ from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import LeanModel, can_be_lean
 from evert.trainers.engine.models.shared import original_of, with_own_modules
 from evert.trainers.engine.sampling.batches import FrozenModel
-from evert.trainers.engine.sampling.generic_batch import GenericBatch, attends
+from evert.trainers.engine.sampling.generic_batch import GenericBatch, only_attends
 from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
@@ -48,7 +48,7 @@ class FrozenGeneric(FrozenModel):
         if not shared and hasattr(frozen, "merge_and_unload"):
             frozen = frozen.merge_and_unload()
         tokens = _cache_tokens(frozen, frozen.config)
-        prefixes = PrefixCache(tokens // _PREFIX_SHARE if attends(frozen) else 0)
+        prefixes = PrefixCache(tokens // _PREFIX_SHARE if only_attends(frozen) else 0)
         vocabulary = frozen.get_input_embeddings().weight.shape[0]
         super().__init__(frozen, vocabulary, tokens, prefixes)
 

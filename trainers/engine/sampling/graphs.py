@@ -70,13 +70,13 @@ class _Step:
 
     def __init__(self, call: Callable[..., Tensor], rows: int, inputs: Sequence[Tensor]) -> None:
         self._call = call
-        self._inputs = [each.new_zeros(rows) for each in inputs]
+        self._inputs = [tensor.new_zeros(rows) for tensor in inputs]
         self._has_run = False
         self._captured: tuple[Any, Tensor] | None = None
 
     def run(self, inputs: Sequence[Tensor], capture: "_Capture") -> Tensor:
-        for held, given in zip(self._inputs, inputs, strict=True):
-            held[: len(given)].copy_(given)
+        for target, source in zip(self._inputs, inputs, strict=True):
+            target[: len(source)].copy_(source)
         if self._captured is None and self._has_run:
             self._captured = capture(lambda: self._call(*self._inputs))
         self._has_run = True

@@ -12,7 +12,7 @@ import torch
 
 from evert.trainers.engine.common.parallel import lanes
 from evert.trainers.engine.models.base_models import attention_sizes
-from evert.trainers.engine.models.logits import STRETCH_BYTES
+from evert.trainers.engine.models.logits import SLICE_BYTES
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
@@ -30,12 +30,12 @@ class PassBudget:
 
     tokens: int  # Most tokens of a micro-batch, padding included; a longer row is alone
     checkpointing: bool  # Whether layers are computed again in the backward pass
-    at_once: int = 1  # Most micro-batches that run side by side
+    parallel: int = 1  # Most micro-batches that run side by side
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
         """The next smaller budget for rows of these lengths; None if there is none."""
-        if self.at_once > 1:
-            return replace(self, at_once=1)
+        if self.parallel > 1:
+            return replace(self, parallel=1)
         if not self.checkpointing:
             return replace(self, checkpointing=True)
         two_shortest = sum(sorted(lengths)[:2])
@@ -62,17 +62,17 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     heads, key_heads, size = attention_sizes(config)
-    turned, itemsize = (heads + key_heads) * size, dtype.itemsize
+    rotated, itemsize = (heads + key_heads) * size, dtype.itemsize
     # Norms and rotations are computed in float32 whatever the weights are.
-    layer = itemsize * (4 * hidden + 5 * inner + 2 * turned) + 8 * hidden + 13 * turned
+    layer = itemsize * (4 * hidden + 5 * inner + 2 * rotated) + 8 * hidden + 13 * rotated
     # A layer that is computed again has its gradient beside it: measured, three times its bytes.
     return int(layers * itemsize * hidden + 3 * layer if checkpointing else layers * layer)
 
 
 def logits_bytes(config: Any, device: torch.device) -> int:
     """Bytes of a training pass's logits, with what their backward pass keeps."""
-    wanted = 4 * chunk_tokens(device) * int(config.get_text_config().vocab_size)
-    return 4 * min(STRETCH_BYTES, wanted)
+    chunk_bytes = 4 * chunk_tokens(device) * int(config.get_text_config().vocab_size)
+    return 4 * min(SLICE_BYTES, chunk_bytes)
 
 
 def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
@@ -96,24 +96,25 @@ def pass_budget(
     free: int | None = None,
     *,
     checkpointing: bool | None,
-    slopes: int = 0,
+    gradient_bytes: int = 0,
 ) -> PassBudget:
     """Cut a batch of rows of these lengths so that a training pass fits into ``free`` memory.
 
     ``free``: None for what is free now. ``checkpointing``: None to use it only if the pass would
-    not fit otherwise. ``slopes``: bytes of the gradient of each pass that runs beside others.
+    not fit otherwise. ``gradient_bytes``: size of the gradient of each parallel pass.
     """
-    wanted = chunk_tokens(device)
+    chunk = chunk_tokens(device)
     logits = logits_bytes(config, device)
     room = max(0, (free_bytes(device) if free is None else free) // _SHARE - logits)
     if checkpointing is None:
-        largest = max(max(lengths), min(wanted, _ENOUGH_TOKENS, sum(lengths)))
+        largest = max(max(lengths), min(chunk, _ENOUGH_TOKENS, sum(lengths)))
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
-    each = activation_bytes(config, dtype, checkpointing=checkpointing)
-    tokens = min(wanted, max(_LEAST_TOKENS, room // each))
+    token_bytes = activation_bytes(config, dtype, checkpointing=checkpointing)
+    tokens = min(chunk, max(_LEAST_TOKENS, room // token_bytes))
     # One more pass has ended, and its gradient waits to be added.
-    many = (lanes(device) + 1) * (max(tokens, *lengths) * each + logits + slopes) <= room
-    return PassBudget(tokens, checkpointing, lanes(device) if many else 1)
+    pass_bytes = max(tokens, *lengths) * token_bytes + logits + gradient_bytes
+    fits = (lanes(device) + 1) * pass_bytes <= room
+    return PassBudget(tokens, checkpointing, lanes(device) if fits else 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

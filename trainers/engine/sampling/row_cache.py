@@ -63,8 +63,8 @@ class RowCache:
 
     def read(self, row: int, start: int, end: int) -> Tensor:
         """A copy of some tokens of a row: [2 layers, Hkv, end - start, D], keys, then values."""
-        own = slice(start, end)
-        return torch.stack([tensor[row, :, own] for tensor in (*self.keys, *self.values)])
+        span = slice(start, end)
+        return torch.stack([tensor[row, :, span] for tensor in (*self.keys, *self.values)])
 
     def write(self, row: int, start: int, piece: Tensor) -> None:
         """Write into a row what ``read`` returned."""

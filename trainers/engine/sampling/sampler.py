@@ -26,13 +26,13 @@ from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
 from evert.trainers.engine.sampling.running_batch import Request, Row
-from evert.trainers.engine.sampling.scheduler import Asked, Scheduler, SchedulerStats
-from evert.trainers.engine.sampling.scoring import Read, log_probabilities
+from evert.trainers.engine.sampling.scheduler import Scheduler, SchedulerStats, ScoreRequest
+from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REMEMBERED = 2**16  # Prompts whose requests are counted: 15 MB
+_COUNTED_PROMPTS = 2**16  # Prompts whose requests are counted: 15 MB
 
 
 class Sampler:
@@ -54,9 +54,9 @@ class Sampler:
         self._seed = seed
         self._context_length = context_length
         self._end_tokens = end_tokens
-        self._asked: OrderedDict[int, int] = OrderedDict()  # Number of requests, by prompt's digest
-        self._forgotten = 0  # Highest count of a prompt dropped from ``_asked``
-        self._counting = Lock()
+        self._request_counts: OrderedDict[int, int] = OrderedDict()  # By the prompt's digest
+        self._dropped_count = 0  # Highest count of a prompt dropped from ``_request_counts``
+        self._count_lock = Lock()
 
     @property
     def stats(self) -> SchedulerStats:
@@ -95,20 +95,20 @@ class Sampler:
         self,
         tokens: Sequence[int],
         last_n: int | None = None,
-        read: Read = log_probabilities,
+        reader: Reader = log_probabilities,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
         """Compute the log-probability of each of the last n tokens (None: all), given all before.
 
-        ``read`` may read other values from the logits; requests with the same object are read
+        ``reader`` may read other values from the logits; requests with the same object are read
         together. The future has a value for each token: None for the first and for unwanted ones.
         """
-        return self.score_all(tokens, [(last_n, read)], pictures)[0]
+        return self.score_all(tokens, [(last_n, reader)], pictures)[0]
 
     def score_all(
         self,
         tokens: Sequence[int],
-        reads: Sequence[tuple[int | None, Read]],
+        reads: Sequence[tuple[int | None, Reader]],
         pictures: Sequence[Picture] = (),
     ) -> "list[Future[list[Any]]]":
         """As ``score``, for several pairs of (last n, reader), in one pass over the tokens."""
@@ -120,14 +120,14 @@ class Sampler:
         self._check_ids(tokens, pictures)
         row = np.asarray(tokens, dtype=np.int64)
         requests = [
-            Asked(
+            ScoreRequest(
                 row,
                 1 if last_n is None else max(1, len(tokens) - last_n),
-                read,
+                reader,
                 model=self._model,
                 pictures=pictures,
             )
-            for last_n, read in reads
+            for last_n, reader in reads
         ]
         self.scheduler.score(requests)
         return [request.future for request in requests]
@@ -174,9 +174,10 @@ class Sampler:
         if seed is not None:
             return [stream_key(content, seed, index) for index in range(count)]
         digest = stream_key(content)
-        with self._counting:
-            asked = self._asked.pop(digest, self._forgotten)
-            self._asked[digest] = asked + 1
-            if len(self._asked) > _REMEMBERED:
-                self._forgotten = max(self._forgotten, self._asked.popitem(last=False)[1])
-        return [stream_key(content, self._seed, asked, index) for index in range(count)]
+        with self._count_lock:
+            earlier = self._request_counts.pop(digest, self._dropped_count)
+            self._request_counts[digest] = earlier + 1
+            if len(self._request_counts) > _COUNTED_PROMPTS:
+                _, dropped = self._request_counts.popitem(last=False)
+                self._dropped_count = max(self._dropped_count, dropped)
+        return [stream_key(content, self._seed, earlier, index) for index in range(count)]

@@ -27,7 +27,7 @@ import torch
 from tinker import types
 
 from evert.trainers.engine.common.errors import EngineClosedError
-from evert.trainers.engine.common.parallel import give_back_threads
+from evert.trainers.engine.common.parallel import release_threads
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import Batch, FrozenModel
 from evert.trainers.engine.sampling.memory import is_out_of_memory
@@ -62,7 +62,7 @@ class SchedulerStats:
 
 
 @dataclass(eq=False, kw_only=True)
-class Asked(Scoring):
+class ScoreRequest(Scoring):
     """A request to score."""
 
     model: FrozenModel
@@ -77,9 +77,9 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._lock = threading.Condition()
         self._waiting: deque[Row] = deque()
-        self._scores: list[Asked] = []
+        self._scores: list[ScoreRequest] = []
         self._runs: list[RunningBatch] = []
-        self._most = MAX_ROWS  # Most rows at a time; less after memory ran out
+        self._max_rows = MAX_ROWS  # Most rows at a time; less after memory ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
@@ -89,7 +89,7 @@ class Scheduler:
             self._wake()
             self._waiting.extend(rows)
 
-    def score(self, requests: Sequence[Asked]) -> None:
+    def score(self, requests: Sequence[ScoreRequest]) -> None:
         """Queue tokens to be scored, all in one pass; each request's future has its answer."""
         with self._lock:
             self._wake()
@@ -127,10 +127,10 @@ class Scheduler:
         """Block until there is something to do; False when this worker is to end."""
         with self._lock:
             if not self._has_work():
-                give_back_threads()
+                release_threads()
                 self._lock.wait_for(lambda: self._has_work() or self._closed, _LINGER_SECONDS)
             if self._closed or not self._has_work():
-                self._worker, self._most = None, MAX_ROWS
+                self._worker, self._max_rows = None, MAX_ROWS
                 return False
         if not self._runs:
             self._gather()
@@ -181,18 +181,18 @@ class Scheduler:
             for row in rows:
                 _fail(row.request.future, error)
             return
-        self._most = len(rows) // 2
+        self._max_rows = len(rows) // 2
         with self._lock:
             self._waiting.extendleft(reversed(rows))
 
     def _answer_scores(self) -> None:
         with self._lock:
             scores, self._scores = self._scores, []
-        scores = [asked for asked in scores if not asked.future.cancelled()]
-        for model in dict.fromkeys(asked.model for asked in scores):
-            self._score([asked for asked in scores if asked.model is model], model)
+        scores = [request for request in scores if not request.future.cancelled()]
+        for model in dict.fromkeys(request.model for request in scores):
+            self._score([request for request in scores if request.model is model], model)
 
-    def _score(self, scores: Sequence[Asked], model: FrozenModel) -> None:
+    def _score(self, scores: Sequence[ScoreRequest], model: FrozenModel) -> None:
         try:
             batch = model.new_batch()
             self.stats.scored_tokens += score(batch, scores)
@@ -202,14 +202,14 @@ class Scheduler:
                 self._score(scores[:half], model)
                 self._score(scores[half:], model)
                 return
-            for asked in scores:
-                _fail(asked.future, error)
+            for request in scores:
+                _fail(request.future, error)
             return
         self._count(batch)
-        for asked in scores:
+        for request in scores:
             with suppress(InvalidStateError):
-                unknown = [None] * (len(asked.tokens) - len(asked.values))
-                asked.future.set_result([*unknown, *asked.values])
+                unknown = [None] * (len(request.tokens) - len(request.values))
+                request.future.set_result([*unknown, *request.values])
 
     def _admit(self) -> None:
         if not self._waiting:
@@ -240,32 +240,32 @@ class Scheduler:
     def _take(self) -> list[Row]:
         present = [row for run in self._runs for row in run.rows]
         longest = max(map(_expected_length, present), default=0)
-        taken: list[Row] = []
+        admitted: list[Row] = []
         with self._lock:
             while self._waiting:
                 row = self._waiting[0]
                 if not row.request.future.done():
                     longest = max(longest, _expected_length(row))
-                    count = len(present) + len(taken) + 1
-                    fits = count <= self._most and count * longest <= row.request.model.cache_tokens
-                    if not fits and count > 1:
+                    count = len(present) + len(admitted) + 1
+                    fits = count * longest <= row.request.model.cache_tokens
+                    if count > 1 and not (fits and count <= self._max_rows):
                         break
-                    taken.append(row)
+                    admitted.append(row)
                 self._waiting.popleft()
-        return taken
+        return admitted
 
     def _finish(self, row: Row, reason: types.StopReason) -> None:
         request = row.request
         self.stats.sampled_tokens += len(row.tokens)
-        request.done[row.index] = types.SampledSequence(
+        request.finished[row.index] = types.SampledSequence(
             stop_reason=reason,
             sequence_id=f"sequence-{next(_sequence_numbers)}",
             tokens_np=np.array(row.tokens, dtype=np.int32),
             logprobs_np=np.array(row.logprobs, dtype=np.float32),
         )
-        if len(request.done) == len(request.keys):
+        if len(request.finished) == len(request.keys):
             with suppress(InvalidStateError):
-                request.future.set_result([request.done[i] for i in range(len(request.keys))])
+                request.future.set_result([request.finished[i] for i in range(len(request.keys))])
 
     def _fail_all(self, error: Exception) -> None:
         with self._lock:
@@ -278,8 +278,8 @@ class Scheduler:
 
 
 def _expected_length(row: Row) -> int:
-    most = len(row.request.prompt) + row.request.max_tokens
-    return min(most, row.length + _EXPECTED_REPLY)
+    longest = len(row.request.prompt) + row.request.max_tokens
+    return min(longest, row.length + _EXPECTED_REPLY)
 
 
 def _fail(future: "Future[Any]", error: Exception) -> None:

@@ -288,9 +288,9 @@ def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
 def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
     reason = ""
     try:
-        found = file.stat().st_size
-        if found != size:
-            reason = f"it has {found} bytes instead of {size}"
+        actual = file.stat().st_size
+        if actual != size:
+            reason = f"it has {actual} bytes instead of {size}"
         elif _crc32(file) != checksum:
             reason = "its content does not match its checksum"
     except OSError as error:

@@ -55,7 +55,8 @@ class Loss:
         """The summed loss of several data; ``logprobs`` of all targets, datum after datum."""
         if self.by_datum:
             parts = torch.split(logprobs, [len(inputs["logprobs"]) for inputs in data])
-            losses = [self.formula(*each, settings) for each in zip(parts, data, strict=True)]
+            pairs = zip(parts, data, strict=True)
+            losses = [self.formula(part, inputs, settings) for part, inputs in pairs]
             return torch.stack(losses).sum()
         joined = {key: torch.cat([inputs[key] for inputs in data]) for key in data[0]}
         return self.formula(logprobs, joined, settings)

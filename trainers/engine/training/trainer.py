@@ -18,7 +18,7 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.common.errors import CheckpointError, TrainingError
-from evert.trainers.engine.common.parallel import side_by_side
+from evert.trainers.engine.common.parallel import bounded_map
 from evert.trainers.engine.models.base_models import base_of, context_length, no_progress_bars
 from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.sampling.memory import PassBudget, is_out_of_memory, pass_budget
@@ -161,7 +161,7 @@ class Trainer:
     def save_optimizer(self, folder: Path) -> None:
         """Write the optimizer's state, from which training can resume exactly."""
         tensors = {}
-        for name, parameter in self._trained().items():
+        for name, parameter in self._trained_parameters().items():
             state = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
             tensors.update({f"{name}:{key}": value.contiguous() for key, value in state.items()})
         safetensors.torch.save_file(tensors, folder / OPTIMIZER, {"steps": str(self.steps)})
@@ -177,7 +177,7 @@ class Trainer:
         with safetensors.safe_open(file, "pt") as archive:
             self.steps = int(archive.metadata()["steps"])
         tensors = safetensors.torch.load_file(file)
-        trained = self._trained()
+        trained = self._trained_parameters()
         optimizer = self._prepared_optimizer(types.AdamParams())
         for key, value in tensors.items():
             name, _, field = key.rpartition(":")
@@ -190,12 +190,12 @@ class Trainer:
             place = value if field == "step" else value.to(self.passes.device)
             optimizer.state[trained[name]][field] = place
 
-    def _trained(self) -> dict[str, Tensor]:
+    def _trained_parameters(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _prepared_optimizer(self, params: types.AdamParams) -> torch.optim.AdamW:
         if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(self._trained().values(), lr=0.0)
+            self._optimizer = torch.optim.AdamW(self._trained_parameters().values(), lr=0.0)
         for group in self._optimizer.param_groups:
             group.update(
                 lr=params.learning_rate,
@@ -231,7 +231,7 @@ class Trainer:
 
     def _run(self, work: Work, *, backward: bool) -> types.ForwardBackwardOutput:
         device = self.passes.device
-        examples = [each.to(device) for each in work.examples]
+        examples = [example.to(device) for example in work.examples]
         lengths = [len(example.tokens) for example in examples]
         budget: PassBudget | None = pass_budget(
             lengths,
@@ -239,19 +239,19 @@ class Trainer:
             self.passes.dtype,
             device,
             checkpointing=self._checkpointing if backward else True,  # forward keeps nothing
-            slopes=sum(p.nbytes for p in self._trained().values()),
+            gradient_bytes=sum(p.nbytes for p in self._trained_parameters().values()),
         )
         before = self._gradient() if backward else {}
         while budget is not None:
             try:
-                return self._sum_over(examples, work, budget, backward=backward)
+                return self._run_batches(examples, work, budget, backward=backward)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 logger.warning("Memory ran out in a pass with %s; trying a smaller one.", budget)
             budget = budget.smaller(lengths)
             if backward:
-                self._put_back(before)
+                self._restore_gradient(before)
         raise TrainingError(
             f"There is not enough memory on {device} for a pass over {max(lengths)} tokens, "
             "one datum at a time and with gradient checkpointing. Train an adapter "
@@ -261,12 +261,12 @@ class Trainer:
     def _gradient(self) -> dict[Tensor, Tensor]:
         return {p: p.grad.clone() for p in self.model.parameters() if p.grad is not None}
 
-    def _put_back(self, gradients: Mapping[Tensor, Tensor]) -> None:
+    def _restore_gradient(self, gradients: Mapping[Tensor, Tensor]) -> None:
         self.model.zero_grad()
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
 
-    def _sum_over(
+    def _run_batches(
         self,
         examples: Sequence[Example],
         work: Work,
@@ -274,7 +274,7 @@ class Trainer:
         *,
         backward: bool,
     ) -> types.ForwardBackwardOutput:
-        trained = [*self._trained().values()] if backward else []
+        trained = [*self._trained_parameters().values()] if backward else []
         self.passes.set_checkpointing(budget.checkpointing and backward)
 
         def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
@@ -285,35 +285,35 @@ class Trainer:
             with torch.set_grad_enabled(backward):  # it is set by thread
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
                 value = work.loss.total(logprobs, inputs, work.settings)
-            slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
-            return logprobs.detach().cpu(), float(value.detach()), slopes
+            gradients = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
+            return logprobs.detach().cpu(), float(value.detach()), gradients
 
         outputs: list[types.LossFnOutput] = [{} for _ in examples]
         total = 0.0
         groups = micro_batches(examples, budget.tokens, folds=self.passes.folds)
-        done = side_by_side(run, groups, budget.at_once)
-        for group, (logprobs, value, slopes) in zip(groups, done, strict=True):
+        results = bounded_map(run, groups, budget.parallel)
+        for group, (logprobs, value, gradients) in zip(groups, results, strict=True):
             total += value
-            _accumulate(trained, slopes)
+            _accumulate(trained, gradients)
             parts = torch.split(logprobs, [len(examples[i].tokens) for i in group])
             for i, part in zip(group, parts, strict=True):
                 outputs[i] = {"logprobs": types.TensorData.from_torch(part.clone())}
         return types.ForwardBackwardOutput("TensorData", outputs, {"loss:sum": total})
 
 
-def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
-    for parameter, slope in zip(parameters, slopes, strict=True):
-        if slope is not None:
-            parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
+def _accumulate(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def _check_custom(loss: Any) -> None:
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return
     shape = f" of shape {[*loss.shape]}" if isinstance(loss, Tensor) else ""
-    slope = ", without a gradient" if shape and not loss.requires_grad else ""
+    detached = ", without a gradient" if shape and not loss.requires_grad else ""
     raise TrainingError(
-        f"The custom loss is a {type(loss).__name__}{shape}{slope}; expected a tensor of one "
+        f"The custom loss is a {type(loss).__name__}{shape}{detached}; expected a tensor of one "
         "number, computed from the log-probabilities. Sum it up, and detach nothing."
     )
 
