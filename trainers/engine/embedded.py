@@ -37,8 +37,8 @@ def embedded_engine(
     Args:
         root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
             if that is not set.
-        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if there is one,
-            else MPS if there is one, else the CPU.
+        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if present,
+            else MPS if present, else the CPU.
         seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
             the same tokens, up to rounding (``sampler.py``).
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of
@@ -47,8 +47,8 @@ def embedded_engine(
         dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA if at most
             adapters are trained (see ``full_parameter``), else float32. Adapters are stored in
             float32, and multiplied in this type.
-        gradient_checkpointing: Whether the backward pass computes each layer again, which takes
-            less memory and a third more time. None: only if a pass would not fit otherwise.
+        gradient_checkpointing: Whether the backward pass recomputes each layer, which takes less
+            memory and a third more time. None: only if a pass would not fit otherwise.
         threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is
             often fastest for a tiny model on a shared machine, where threads wait for one another.
         allow_hosts: Other machines' hosts that stay reachable, for example a tool's server.
@@ -90,7 +90,7 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
 
 
 def _warn_of_newer_sdk() -> None:
-    """Warn, in one line, if the SDK is newer than those that evert was tested with."""
+    """Warn if the SDK is newer than those that evert was tested with."""
     installed, tested = (
         tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED)
     )

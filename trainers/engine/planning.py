@@ -1,6 +1,6 @@
-"""The memory that a model needs, computed from its configuration before anything is loaded.
+"""The memory that a model needs, computed from its configuration before loading.
 
-Sizes of tensors are exact. Sizes of passes are the estimates that the engine itself uses.
+Tensor sizes are exact. Sizes of passes are the engine's own estimates.
 """
 
 from dataclasses import dataclass
@@ -39,15 +39,15 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     base: int  # The base's weights, in ``dtype``
-    adapter: int  # The adapter's weights; 0 if there is none
+    adapter: int  # The adapter's weights; 0 without an adapter
     optimizer: int  # Gradient and Adam's moments
     samplers: int  # The trained weights, once for each sampler
-    cache_tokens: int  # Most tokens in a sampler's key-value cache
-    cache: int  # Most bytes of that cache
-    pass_tokens: int  # Most tokens of a micro-batch
-    checkpointing: bool  # Whether its backward pass computes the layers again
+    cache_tokens: int  # Maximum number of tokens in a sampler's key-value cache
+    cache: int  # Maximum size of that cache
+    pass_tokens: int  # Maximum number of tokens of a micro-batch
+    checkpointing: bool  # Whether its backward pass recomputes the layers
     training_pass: int  # Activations and logits of that micro-batch
-    longest: int  # Most tokens of one datum, with checkpointing; at most the context
+    longest: int  # Longest datum in tokens, with checkpointing; at most the context
     free: int  # Free memory of the device now
 
     @property
@@ -56,7 +56,7 @@ class Plan:
         return self.base + self.adapter + self.optimizer + self.samplers
 
     def rows(self, tokens: int) -> int:
-        """Most rows of ``tokens`` tokens, prompt and reply, that are sampled at a time."""
+        """Maximum number of rows of ``tokens`` tokens (prompt and reply) sampled at a time."""
         return max(1, min(MAX_ROWS, self.cache_tokens // tokens))
 
     @property

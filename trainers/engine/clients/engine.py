@@ -1,6 +1,6 @@
-"""The engine: holds everything that is loaded for Tinker's clients in this process.
+"""The engine: everything that is loaded for Tinker's clients in this process.
 
-``embedded.py`` puts it in the SDK's place; its settings are in ``models/loading.py``.
+``embedded.py`` installs it in place of the SDK; its settings are in ``models/loading.py``.
 """
 
 import logging
@@ -57,9 +57,9 @@ class Engine:
         self.store = CheckpointStore(self.settings.root)
         self.loader = Worker("evert-loader")
         self.image_worker = Worker("evert-images")
-        """Reads the images of prompts, one prompt after the other, so that their order is kept."""
+        """Reads the images of prompts, in the order of the prompts."""
         self.requested_models: set[str] = set()
-        """Base models that clients were made for."""
+        """Base models that clients were created for."""
         self._occasions: Counter[int] = Counter()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
         self._schedulers = weakref.WeakValueDictionary()
@@ -74,8 +74,8 @@ class Engine:
         """Raise ``EngineClosedError`` in a fork of the engine's process."""
         if os.getpid() != self._process:
             raise EngineClosedError(
-                "This process is a fork of the one that has the embedded engine, and its threads "
-                "are not here. Start the process with multiprocessing.get_context('spawn') and "
+                "This process is a fork of the one that has the embedded engine, without its "
+                "threads. Start the process with multiprocessing.get_context('spawn') and "
                 "pass it a sampling client as an argument, or let evert's workers play the "
                 "episodes (PoolRollouts, rollouts=pool)."
             )
@@ -85,12 +85,12 @@ class Engine:
         self.check_process()
         if self._closed:
             raise EngineClosedError(
-                "This client belongs to an embedded engine that is no longer in use. Make its "
-                "calls inside the engine's block."
+                "This client belongs to an embedded engine that is no longer in use. Call it "
+                "inside the engine's block."
             )
 
     def check_needed(self, run_id: str) -> None:
-        """Raise ``EngineClosedError`` if the engine closes and no save waits for a run's calls."""
+        """Raise ``EngineClosedError`` if the engine closes and no save depends on the run."""
         if self.saves.interrupted:
             raise EngineClosedError(
                 "The embedded engine was interrupted while it closed, before this call's turn."
@@ -184,8 +184,8 @@ class Engine:
         """Write the saves that were accepted, then stop all threads; further calls are refused.
 
         A pass that no save waits for ends before its next micro-batch. An interrupt while saves
-        are written drops those whose turn has not come. Saves that failed, and whose error nobody
-        has seen, are logged. In a fork of the engine's process this does nothing.
+        are written drops those that have not begun. Saves that failed, and whose error was
+        not read, are logged. In a fork of the engine's process this does nothing.
         """
         if os.getpid() != self._process:
             return

@@ -25,7 +25,7 @@ S = TypeVar("S")
 class AcceptedCall(Future[T]):
     """The future of a call that runs to its end: cancelling it has no effect.
 
-    So the order of a client's calls stays whole if a task that awaits one of them is cancelled.
+    So cancelling a task that awaits a call does not disturb the order of a client's calls.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class AcceptedCall(Future[T]):
 
     @property
     def unread_error(self) -> BaseException | None:
-        """The error of a call that failed, if nobody has asked for its outcome; else None."""
+        """The error of a failed call whose outcome was never read; else None."""
         return super().exception() if self.done() and not self._is_read else None
 
 
@@ -95,7 +95,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def gather_futures(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """A future of all results, in order; if any fail, it has the error of the first of these."""
+    """A future of all results, in order; if any fail, it has the first failed one's error."""
     outer: Future[list[T]] = Future()
     remaining, lock = len(futures), threading.Lock()
 
@@ -124,7 +124,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class Answer(Future[T], APIFuture[T]):
-    """Both kinds of future: samples were the standard library's before they were the SDK's."""
+    """Both kinds of future: older SDKs returned the standard library's for samples."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()
@@ -182,4 +182,4 @@ class ReadyClient(APIFuture[Any]):
         return finished_future(self).future()
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
+        """None: nothing is reported."""

@@ -1,11 +1,11 @@
-"""Log-probabilities that a request wants of the tokens of its prompt.
+"""Log-probabilities of prompt tokens, for a request that includes them.
 
     prompt_logprobs          of each token
-    topk_prompt_logprobs     of the k likeliest tokens at each position
+    topk_prompt_logprobs     of the k most likely tokens at each position
     target_prompt_logprobs   of tokens that the request names for each position
 
 All are read in the same pass over the prompt (``scoring.py``). Tokens before the first position
-wanted may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
+read may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
 
 Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a token.
 """
@@ -35,7 +35,7 @@ A token that is not read has the value None.
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """The values that a request wants of its prompt."""
+    """A request's options about its prompt."""
 
     logprobs: bool = False
     topk: int = 0
@@ -69,7 +69,7 @@ class PromptOptions:
 
 
 def check_last_n(last_n: int | None, length: int) -> None:
-    """Check how many of a prompt's last tokens are asked for."""
+    """Check the number of a prompt's last tokens to score."""
     if last_n is not None and not 1 <= last_n <= max(1, length - 1):
         raise SamplingRequestError(
             f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
@@ -79,7 +79,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """One field of the response: what it reads, and what it makes of the values."""
+    """One field of the response: the values it reads, and how they become the field."""
 
     last_n: int | None
     reader: Reader
@@ -87,7 +87,7 @@ class _Part:
 
 
 def prompt_fields(score: Score, options: PromptOptions) -> "Future[dict[str, Any]]":
-    """Read what a request wants, in one pass; returns fields of a ``SampleResponse``."""
+    """Read a prompt's values in one pass; returns fields of a ``SampleResponse``."""
     parts = _parts(options)
     if not parts:
         return finished_future(dict[str, Any]()).future()
@@ -118,7 +118,7 @@ def _parts(options: PromptOptions) -> dict[str, _Part]:
 
 
 def _topk(rows: list[Any], k: int) -> TopkLogprobs:
-    """The k likeliest tokens at each of the positions read, the likeliest first."""
+    """The k most likely tokens at each position read, the most likely first."""
     ids = np.zeros((len(rows), k), np.int32)
     logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
     for i, row in enumerate(rows):
@@ -154,7 +154,7 @@ class _Targets:
     def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         self._vocabulary = logits.shape[1]
         ids = self._ids[torch.from_numpy(places - 1)].to(logits.device)
-        # ``in_request_layout`` refuses unknown ids: an error here would fail other requests, too.
+        # ``in_request_layout`` refuses unknown ids: an error here would also fail other requests.
         ids_in_range = ids.clamp(0, self._vocabulary - 1)
         logprobs = torch.log_softmax(logits, dim=-1).gather(1, ids_in_range)
         return list(logprobs.masked_fill(ids < 0, 0.0).cpu().unbind())

@@ -1,7 +1,7 @@
 """The REST client: lists, describes, locates and deletes runs and checkpoints.
 
 All answers come from the engine's folder (``catalog.py``). Methods that need accounts, sessions or
-billing are refused; the message says what to do instead.
+billing are refused, with the alternative in the message.
 """
 
 import time
@@ -51,11 +51,11 @@ REFUSED = {
     "get_billing_usage": _NO_BILL,
     "get_current_checkpoint_storage_usage": _NO_BILL,
 }
-"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve -> the reason, and what to do."""
 
 
 def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
-    """The shipped bases, and the models that clients were made for."""
+    """The shipped bases, and the models that clients were created for."""
     models = [
         types.SupportedModel(
             model_name=name,
@@ -145,7 +145,7 @@ class RestClient:
         return settled_future(self._store.delete, tinker_path)
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
+        """None: nothing is reported."""
 
     def _keep(self, path: str, ttl_seconds: int | None) -> None:
         if ttl_seconds is not None and not SHORTEST_TTL <= ttl_seconds <= LONGEST_TTL:

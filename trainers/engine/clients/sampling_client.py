@@ -50,13 +50,13 @@ REFUSED = {
     "from_sampler_handle": _NO_HANDLES,
     "get_sampler_handle": _NO_HANDLES,
 }
-"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve -> the reason, and what to do."""
 
 REFUSED_OPTIONS = {
     "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
     "prompt_alt_tokens_k": "Sample one token after each beginning of the prompt",
 }
-"""Options of ``sample`` that the engine does not have: what to do instead."""
+"""Options of ``sample`` that the engine lacks -> what to do instead."""
 
 
 class Source:
@@ -166,7 +166,7 @@ class SamplingClient(ReadyClient):
         return self._source.base_model
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
-        """Do nothing: there is no service's queue."""
+        """Do nothing: the engine has no queue."""
 
     @property
     def sampler(self) -> Sampler:
@@ -263,7 +263,7 @@ def _unpickle(state: _Pickled) -> SamplingClient:
 
 @lru_cache(maxsize=4)
 def _load_client(state: _Pickled, process: int) -> SamplingClient:
-    """Load a client from another process; a pool's worker unpickles the same for every task."""
+    """Load a client from another process, once: pool workers unpickle it for every task."""
     engine = _engine_of(state.settings, process)
     if state.path is None:
         sampler = engine.base_sampler(state.base_model)
@@ -292,16 +292,16 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """A client of the present weights of a model that another trainer has.
+    """A client of the current weights of a model that another trainer holds.
 
     It works until ``client.sampler.scheduler`` is closed.
     """
 
     def refuse_to_save() -> str:
         raise SamplingRequestError(
-            f"This client samples from the present weights of a model ({name}) that another "
-            "trainer has in this process; expected weights that are on disk. Sample here, or "
-            "offer the client to other processes by a policy service."
+            f"This client samples from the current weights of a model ({name}) that another "
+            "trainer holds in this process; expected weights on disk. Sample here, or offer the "
+            "client to other processes through a policy service."
         )
 
     sampler = finished_future(engine.new_sampler(model, tokenizer, *number)).future()

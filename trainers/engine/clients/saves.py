@@ -1,4 +1,4 @@
-"""The saves that an engine has accepted: written before it closes, or named."""
+"""The saves that an engine has accepted: written before it closes, or logged as lost."""
 
 import logging
 from concurrent.futures import wait
@@ -11,11 +11,11 @@ logger = logging.getLogger(__name__)
 
 
 class Saves:
-    """Accepted saves; those whose outcome somebody knows may be forgotten."""
+    """Accepted saves; those whose outcome was read may be forgotten."""
 
     def __init__(self) -> None:
         self.interrupted = False
-        """Whether ``finish`` was: saves whose turn has not come are dropped."""
+        """Whether ``finish`` was interrupted: saves that have not begun are dropped."""
         self._paths: dict[AcceptedCall[Any], str] = {}
 
     def accept(self, path: str) -> AcceptedCall[Any]:
@@ -43,7 +43,7 @@ class Saves:
             raise
 
     def report_lost(self) -> None:
-        """Log the saves that were dropped or failed, and whose error nobody has seen."""
+        """Log the dropped saves, and the failed ones whose error was not read."""
         for save, path in self._paths.copy().items():
             if not save.done() or save.unread_error:
                 logger.error("%s was not saved: %s", path, save.unread_error or "interrupted")

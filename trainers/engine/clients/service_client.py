@@ -3,8 +3,8 @@
 All clients have the SDK's methods, plain and ``_async``, with the SDK's names, arguments and
 results; the SDK documents them. Methods that only the hosted service can serve raise
 ``UnsupportedError``. Two things differ: the ``_async`` forms do not warn that they are deprecated,
-and errors are evert's classes as well as the SDK's. Futures of clients are the SDK's classes. They
-act as the clients themselves, with the SDK's warnings.
+and errors are evert's classes as well as the SDK's. Futures of clients are of the SDK's classes,
+which act as the clients themselves, with the SDK's warnings.
 """
 
 from abc import ABCMeta
@@ -123,7 +123,7 @@ class ServiceClient:
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The shipped bases, and the models that clients were made for; any model folder works."""
+        """The shipped bases and the models that clients were created for; any folder works."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:
@@ -131,7 +131,7 @@ class ServiceClient:
         return self.engine.store.root.absolute().as_uri()
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
+        """None: nothing is reported."""
 
     def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
         """Do nothing: the engine outlives its service clients."""
@@ -179,7 +179,7 @@ def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
 def _check_rank(rank: int) -> None:
     if not isinstance(rank, Integral) or rank < 1:
         raise TrainingError(
-            f"create_lora_training_client got rank={rank!r}; expected a whole number from 1 on. "
+            f"create_lora_training_client got rank={rank!r}; expected a whole number of 1 or more. "
             "embedded_engine(full_parameter=True) trains all weights, without an adapter."
         )
 

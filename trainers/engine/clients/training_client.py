@@ -159,7 +159,7 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: "types.SamplingClientKind" = "snapshot",
     ) -> "tinker.BackcompatSamplingClientFuture":
-        """A client of a copy of the present weights in memory; ignores ``name`` and ``kind``."""
+        """A client of an in-memory copy of the current weights; ignores ``name`` and ``kind``."""
         take = functools.partial(self._snapshot, records=record_stability_info)
         return client_future("Sampling", self._submit(take))  # type: ignore[no-any-return]
 
@@ -201,7 +201,7 @@ class TrainingClient(ReadyClient):
         return AwaitableConcurrentFuture(future)
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
-        self._engine.check_needed(self.model_id)  # It may have closed since the call was made
+        self._engine.check_needed(self.model_id)  # It may have closed since the call
         # Looked up now: an earlier ``load_state`` may have replaced the trainer.
         return call(self._run.trainer)
 
@@ -260,7 +260,7 @@ class TrainingClient(ReadyClient):
 def _check_ttl(path: str, ttl_seconds: int | None) -> None:
     if ttl_seconds is not None and ttl_seconds <= 0:
         raise CheckpointError(
-            f"ttl_seconds of {path} is {ttl_seconds}; expected a number of seconds above 0, or "
+            f"ttl_seconds of {path} is {ttl_seconds}; expected more than 0 seconds, or "
             "None for never. Nothing was saved."
         )
 
@@ -271,5 +271,5 @@ def _check_step(params: types.AdamParams) -> None:
         if not math.isfinite(value) or value < 0 or value >= limit:
             raise TrainingError(
                 f"optim_step got {name}={value}; expected a number from 0"
-                f"{' to below 1' if limit == 1.0 else ' on'}. The weights are unchanged."
+                f"{' to below 1' if limit == 1.0 else ' up'}. The weights are unchanged."
             )

@@ -1,7 +1,7 @@
-"""Runs work on several cores of this machine: in our threads, each of which uses PyTorch's threads.
+"""Runs work on several cores: in our threads, each of which uses PyTorch's threads.
 
-Passes that are too short for PyTorch's threads run side by side in ours. Results come in the order
-of the work, so sums are bitwise equal on any number of cores.
+Passes too short for PyTorch's threads run in parallel in ours. Results come in the order of the
+work, so sums are bitwise equal on any number of cores.
 """
 
 import ctypes
@@ -25,12 +25,12 @@ _SOFT = 1  # OpenMP's omp_pause_soft: settings stay
 
 
 def lanes(device: torch.device) -> int:
-    """Most passes at a time: the cores divided by PyTorch's threads; 1 if not on a CPU."""
+    """Maximum number of parallel passes: cores divided by PyTorch's threads; 1 if not on a CPU."""
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def thread_map(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return ``call(item)`` of each item, with a thread for each; for work of milliseconds."""
+    """Return ``call(item)`` of each item, each in its own thread; for work of milliseconds."""
     if len(items) < 2:
         return [*map(call, items)]
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
@@ -69,7 +69,7 @@ def bounded_map(
 
 
 class Worker(ThreadPoolExecutor):
-    """One thread that runs calls in order, and uses no core between them."""
+    """One thread that runs calls in order, and uses no CPU between them."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, thread_name_prefix=name)
@@ -87,11 +87,11 @@ class Worker(ThreadPoolExecutor):
 
 
 def release_threads() -> None:
-    """End PyTorch's helpers of the calling thread; its next pass starts them again.
+    """End the calling thread's OpenMP helpers; its next pass starts them again.
 
-    GNU's OpenMP gives each thread that computes helper threads, which spin while they wait. If
-    there are more helpers than cores, idle ones included, OpenMP makes all of them sleep instead,
-    and a pass takes up to 1.7 times as long.
+    GNU OpenMP gives each computing thread helper threads, which spin while they wait. If there are
+    more helpers than cores, idle ones included, all of them sleep instead, and a pass takes up to
+    1.7 times as long.
     """
     openmp = _openmp()
     if openmp is not None and torch.get_num_threads() > 1:

@@ -1,9 +1,9 @@
-"""LoRA adapters beside an unchanged base: what they add to the output of its layers.
+"""LoRA adapters beside an unchanged base: their additions to its layers' outputs.
 
 An adapter of rank r adds ``up @ down @ x``; ``down`` has r rows, ``up`` has r columns. Layers that
 are computed as one also have one adapter: their ``down`` are stacked, their ``up`` form a block
 diagonal. The results are those of ``peft``. An adapter is stored in float32 and multiplied in the
-base's type: in float32 it could take a GPU longer than a base in bfloat16.
+base's type: in float32 it could take a GPU longer than a bfloat16 base.
 """
 
 from collections.abc import Sequence

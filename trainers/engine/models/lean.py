@@ -1,4 +1,4 @@
-"""A lean forward pass for Llama-like models, of few, fused operations.
+"""A lean forward pass for Llama-like models, with few, fused operations.
 
 For a model of a million parameters, time depends on the number of operations, not their size.
 ``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
@@ -113,7 +113,7 @@ class LeanModel:
     ) -> Tensor:
         """Run the layers over [B, T] ids at [B, T] positions; returns [B, T, H], normalised.
 
-        ``attend`` computes attention; ``checkpointing``: a backward pass computes layers again.
+        ``attend`` computes attention; ``checkpointing``: a backward pass recomputes layers.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self.rotary[positions].unsqueeze(2)
@@ -129,7 +129,7 @@ class LeanModel:
         return add_delta(float_logits(hidden, self.head), hidden, self.head_delta)
 
     def reserve(self, length: int) -> None:
-        """Make sure that the rotary table has all positions below ``length``."""
+        """Extend the rotary table to all positions below ``length``."""
         if length > self.rotary.shape[0]:
             self.rotary = self._rotary_table(max(length, 2 * self.rotary.shape[0]))
 
@@ -269,7 +269,7 @@ def lay_out(model: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         if id(parameter) not in placed:
-            # Loaded weights map a file, all of which would stay in memory for these few.
+            # Loaded weights map a file, which would stay in memory for these few.
             parameter.data = parameter.data.clone()
 
 

@@ -1,6 +1,6 @@
 """Loads models for one engine: base models and checkpoints.
 
-A model whose weights are all trained is loaded for each user. A base for adapters is shared.
+A fully trained model is loaded for each user; a base for adapters is shared.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -63,7 +63,7 @@ class Loader:
     def dtype(self, *, full_parameter: bool) -> torch.dtype:
         """Type of the weights; by default bfloat16 on CUDA and float32 elsewhere.
 
-        Weights that are all trained are float32 on CUDA, too: bfloat16 rounds small steps away.
+        A fully trained model is float32 on CUDA as well: bfloat16 rounds small steps away.
         """
         if self._dtype is not None:
             return self._dtype
@@ -71,7 +71,7 @@ class Loader:
         return torch.bfloat16 if shared_on_gpu else torch.float32
 
     def base(self, name: str) -> Any:
-        """A base model: a copy of its own if all weights are trained, else with shared weights."""
+        """A base model: a separate copy if all weights are trained, else with shared weights."""
         if self.trains_whole(load_outline(name)):
             return self.full_model(name)
         return self._share(name)
@@ -89,10 +89,10 @@ class Loader:
         return attach_lora(model, **asdict(replace(choice, seed=seed))), choice.rank
 
     def with_adapter(self, name: str, folder: Path) -> Any:
-        """A base model with an adapter that was saved."""
+        """A base model with a saved adapter."""
         from peft import PeftModel
 
-        # Also if all weights would be trained today: when it was saved, only the adapter was.
+        # Even if all weights would be trained now: the checkpoint has only an adapter.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 
@@ -114,7 +114,7 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def device_kinds() -> list[str]:
-    """The kinds of devices that PyTorch sees here; "auto" is the first."""
+    """The kinds of devices that PyTorch finds here; "auto" is the first."""
     gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     return [*(kind for kind, is_here in gpus.items() if is_here), "cpu"]
 
@@ -127,17 +127,17 @@ def prepare_device(device: str) -> torch.device:
     kind = device.partition(":")[0]
     if kind in ("cuda", "mps") and kind not in kinds:
         raise ModelNotFoundError(
-            f"Device {device!r} was asked for, but PyTorch sees no {kind.upper()} here. Use 'cpu' "
+            f"Device {device!r} was requested, but PyTorch finds no {kind.upper()} here. Use 'cpu' "
             "or 'auto'."
         )
     if kind == "cuda":
-        # cuDNN makes a plan for each new shape, in 45 to 130 ms, and a pass over prompts or over
-        # data has another shape each time.
+        # cuDNN plans each new shape, in 45 to 130 ms, and passes over prompts or data have new
+        # shapes each time.
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return torch.device(device)
     except RuntimeError as error:
         raise ModelNotFoundError(
-            f"Device {device!r} was asked for, which PyTorch does not know; expected 'cpu', "
+            f"Device {device!r} was requested, which PyTorch does not know; expected 'cpu', "
             "'cuda', 'mps' or 'auto' (a GPU if there is one)."
         ) from error

@@ -1,9 +1,9 @@
 """Images among tokens: their place in a row of ids, and the model's inputs for them.
 
 In a row of ids, an image is its *name*, repeated for each of its tokens. The name is a negative
-number, a hash of the image's bytes and of the processor's settings. So code that finds rows by ids
-(prefix cache, equal prompts, random streams) needs to know nothing of images. A pass looks pictures
-up by name; whoever works on a row holds its pictures until then.
+number, a hash of the image's bytes and of the processor's settings. So code that compares rows
+by ids (prefix cache, equal prompts, random streams) need not know about images. A pass looks
+pictures up by name, so code that works on a row must hold its pictures until then.
 
 Shapes: B rows, T tokens a row, P patches of an image, D numbers of a patch.
 """
@@ -33,8 +33,8 @@ from evert.trainers.engine.models.base_models import (
     resolve_model,
 )
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # That accept images
-_CACHE_BYTES = 2**28  # Of the pictures read last: each turn and then training need them again
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # Models that accept images
+_CACHE_BYTES = 2**28  # Of the latest pictures: later turns and training need them again
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Picture:
 
 
 _in_use: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those in use
-_lock = Lock()  # Held to look a picture up, or to enter one
+_lock = Lock()  # Held to look up or add a picture
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class PictureReader:
             if isinstance(chunk, types.EncodedTextChunk):
                 if min(chunk.tokens, default=0) < 0:
                     raise ValueError(
-                        f"has token id {min(chunk.tokens)}; the model knows 0 and up. Write the "
-                        "prompt with the model's own tokenizer."
+                        f"has token id {min(chunk.tokens)}; the model knows 0 and up. "
+                        "Encode the prompt with the model's own tokenizer."
                     )
                 ids += chunk.tokens
             elif isinstance(chunk, types.ImageChunk):
@@ -107,7 +107,7 @@ class PictureReader:
             picture = self._last.pop(name, None) or _in_use.get(name)
         if picture is None:
             picture = self._prepared(name, chunk.data)
-        with _lock:  # another thread may have read it, too: all rows hold the object in ``_in_use``
+        with _lock:  # another thread may have read it as well: all rows hold the one in ``_in_use``
             picture = self._last[name] = _in_use.setdefault(name, picture)
             while sum(cached.patches.nbytes for cached in self._last.values()) > _CACHE_BYTES:
                 self._last.popitem(last=False)
@@ -122,10 +122,10 @@ class PictureReader:
         try:
             with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
                 inputs = self._processor(images=[image.convert("RGB")], return_tensors="pt")
-        except Exception as error:  # Pillow's decoders raise anything
+        except Exception as error:  # Pillow's decoders raise any error
             raise ValueError(
-                f"has an image of {len(data)} bytes that cannot be read; expected a whole PNG or "
-                f"JPEG. {type(error).__name__}: {error!s:.200}"
+                f"has an image of {len(data)} bytes that cannot be read; expected a complete PNG "
+                f"or JPEG. {type(error).__name__}: {error!s:.200}"
             ) from error
         time, height, width = inputs["image_grid_thw"][0].tolist()
         grid, merge = (time, height, width), self._processor.merge_size
@@ -213,7 +213,7 @@ def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
 
 
 def uncut_start(row: np.ndarray, start: int) -> int:
-    """The last index up to ``start`` at which a cut of a row [T] splits no picture."""
+    """The last index up to ``start`` at which a row [T] can be cut without splitting a picture."""
     while 0 < start < len(row) and row[start] < 0 and row[start] == row[start - 1]:
         start -= 1
     return start

@@ -1,4 +1,4 @@
-"""Matrix products with weights, by oneDNN where PyTorch's default is slow.
+"""Matrix products with weights, using oneDNN where PyTorch's default is slow.
 
 PyTorch computes float32 products by MKL, which uses half the vector width of an AMD processor.
 oneDNN, a part of PyTorch, takes half the time there, forward and backward. PyTorch uses it for
@@ -17,15 +17,15 @@ from torch import Tensor
 from evert.trainers.system.machine import made_by_amd
 
 _GAINS = 2**27
-"""oneDNN is faster where the number of inputs times the number of weights is at least this.
+"""oneDNN is faster if the number of inputs times the number of weights is at least this.
 
 Measured from 1 to 3,000 rows, and from 128 features to 3,072.
 """
 
 _MPS_SUM = 2**14
-"""Most numbers that MPS adds up, here in the backward pass.
+"""Maximum length of a sum on MPS, here in the backward pass.
 
-Of more than 32,766 it adds wrong ones on an M1 or M2 (PyTorch's issue 177116).
+Sums of more than 32,766 numbers are wrong on an M1 or M2 (PyTorch's issue 177116).
 """
 
 
@@ -45,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def add_product(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """``onto + linear(x, weight)``; on CUDA, without a gradient, ``onto`` [..., O] is overwritten.
 
-    A short step of a GPU takes as long as its operations are many: this is one, not two.
+    The time of a short GPU step is its number of operations: this is one, not two.
     """
     if x.device.type != "cuda" or torch.is_grad_enabled() or onto.dtype != weight.dtype:
         return onto + linear(x, weight)

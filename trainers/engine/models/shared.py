@@ -1,7 +1,7 @@
 """Keeps one base in memory for all adapters that are trained on it or sampled from.
 
-Such a base is loaded once, and stays loaded while it is used. Each user gets a ``tree``: a model
-with its own modules, which can take an adapter, and with the shared weights, which never change.
+Such a base is loaded once, and stays loaded while in use. Each user gets a ``tree``: a model with
+its own modules, which can take an adapter, and the shared weights, which never change.
 """
 
 import copy

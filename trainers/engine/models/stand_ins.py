@@ -1,10 +1,10 @@
-"""Stand-ins: a model on this machine is used in the place of one that a script names.
+"""Stand-ins: models on this machine that replace the models a script names.
 
-    StandIns    maps a name to the model that stands for it
+    StandIns    maps a name to its stand-in
     lookups     makes the Cookbook's look-ups by name find the stand-in
     tokenizers  does the same for transformers' ``AutoTokenizer``, inside a block
 
-A name is replaced when a client is made of it: checkpoints, too, have the stand-in's name.
+A name is replaced when a client is created, so checkpoints have the stand-in's name.
 """
 
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Maps names to stand-ins, by the first pattern that matches; models that are here stay."""
+    """Maps names to stand-ins, by the first pattern that matches; local models stay."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
@@ -40,7 +40,7 @@ class StandIns:
                 base_context_length(model)
             except ModelNotFoundError as error:
                 raise ModelNotFoundError(
-                    f"stand_ins has {model!r} for {pattern!r}, which is not here: {error}"
+                    f"stand_ins maps {pattern!r} to {model!r}, which cannot be loaded: {error}"
                 ) from error
 
     def __bool__(self) -> bool:
@@ -62,8 +62,8 @@ class StandIns:
         if absent not in self._warned:
             self._warned.add(absent)
             logger.warning(
-                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics here are the "
-                "first's, and say nothing about the second.",
+                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics are those of the "
+                "first, and say nothing about the second.",
                 *(present, absent),
             )
 
@@ -71,7 +71,7 @@ class StandIns:
 def lookups(stand_ins: StandIns) -> list[Swap]:
     """The swaps of the Cookbook's look-ups by a model's name.
 
-    The new look-up of a model's attributes knows the shipped bases, too.
+    The new look-up of a model's attributes also knows the shipped bases.
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 
@@ -90,7 +90,7 @@ def lookups(stand_ins: StandIns) -> list[Swap]:
         renderer = make_renderer(name, tokenizer, *args, **options)
         if not stand_ins or _has_tokens_of(renderer):
             return renderer
-        stand_ins.warn(BASE_RENDERER, f"the chat format {name}, whose special tokens are not here")
+        stand_ins.warn(BASE_RENDERER, f"the chat format {name}, whose special tokens it lacks")
         return make_renderer(BASE_RENDERER, tokenizer, *args, **options)
 
     return [

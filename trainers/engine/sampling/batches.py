@@ -2,9 +2,9 @@
 
 ``LeanBatch`` decodes a ``LeanModel``, ``GenericBatch`` any Hugging Face causal language model. Rows
 join and leave while the batch runs. A prefix that rows share with each other, or with earlier rows,
-is computed once and found again in the ``PrefixCache``.
+is computed once and reused from the ``PrefixCache``.
 
-Shapes: B rows, T tokens a row, N tokens whose logits are wanted, V vocabulary.
+Shapes: B rows, T tokens a row, N tokens whose logits are needed, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class FrozenModel:
 
     model: Any  # A ``LeanModel`` or a Hugging Face model
     vocabulary: int  # Number of logits of a token
-    cache_tokens: int  # Most tokens in the key-value cache, over all rows
+    cache_tokens: int  # Maximum number of tokens in the key-value cache, over all rows
     prefixes: PrefixCache  # Keys and values computed with it so far
     base: Any = None  # Models of one base share batches; None if the base is not shared
 
@@ -81,7 +81,7 @@ class Batch(ABC):
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; returns the old index of each row that is left."""
+        """Drop all rows but these; returns the old index of each remaining row."""
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
         """Add ``copies[i]`` rows with the prompt ``prompts[i]``; the prompts must differ."""
@@ -119,9 +119,9 @@ class Batch(ABC):
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
         """Run the tokens of jobs that are not cached yet, and cache them.
 
-        Yields the jobs of each pass, and their wanted logits, job by job: one or more [N, V],
-        float32, not to be held all at once. A job with nothing to run is left out. ``join`` makes
-        the jobs rows of the batch.
+        Yields the jobs of each pass, and their needed logits, job by job: one or more [N, V],
+        float32, too large to hold all at once. A job with nothing to run is left out. ``join``
+        makes the jobs rows of the batch.
         """
         for job in jobs:
             job.start, job.pieces = self.weights.prefixes.longest(job.tokens, job.first)
@@ -135,7 +135,7 @@ class Batch(ABC):
             deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
 
     def park(self, row: int, tokens: Sequence[int], prefixes: PrefixCache) -> None:
-        """Cache a row that ends, except for its last token, which was sampled but not run."""
+        """Cache a finished row, except for its last token, which was sampled but not run."""
         computed = np.asarray(tokens[:-1], dtype=np.int64)
         prefixes.put(computed, lambda start, end: self._read(row, start, end))
 
@@ -153,12 +153,12 @@ class Batch(ABC):
             self.weights.prefixes.put(job.tokens, partial(reader, place))
 
     def _budget(self, jobs: Sequence[Job]) -> int:
-        """Most tokens of a chunk, padding included."""
+        """Maximum number of tokens of a chunk, padding included."""
         return chunk_tokens(self.device)
 
     @abstractmethod
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        """Run and cache a chunk; yields the wanted logits, as ``compute`` does."""
+        """Run and cache a chunk; yields the needed logits, as ``compute`` does."""
 
     @abstractmethod
     def _read(self, row: int, start: int, end: int) -> KeyValues:
@@ -170,11 +170,11 @@ class Batch(ABC):
 
     @abstractmethod
     def _reserve(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
-        """Get ready for rows that are about to join."""
+        """Make room for rows that are about to join."""
 
 
 def logit_places(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The tokens whose logits are wanted: [N] row in the chunk, [N] index in the row."""
+    """The tokens whose logits are needed: [N] row in the chunk, [N] index in the row."""
     spans = [np.arange(job.first, len(job.tokens)) for job in jobs]
     rows = np.repeat(np.arange(len(jobs)), [len(span) for span in spans])
     columns = np.concatenate(spans)

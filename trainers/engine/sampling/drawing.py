@@ -17,13 +17,13 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-_BLOCK = 128  # Tokens summed together
+_BLOCK = 128  # Tokens per partial sum
 
-_CHUNK_LOGITS = 2**20  # Logits sampled from at once on a CPU, so that its cache holds them
+_CHUNK_LOGITS = 2**20  # Logits per chunk on a CPU, so that they fit into its cache
 
 
 def stream_key(*parts: bytes | int) -> int:
-    """Mix seeds, counters and content into the 64-bit key of a random stream."""
+    """Hash seeds, counters and content into the 64-bit key of a random stream."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         data = part if isinstance(part, bytes) else part.to_bytes(16, "little", signed=True)
@@ -84,8 +84,8 @@ def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor,
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     """The token [B, 1] at which the running sum of [B, V] weights passes a share [B, 1] of it.
 
-    In float64: in float32 it would lose the rare tokens. A running sum over a large vocabulary is
-    slow, so the token is looked for among blocks, then in its block.
+    In float64: float32 would lose rare tokens. A running sum over a large vocabulary is slow, so
+    this searches the blocks first, then one block.
     """
     if weights.shape[1] <= 8 * _BLOCK:
         return _passing(weights.cumsum(-1, dtype=torch.float64), uniform)
@@ -97,13 +97,13 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     before = F.pad(sums, (1, 0)).gather(1, block)
     running = before + inside.cumsum(-1, dtype=torch.float64)
     token = block * _BLOCK + _passing(running, uniform, sums[:, -1:])
-    return token.clamp_(max=weights.shape[1] - 1)  # of NaN
+    return token.clamp_(max=weights.shape[1] - 1)  # if the weights are NaN
 
 
 def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
     """Index [B, 1] of the first of [B, N] running sums above a share of the total.
 
-    The last index if the sums are NaN, which nothing is above.
+    The last index if the sums are NaN, which compares false with everything.
     """
     last = sums[:, -1:]
     target = share * (last if total is None else total)
@@ -114,7 +114,7 @@ def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor
 
 def _shape(logprobs: Tensor, params: BatchParams) -> Tensor:
     temperature = torch.where(params.temperature == 0, 1.0, params.temperature)
-    # The likeliest token has 0, so a tiny temperature makes only the others infinite.
+    # The most likely token has 0, so a tiny temperature makes only the others infinite.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
     if params.top_k is None and params.top_p is None:
         return shaped
@@ -124,10 +124,10 @@ def _shape(logprobs: Tensor, params: BatchParams) -> Tensor:
     if params.top_k is not None:
         cut |= rank >= params.top_k[:, None]
     if params.top_p is not None:
-        # top_p is a share of what top_k leaves, as in vLLM and transformers.
+        # top_p applies to the tokens that top_k leaves, as in vLLM and transformers.
         remaining = values.masked_fill(cut, float("-inf"))
         before = torch.softmax(remaining, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        # The likeliest token stays, even if top_p is 0.
+        # The most likely token stays, even if top_p is 0.
         before[:, 0] = -1
         cut |= before >= params.top_p[:, None]
     return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))
@@ -156,8 +156,8 @@ def make_stops(
 ) -> Stops:
     """Read ``SamplingParams.stop``.
 
-    None: the model's end tokens. An empty list: no stops. Token ids: only these. Texts (also of
-    special tokens, such as ``"<|im_end|>"``): these and the model's end tokens.
+    None: the model's end tokens. An empty list: no stops. Token ids: only these. Texts, which may
+    be special tokens (``"<|im_end|>"``): these and the model's end tokens.
     """
     if stop is None:
         return Stops(frozenset(end_tokens))
@@ -169,6 +169,6 @@ def make_stops(
         raise SamplingRequestError(
             f"SamplingParams.stop is {stop!r}; expected token ids, or non-empty texts, or None."
         )
-    # A token has at least one byte of text, except for a few at the edges of characters.
+    # A token has at least one byte of text, except for a few at character boundaries.
     window = max(len(text.encode()) for text in texts) + 8
     return Stops(frozenset(end_tokens), texts, window)

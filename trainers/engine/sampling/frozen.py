@@ -1,6 +1,6 @@
-"""A frozen model: weights that training no longer changes, ready to sample from.
+"""Frozen models: weights that training no longer changes, ready to sample from.
 
-``freeze`` makes a ``FrozenLean`` of a Llama-like model, a ``FrozenGeneric`` of any other. Both
+``freeze`` turns a Llama-like model into a ``FrozenLean``, any other into a ``FrozenGeneric``. Both
 open batches, which decode rows and score given tokens.
 """
 
@@ -31,7 +31,7 @@ class FrozenLean(FrozenModel):
         lean = LeanModel(model, copied=base is None)
         tokens = _cache_tokens(lean, base_of(model).config)
         prefixes = PrefixCache(tokens // _PREFIX_SHARE)
-        # The base stays loaded while it is sampled from.
+        # Keeps the base loaded while it is sampled from
         super().__init__(lean, lean.head.shape[0], tokens, prefixes, base)
 
 

@@ -1,11 +1,11 @@
 """Continuous batching over any Hugging Face causal language model, through its own forward pass.
 
-All rows end at the same column. Shorter rows are padded on the left, and masked there; columns that
-no row uses any more are cut off. All rows of a pass run as many tokens as the row with the most to
-run: others compute part of their cached prefix again, to have no gap. No pass starts in a picture.
+All rows end at the same column. Shorter rows are padded and masked on the left; unused columns are
+cut off. All rows of a pass run the same number of tokens: those with less to run recompute part of
+their cached prefix, so that no gap arises. No pass starts inside an image.
 
-Models with other state than keys and values (state-space layers) decode in batches, too. But no row
-can join such a batch after its start, and nothing is cached.
+Models with state other than keys and values (state-space layers) decode in batches as well, but no
+row can join such a batch after its start, and nothing is cached.
 
 Shapes: B rows, T tokens a row, L columns, V vocabulary.
 """
@@ -85,7 +85,7 @@ class GenericBatch(Batch):
         places = places - lengths[rows] + width
         pixels, positions = self._vision_inputs(jobs, mask)
         needed = self._logits_to_keep(jobs)
-        # A row is cut in pieces only if its wanted logits are too many for one pass.
+        # A row is split only if it needs too many logits for one pass.
         in_one_piece = needed == 1 or not self._only_attends or bool(pixels)
         piece = width if in_one_piece else max(1, self._max_logits // len(jobs))
         for start in range(0, width, piece):
@@ -103,7 +103,7 @@ class GenericBatch(Batch):
             self._join(cache, mask, positions)
 
     def _logits_to_keep(self, jobs: Sequence[Job]) -> int:
-        """Most logits wanted of a row; at least 1, which every pass computes."""
+        """Maximum number of logits needed of a row; at least 1, which every pass computes."""
         if "logits_to_keep" not in self._arguments:
             return max((job.todo for job in jobs), default=1)
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
@@ -145,7 +145,7 @@ class GenericBatch(Batch):
         """A cache with the cached prefixes of some rows, all ending at the same column."""
         from transformers import DynamicCache
 
-        # Without the configuration it keeps tokens behind a sliding window, so rows can be padded.
+        # Without a configuration it keeps tokens outside the sliding window: rows can be padded.
         cache = DynamicCache() if self._only_attends else DynamicCache(config=self._model.config)
         length = max(job.start for job in jobs)
         if length:
@@ -193,7 +193,7 @@ class GenericBatch(Batch):
 
 
 def _align_starts(jobs: Sequence[Job]) -> int:
-    """Make all rows run as many tokens as the row with the most to run; returns how many."""
+    """Make all rows run the same number of tokens, and return it."""
     while True:
         width = max(job.todo for job in jobs)
         starts = [uncut_start(job.tokens, max(0, len(job.tokens) - width)) for job in jobs]

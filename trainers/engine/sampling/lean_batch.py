@@ -1,9 +1,9 @@
 """Continuous batching over a ``LeanModel``.
 
-Each row has a row of the cache for its own tokens. The stem, a prefix that many rows share, is held
-once (``stem.py``). Nothing is left-padded. The active rows are the first ``size`` ones: when rows
-finish, the last ones move into the gaps. The cache rows behind them are scratch, in which prompts
-and given tokens are computed.
+Each row has a cache row for its own tokens. The stem, a prefix that many rows share, is stored once
+(``stem.py``). Nothing is left-padded. The active rows are the first ``size`` ones: when rows
+finish, the last ones move into the gaps. The cache rows behind them are scratch space for computing
+prompts and given tokens.
 
 Shapes: B rows, T tokens a row, L cache length, P tokens of the stem, Hkv key heads, G queries a key
 head, D head size, V vocabulary.
@@ -27,8 +27,8 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96  # Fewest rows of a step for each core
-_LANE_TOKENS = 256  # Fewest prompt tokens for each core
+_LANE_ROWS = 96  # Minimum rows of a step per core
+_LANE_TOKENS = 256  # Minimum prompt tokens per core
 
 
 class LeanBatch(Batch):
@@ -46,7 +46,7 @@ class LeanBatch(Batch):
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """Added to the attention score of a token that a row has, and of one that it has not."""
+        """Added to the attention scores of tokens that a row has, and of those that it lacks."""
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
         self._sync()
@@ -78,7 +78,7 @@ class LeanBatch(Batch):
         rows = self.size if self._graphs is None else rounded(self.size)
         self._cache.reserve(rows, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        # With several adapters their model takes all rows together: no fewer, and no more.
+        # The joined model of several adapters takes exactly all rows.
         is_single = self._decoder is self._weights[0].model
         if self._graphs is not None and is_single:
             logits = self._step_by_graph(tokens, self._graphs)
@@ -179,7 +179,7 @@ class LeanBatch(Batch):
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
         self.weights.model.reserve(int(starts.max()) + tokens.shape[1])
         offsets = torch.tensor(stems, device=device)
-        # Padding is written behind a row's tokens, and overwritten before it is read.
+        # Padding is written after a row's tokens, and overwritten before it is read.
         columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
 
@@ -204,9 +204,9 @@ class LeanBatch(Batch):
 
     def _attend_fresh(self, row: int) -> Attend:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            stretch = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
-            self._cache.keys[layer][stretch] = keys.transpose(1, 2)
-            self._cache.values[layer][stretch] = values.transpose(1, 2)
+            span = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
+            self._cache.keys[layer][span] = keys.transpose(1, 2)
+            self._cache.values[layer][span] = values.transpose(1, 2)
             return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
 
         return attend
@@ -224,8 +224,8 @@ class LeanBatch(Batch):
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self._cache.keys[layer][rows, :, columns] = keys
             self._cache.values[layer][rows, :, columns] = values
-            stretch = slice(row, row + keys.shape[0]), slice(None), slice(length)
-            key_values = self._cache.keys[layer][stretch], self._cache.values[layer][stretch]
+            span = slice(row, row + keys.shape[0]), slice(None), slice(length)
+            key_values = self._cache.keys[layer][span], self._cache.values[layer][span]
             if stem:
                 key_values = stem.before(layer, *key_values)
             return attention(queries, *key_values, mask=mask)
@@ -282,7 +282,7 @@ def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     scores = float_product(grouped, keys.transpose(-1, -2)) + bias
     if queries.device.type == "cuda":
         heads = torch.softmax(scores, dim=-1).to(values.dtype) @ values
-    else:  # Rounds as PyTorch's kernel does: the trainer runs it, but it is slow here
+    else:  # Rounds like PyTorch's kernel, which the trainer runs, but which is slow here
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = float_product(shares.to(values.dtype), values) / shares.sum(-1, keepdim=True)
     return heads.flatten(1)[:, None].to(queries.dtype)

@@ -1,7 +1,7 @@
-"""How much memory there is, and how many tokens a training pass may have in it.
+"""How much memory is free, and how many tokens of a training pass fit into it.
 
-If a pass would not fit, each layer keeps only its input and is computed again in the backward pass,
-and the batch is cut into smaller ones. The gradient is the same sum either way.
+If a pass would not fit, each layer keeps only its input and is recomputed in the backward pass, and
+the batch is split into smaller ones. The gradient is the same sum either way.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
 _SHARE = 2  # A training pass gets the free memory divided by this
-_ENOUGH_TOKENS = 2048  # A pass of so many is faster than one of more whose layers run twice
-_LEAST_TOKENS = 256  # Fewer would be slow; if these do not fit, the pass runs out of memory
+_ENOUGH_TOKENS = 2048  # A pass of these is faster than a larger one whose layers run twice
+_LEAST_TOKENS = 256  # Fewer would be slow
 _CACHE_SHARE = 4  # A sampler's keys and values get the free memory divided by this
 _CACHE_BYTES = 2 * 2**30  # No sampler needs more on a CPU
 _OUT_OF_MEMORY = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
@@ -26,14 +26,14 @@ _OUT_OF_MEMORY = ("can't allocate memory", "MPS backend out of memory", "Invalid
 
 @dataclass(frozen=True)
 class PassBudget:
-    """How a batch is cut for training."""
+    """How a batch is split for training."""
 
-    tokens: int  # Most tokens of a micro-batch, padding included; a longer row is alone
-    checkpointing: bool  # Whether layers are computed again in the backward pass
-    parallel: int = 1  # Most micro-batches that run side by side
+    tokens: int  # Maximum tokens of a micro-batch, padding included; a longer row is alone
+    checkpointing: bool  # Whether the backward pass recomputes the layers
+    parallel: int = 1  # Maximum number of micro-batches that run in parallel
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """The next smaller budget for rows of these lengths; None if there is none."""
+        """The next smaller budget for rows of these lengths; None if this is the smallest."""
         if self.parallel > 1:
             return replace(self, parallel=1)
         if not self.checkpointing:
@@ -57,15 +57,15 @@ def free_bytes(device: torch.device) -> int:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """Bytes that a training pass keeps for each token, without logits: an estimate, mostly high."""
+    """Bytes that a training pass keeps per token, without logits: an estimate, usually too high."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     heads, key_heads, size = attention_sizes(config)
     rotated, itemsize = (heads + key_heads) * size, dtype.itemsize
-    # Norms and rotations are computed in float32 whatever the weights are.
+    # Norms and rotations are computed in float32, whatever the type of the weights.
     layer = itemsize * (4 * hidden + 5 * inner + 2 * rotated) + 8 * hidden + 13 * rotated
-    # A layer that is computed again has its gradient beside it: measured, three times its bytes.
+    # A recomputed layer and its gradient take three times its bytes, as measured.
     return int(layers * itemsize * hidden + 3 * layer if checkpointing else layers * layer)
 
 
@@ -83,7 +83,7 @@ def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def cache_bytes(device: torch.device, free: int | None = None) -> int:
-    """Most bytes of a sampler's keys and values, if ``free`` bytes are free; None: measured now."""
+    """Maximum size of a sampler's keys and values in bytes; ``free`` None: measured now."""
     share = (free_bytes(device) if free is None else free) // _CACHE_SHARE
     return share if device.type == "cuda" else min(_CACHE_BYTES, share)
 
@@ -98,7 +98,7 @@ def pass_budget(
     checkpointing: bool | None,
     gradient_bytes: int = 0,
 ) -> PassBudget:
-    """Cut a batch of rows of these lengths so that a training pass fits into ``free`` memory.
+    """Split a batch of rows of these lengths so that a pass fits into ``free`` bytes.
 
     ``free``: None for what is free now. ``checkpointing``: None to use it only if the pass would
     not fit otherwise. ``gradient_bytes``: size of the gradient of each parallel pass.
@@ -111,7 +111,7 @@ def pass_budget(
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     token_bytes = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(chunk, max(_LEAST_TOKENS, room // token_bytes))
-    # One more pass has ended, and its gradient waits to be added.
+    # One more: a finished pass, whose gradient waits to be added.
     pass_bytes = max(tokens, *lengths) * token_bytes + logits + gradient_bytes
     fits = (lanes(device) + 1) * pass_bytes <= room
     return PassBudget(tokens, checkpointing, lanes(device) if fits else 1)

@@ -16,7 +16,7 @@ import torch
 
 from evert.trainers.engine.sampling.prefix_cache import KeyValues, sort_by_tokens
 
-LOGITS_BYTES = 2**29  # Most bytes of logits held at once
+LOGITS_BYTES = 2**29  # Maximum size of logits held at once
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
 _PASS_SHARE = 32  # An extra pass costs as much as a chunk's tokens divided by this
 
@@ -26,8 +26,8 @@ class Job:
     """A row to be computed."""
 
     tokens: np.ndarray  # [T] int64
-    first: int  # First token whose logits are wanted; T for none
-    start: int = 0  # How many of the tokens are cached
+    first: int  # First token whose logits are needed; T for none
+    start: int = 0  # Number of tokens that are cached
     pieces: list[KeyValues] = field(default_factory=list)  # Their keys and values, in pieces
 
     @property
@@ -48,12 +48,12 @@ class SharedPrefix:
 
 
 def chunk_tokens(device: torch.device) -> int:
-    """Most tokens of a pass over given tokens, padding included; larger on a GPU."""
+    """Maximum number of given tokens per pass, padding included; larger on a GPU."""
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
 def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
-    """Drop short cached prefixes if computing them again saves a pass."""
+    """Drop short cached prefixes if recomputing them saves a pass."""
     least = chunk_tokens(device) // _PASS_SHARE
     fresh = any(not job.start for job in jobs)
     if fresh and sum(job.start for job in jobs) < least:
@@ -62,7 +62,7 @@ def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget: those with nothing cached first, apart."""
+    """Group jobs of similar lengths within a budget; uncached ones come first, in own groups."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)

@@ -1,8 +1,8 @@
-"""Keys and values of one set of weights, found by the tokens that they belong to: a radix tree.
+"""Keys and values of one set of weights, looked up by their tokens: a radix tree.
 
-A node holds the tokens that follow its parent's. Where two rows diverge, their node is cut in two,
-so that a later row finds all of its cached prefix, to the token. The least recently used leaves are
-dropped first; using a node also uses its parents, so they are never dropped before it.
+A node holds the tokens that follow its parent's. Where two rows diverge, their node is split, so a
+later row finds its whole cached prefix, to the token. The least recently used leaves are dropped
+first; using a node also uses its parents, so they are never dropped before it.
 
 Shapes: T tokens.
 """
@@ -33,9 +33,9 @@ class PrefixCache:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0  # Tokens in the cache; shared ones count once
+        self.tokens = 0  # Number of cached tokens; shared ones count once
         self._root = _Node(np.zeros(0, np.int64), (), None)
-        self._used: OrderedDict[_Node, None] = OrderedDict()  # The last used last, parents included
+        self._used: OrderedDict[_Node, None] = OrderedDict()  # Latest last, parents included
 
     def longest(self, tokens: np.ndarray, limit: int) -> tuple[int, list[KeyValues]]:
         """Number of a row's first ``limit`` tokens that are cached, and their keys and values."""
@@ -63,7 +63,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """The nodes that match a prefix of ``tokens``, with each matched length; and their sum."""
+        """The nodes that match a prefix of ``tokens``, with their matched lengths, and the sum."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -114,7 +114,7 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def sort_by_tokens(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """Sort rows by their tokens: their indices, and the length each shares with the one before."""
+    """Sort rows by tokens: their indices, and the length that each shares with its predecessor."""
     # Big-endian, so that bytes sort as tokens do.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     return order, [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]

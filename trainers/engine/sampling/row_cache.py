@@ -50,7 +50,7 @@ class RowCache:
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of some rows to others.
 
-        A row that is given several times in a row is copied to rows that follow one another.
+        Consecutive copies of the same source must have consecutive targets.
         """
         runs = [
             (row, [pair[1] for pair in run])

@@ -28,7 +28,7 @@ class Request:
     params: types.SamplingParams
     stops: Stops
     max_tokens: int
-    keys: list[int]  # Random stream of each sample that is wanted
+    keys: list[int]  # Random stream of each sample
     pictures: Sequence[Picture] = ()  # Those in the prompt; held while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # Finished, by index
@@ -69,13 +69,13 @@ class RunningBatch:
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
         self.rows: list[Row] = []
-        # Tokens are drawn in float64, which MPS has not.
+        # Tokens are drawn in float64, which MPS lacks.
         on_host = self.batch.device.type == "mps"
         self._device = torch.device("cpu") if on_host else self.batch.device
         self.is_ahead = self._device.type == "cuda"
         """Whether to call ``step`` before ``read``: a GPU computes while the host looks at tokens.
 
-        Rows that end are computed once in vain.
+        Finished rows are then computed once in vain.
         """
         self._logits: Tensor | None = None  # [B, V] of the next tokens, until they are drawn
         self._tokens: Tensor | None = None  # [B] drawn, until they are run
@@ -84,7 +84,7 @@ class RunningBatch:
 
     @property
     def is_last(self) -> bool:
-        """Whether no row may have a token after those that were drawn and not yet read."""
+        """Whether the drawn, unread tokens are the last that any row may have."""
         return all(len(row.tokens) + 1 >= row.request.max_tokens for row in self.rows)
 
     def _describe_rows(self) -> None:
@@ -134,7 +134,7 @@ class RunningBatch:
             self._samples_ready.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[EndedRow]:
-        """Read the sampled tokens; drops rows that ended, and returns those not cancelled."""
+        """Read the sampled tokens, drop finished rows, and return those not cancelled."""
         if self.is_ahead:
             self._samples_ready.synchronize()
         samples = self._samples.tolist()
@@ -153,9 +153,9 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[Row]:
-        """Drop and return the rows that there is no memory for, the shortest replies first.
+        """Drop and return the rows that do not fit into memory, the shortest replies first.
 
-        To be called before ``draw``: the rows that are dropped have no token that was not read.
+        Call it before ``draw``, so that the dropped rows have no unread token.
         """
         longest = int((self._prompts + self._steps).max()) + 1
         limit = max(1, self.rows[0].request.model.cache_tokens // longest)

@@ -60,7 +60,7 @@ class Sampler:
 
     @property
     def stats(self) -> SchedulerStats:
-        """Counts of its scheduler's work, also for other samplers of the same base."""
+        """Counts of its scheduler's work, including that for other samplers of the same base."""
         return self.scheduler.stats
 
     def sample(
@@ -73,8 +73,8 @@ class Sampler:
     ) -> "Future[list[types.SampledSequence]]":
         """Sample replies to a prompt; cancelling the future stops the work.
 
-        ``watch`` is called in the worker's thread with a sample's tokens, after each new one. The
-        list is the scheduler's own: copy it.
+        ``watch`` is called in the worker's thread with a sample's tokens, after each new one. Copy
+        the list: the scheduler keeps changing it.
         """
         max_tokens = self._check(prompt, num_samples, params, pictures)
         request = Request(
@@ -114,8 +114,8 @@ class Sampler:
         """As ``score``, for several pairs of (last n, reader), in one pass over the tokens."""
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
-                f"Log-probabilities were asked for {len(tokens)} tokens; expected between 1 and "
-                f"the model's context of {self._context_length}. Shorten the input."
+                f"Log-probabilities of {len(tokens)} tokens were requested; expected 1 to the "
+                f"model's context of {self._context_length}. Shorten the input."
             )
         self._check_ids(tokens, pictures)
         row = np.asarray(tokens, dtype=np.int64)
@@ -154,19 +154,19 @@ class Sampler:
             raise SamplingRequestError(
                 f"A prompt of {len(prompt)} tokens and max_tokens={max_tokens} need "
                 f"{len(prompt) + max_tokens}; the model's context holds {self._context_length}. "
-                f"Shorten the prompt, or ask for at most {max(room, 0)} tokens."
+                f"Shorten the prompt, or request at most {max(room, 0)} tokens."
             )
         return max_tokens
 
     def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
         if pictures and tokens[-1] < 0:
             raise SamplingRequestError(
-                "The prompt ends with an image; expected text at its end. Add text after it."
+                "The prompt ends with an image; expected text at its end. Add text after the image."
             )
         if (min(tokens) < 0 and not pictures) or max(tokens) >= self._model.vocabulary:
             raise SamplingRequestError(
                 f"The prompt has token ids from {min(tokens)} to {max(tokens)}; the model knows 0 "
-                f"to {self._model.vocabulary - 1}. Write the prompt with the model's own tokenizer."
+                f"to {self._model.vocabulary - 1}. Encode the prompt with its tokenizer."
             )
 
     def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:

@@ -6,10 +6,10 @@ the worker looks at their tokens. Requests join between two steps. The worker st
 request and ends after a while without work. Samplers of several adapters of one base share a
 scheduler, and their rows share a batch.
 
-Rows are admitted as long as there is memory for their expected length. If replies grow longer, the
+Rows are admitted while there is memory for their expected length. If replies grow longer, the
 rows with the shortest replies are put back and resumed later; the sampled tokens stay the same. If
 memory still runs out, all rows of the batch are put back, and half as many run at a time. A request
-fails if one of its rows alone needs more memory than there is.
+fails if one of its rows alone does not fit into memory.
 """
 
 import itertools
@@ -34,14 +34,14 @@ from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
-MAX_ROWS = 256  # Most rows decoded together; further requests wait
+MAX_ROWS = 256  # Maximum number of rows decoded together; further requests wait
 
 CLOSED = (
     "This sampling client belongs to an embedded engine that is no longer in use. "
     "Sample inside the engine's block."
 )
 
-_EXPECTED_REPLY = 1024  # Most further tokens that a reply is expected to have
+_EXPECTED_REPLY = 1024  # Maximum number of further tokens expected of a reply
 
 _sequence_numbers = itertools.count()  # Of all sequences, so that their ids differ
 
@@ -58,7 +58,7 @@ class SchedulerStats:
     prompt_tokens: int = 0  # Given tokens computed, to sample or to score; shared ones count once
     sampled_tokens: int = 0
     scored_tokens: int = 0  # Values read from the logits of given tokens
-    largest_batch: int = 0  # Most rows decoded together
+    largest_batch: int = 0  # Maximum number of rows decoded together so far
 
 
 @dataclass(eq=False, kw_only=True)
@@ -79,7 +79,7 @@ class Scheduler:
         self._waiting: deque[Row] = deque()
         self._scores: list[ScoreRequest] = []
         self._runs: list[RunningBatch] = []
-        self._max_rows = MAX_ROWS  # Most rows at a time; less after memory ran out
+        self._max_rows = MAX_ROWS  # Lower after memory ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
@@ -96,7 +96,7 @@ class Scheduler:
             self._scores.extend(requests)
 
     def close(self) -> None:
-        """Stop the worker; requests that have no answer yet fail. Further calls do nothing."""
+        """Stop the worker; unanswered requests fail. Further calls do nothing."""
         with self._lock:
             self._closed = True
             worker = self._worker
@@ -124,7 +124,7 @@ class Scheduler:
             self._fail_all(EngineClosedError("The embedded engine was closed before it answered."))
 
     def _wait_for_work(self) -> bool:
-        """Block until there is something to do; False when this worker is to end."""
+        """Block until there is work; False if this worker should end."""
         with self._lock:
             if not self._has_work():
                 release_threads()
@@ -140,7 +140,7 @@ class Scheduler:
         return bool(self._waiting or self._scores or self._runs)
 
     def _gather(self) -> None:
-        """Wait for a burst of requests to be complete, so that equal prompts run together."""
+        """Wait until a burst of requests is complete, so that equal prompts run together."""
         for _ in range(_GATHER_ROUNDS):
             before = len(self._waiting) + len(self._scores)
             time.sleep(_GATHER_SECONDS)
@@ -176,7 +176,7 @@ class Scheduler:
         return True
 
     def _try_fewer(self, rows: Sequence[Row], error: Exception) -> None:
-        """Put back rows that ran out of memory, to run half as many; other errors fail them."""
+        """Requeue rows that ran out of memory, to run half as many; fail them on other errors."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)

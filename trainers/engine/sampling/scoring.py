@@ -1,7 +1,7 @@
 """Scoring given tokens: reads a value from the logits of each, without holding all logits.
 
-Common prefixes of rows are run once, and read once for all rows with the same reader. If only the
-last tokens of a row are wanted, the row starts from its cached prefix.
+Common prefixes of rows run once, and are read once for all rows with the same reader. If only a
+row's last tokens are needed, the row starts from its cached prefix.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -21,8 +21,8 @@ from evert.trainers.engine.sampling.prefill import Job
 Reader: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
 """(logits [N, V], [N] their tokens, [N] the tokens' indices in their rows) -> N values.
 
-A token's logits are those from which it is sampled. A reader gets the tokens of all rows that use
-it, some of them at a time.
+A token's logits are those from which it is sampled. A reader gets the tokens of all its rows, in
+several calls.
 """
 
 
@@ -37,10 +37,10 @@ def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) ->
 
 @dataclass(eq=False)
 class Scoring:
-    """A row of tokens, and the values wanted of them."""
+    """A row of tokens, and the values read from their logits."""
 
     tokens: np.ndarray  # [T] int64
-    next: int = 1  # The first token whose value is still wanted; nothing precedes token 0
+    next: int = 1  # The next token to read; nothing precedes token 0
     reader: Reader = log_probabilities
     values: list[Any] = field(default_factory=list)  # Filled by ``score``
 
@@ -52,7 +52,7 @@ class _Part(Job):
 
 
 def score(batch: Batch, rows: Sequence[Scoring]) -> int:
-    """Fill in the values of some rows, which do not join the batch; returns how many were read."""
+    """Fill in the values of rows, which do not join the batch; returns how many were read."""
     computed = 0
     limits = [row.next - 1 for row in rows]
     for level in batch.shared_prefixes([row.tokens for row in rows], limits):

@@ -1,7 +1,7 @@
-"""The common prefix of many rows of a batch, held once for all of them while they are decoded.
+"""The common prefix of many rows of a batch, stored once while they are decoded.
 
 Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention).
-For many rows with a long prompt in common, a step is two to four times faster than over copies.
+For many rows with a long common prompt, a step is two to four times faster than over copies.
 
 Shapes: B rows, Hkv key heads, G queries a key head, D head size, P stem tokens, L own columns.
 """
@@ -16,9 +16,9 @@ from evert.trainers.engine.models.products import float_product
 from evert.trainers.engine.sampling.prefill import common_prefixes
 from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
-_LEAST_SAVED = 2048  # Fewest copies of tokens that a stem must save
-_LEAST_LENGTH = 128  # Fewest tokens of a stem; attention over copies of fewer is no slower
-_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as its cache holds the scores of
+_LEAST_SAVED = 2048  # Minimum number of token copies that a stem must save
+_LEAST_LENGTH = 128  # Minimum length: attention over copies of fewer tokens is no slower
+_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have their scores in its cache
 
 
 class Stem:
@@ -81,7 +81,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """The prefix that saves most copies of tokens when rows join; None if it is not worth it."""
+    """The prefix that saves the most token copies when rows join; None if it does not pay."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None
@@ -90,7 +90,7 @@ def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray |
     saved = [length * (sum(copies[i] for i in members) - 1) for length, members in candidates]
     best = int(np.argmax(saved))
     length, members = candidates[best]
-    # A row without the stem stores all of its tokens, and all cache rows are equally wide.
+    # A row without the stem stores all its tokens, and all cache rows have the same width.
     widest = max(len(row) - length * (i in members) for i, row in enumerate(rows))
     pays = min(length, longest - widest) >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
     return rows[members[0]][:length] if pays else None

@@ -1,8 +1,8 @@
-"""Groups of rows with a common prefix, which training computes once.
+"""Groups rows by common prefixes, which training computes once.
 
-A ``Family`` is a group of rows that go through the model together: first the ``stem``, their common
-prefix, then the ``tail`` of each row, which attends to the stem and to itself. Equal tails run
-once. Up to rounding, the gradient is that of single rows (Prefix Grouper, arXiv:2506.05433).
+A ``Family`` is a group of rows that run together: first the ``stem``, their common prefix, then the
+``tail`` of each row, which attends to the stem and to itself. Equal tails run once. Up to rounding,
+the gradient equals that of separate rows (Prefix Grouper, arXiv:2506.05433).
 
 Shapes: N tokens of all rows.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from evert.trainers.engine.sampling.prefix_cache import sort_by_tokens
 
-_MAX_FAMILY = 32  # Most rows of a family: more would save little, and the search is quadratic
+_MAX_FAMILY = 32  # Maximum rows of a family: more save little, and the search is quadratic
 _PASS_TOKENS = 16  # Tokens that a family must save to pay for its second pass
 _COPY_SHARE = 16  # A copied token of keys and values costs 1/16 of a computed one
 
@@ -40,7 +40,7 @@ class Folded:
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
-    """Divide rows into families, so that the fewest tokens are computed."""
+    """Group rows into families so that as few tokens as possible are computed."""
     order, overlaps = sort_by_tokens(rows)
     saved, begins = [0], [0]
     for end in range(1, len(order) + 1):
@@ -64,7 +64,7 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Cut rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
+    """Split rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
     fitting = [part for family in families(rows) for part in _halved(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     limit = budget

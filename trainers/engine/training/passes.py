@@ -1,8 +1,8 @@
 """A pass of a model in training: from rows of tokens to log-probabilities of their targets.
 
 A Llama-like model uses its sampler's forward pass, and computes common prefixes once. Any other
-model uses transformers' forward pass. Large logits are computed in slices. For other models this
-requires a plain output layer, which is tested once, on a few tokens.
+model uses transformers' forward pass. Large logits are computed in slices; for the other models
+this requires a plain output layer, which is checked once, on a few tokens.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Passes:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def set_checkpointing(self, enabled: bool) -> None:
-        """Set whether later backward passes compute each layer again."""
+        """Set whether later backward passes recompute each layer."""
         base: Any = base_of(self.model)
         if enabled == self._checkpointing or not base.supports_gradient_checkpointing:
             return
@@ -63,7 +63,7 @@ class Passes:
         else:
             getattr(base, f"{name}_disable")()
         for module in base.modules():
-            # Layers obey it in training mode only; their submodules must not use dropout.
+            # Layers checkpoint in training mode only; their submodules must not use dropout.
             if hasattr(module, "gradient_checkpointing"):
                 module.training = enabled
 
@@ -101,7 +101,7 @@ class Passes:
         places = torch.from_numpy(folded.places).to(self.device)
         if targets.ndim > 1 or len(hidden) == len(places):
             return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
-        # Rows want the same target of a shared token, except where tails begin: compute it once.
+        # A shared token has the same target in all rows, except where tails begin: compute it once.
         pairs, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
         places, targets = pairs // self.vocabulary, pairs % self.vocabulary
         return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]

@@ -1,4 +1,4 @@
-"""The origin of a datum's tokens, for the loss that trains on sampled tokens only.
+"""The provenance of a datum's tokens, for the loss that trains on sampled tokens only.
 
 A sampling client made with ``record_stability_info=True`` marks the ids of its sequences
 (``mark_recorded``), and ``Datum.with_provenance`` puts these ids into a datum. The datum also has
@@ -45,12 +45,12 @@ def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
     if unknown:
         raise LossInputError(
             f"{where} for {loss_fn!r} names the sequence {unknown[0]!r}, which was not recorded. "
-            "Sample by a client made with record_stability_info=True."
+            "Sample with a client made with record_stability_info=True."
         )
     advantages, sampled = datum.loss_fn_inputs["advantages"].to_numpy(), sampled_mask(datum).numpy()
     if len(sampled) != len(advantages) or np.any(advantages[sampled == 0]):
         raise LossInputError(
             f"{where} for {loss_fn!r} has spans over {len(sampled)} targets of {len(advantages)}, "
             "or an advantage on a target that was not sampled; expected spans over all targets, "
-            "and advantage 0 on tokens not sampled. Correct the spans, or the advantages."
+            "and advantage 0 on tokens that were not sampled. Fix the spans or the advantages."
         )

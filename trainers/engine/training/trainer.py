@@ -1,8 +1,8 @@
 """Trains one model: forward, backward, optimizer step, saving and loading.
 
-Calls run in order on the worker thread of the training client; the passes of one call may run side
-by side. Data are cut into micro-batches that fit into memory. If memory runs out, they are cut into
-smaller ones. Every loss is a sum over tokens, so the gradient is that of the whole batch.
+Calls run in order on the training client's worker thread; the passes of one call may run in
+parallel. Data are split into micro-batches that fit into memory, and into smaller ones if memory
+runs out. Every loss is a sum over tokens, so the gradient is that of the whole batch.
 """
 
 import logging
@@ -56,8 +56,8 @@ class Trainer:
     ) -> None:
         """Train the parameters that require a gradient.
 
-        ``checkpointing`` None: only where a pass would not fit otherwise. ``check_needed`` is
-        called before each micro-batch and raises to end the pass.
+        ``checkpointing`` None: only if a pass would not fit otherwise. ``check_needed`` is called
+        before each micro-batch; if it raises, the pass ends.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -73,11 +73,11 @@ class Trainer:
     def read(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None = None
     ) -> Work:
-        """Read a request to train; see ``read_work``. Any thread may call it."""
+        """Read a training request; see ``read_work``. Thread-safe."""
         return read_work(data, loss_fn, config, self._limits)
 
     def read_custom(self, data: Sequence[types.Datum]) -> Work:
-        """Read a request with a custom loss; see ``examples.py``. Any thread may call it."""
+        """Read a request with a custom loss; see ``examples.py``. Thread-safe."""
         return read_custom(data, self._limits)
 
     def forward(self, work: Work) -> types.ForwardBackwardOutput:
@@ -95,9 +95,9 @@ class Trainer:
     def forward_backward_custom(
         self, work: Work, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with the caller's own loss of the log-probabilities.
+        """Like ``forward_backward``, with a custom loss of the log-probabilities.
 
-        ``work`` is what ``read_custom`` made of ``data``.
+        ``work`` is the result of ``read_custom(data)``.
         """
         with self._all_or_nothing():
             first = self._run(work, backward=False)
@@ -122,7 +122,8 @@ class Trainer:
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
         """Take one AdamW step with the accumulated gradient, then drop the gradient.
 
-        A failed pass or a gradient that is not finite refuses it; the weights stay unchanged then.
+        The step is refused, and the weights stay unchanged, if a pass failed or the gradient is
+        not finite.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -154,7 +155,7 @@ class Trainer:
             return {k: v.clone() for k, v in self.model.state_dict().items() if "lora_" in k}
         first: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.model.state_dict().items():
-            # Weights that two names share are saved under the first, and tied again on loading.
+            # Tied weights are saved under their first name, and tied again on loading.
             first.setdefault(tensor.data_ptr(), (name, tensor))
         return {name: tensor.clone() for name, tensor in first.values()}
 
@@ -171,8 +172,8 @@ class Trainer:
         file = folder / OPTIMIZER
         if not file.is_file():
             raise CheckpointError(
-                f"{folder} has no {OPTIMIZER}: it was saved to sample from, not to train on. "
-                "Load its weights alone, or use a checkpoint that save_state made."
+                f"{folder} has no {OPTIMIZER}: it was saved for sampling, not for training. "
+                "Load only its weights, or use a checkpoint written by save_state."
             )
         with safetensors.safe_open(file, "pt") as archive:
             self.steps = int(archive.metadata()["steps"])
@@ -184,7 +185,7 @@ class Trainer:
             if name not in trained:
                 raise CheckpointError(
                     f"{file} has a state for {name!r}, which this model does not train. "
-                    "Load it with the base model and rank it was saved with."
+                    "Load it with the base model and the rank that it was saved with."
                 )
             # AdamW keeps its step counter on the CPU.
             place = value if field == "step" else value.to(self.passes.device)
@@ -216,8 +217,8 @@ class Trainer:
             self.model.zero_grad()
             raise TrainingError(
                 f"The optimizer step was refused: the gradient's norm is {float(norm)}. The "
-                "weights are unchanged. Look for advantages or log-probabilities that are not "
-                "finite, or lower the learning rate."
+                "weights are unchanged. Check the advantages and log-probabilities for values "
+                "that are not finite, or lower the learning rate."
             )
 
     @contextmanager
@@ -253,8 +254,8 @@ class Trainer:
             if backward:
                 self._restore_gradient(before)
         raise TrainingError(
-            f"There is not enough memory on {device} for a pass over {max(lengths)} tokens, "
-            "one datum at a time and with gradient checkpointing. Train an adapter "
+            f"{device} has too little memory for a pass over {max(lengths)} tokens, even with one "
+            "datum at a time and gradient checkpointing. Train an adapter "
             "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
         )
 
@@ -282,7 +283,7 @@ class Trainer:
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
-            with torch.set_grad_enabled(backward):  # it is set by thread
+            with torch.set_grad_enabled(backward):  # the setting is per thread
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
                 value = work.loss.total(logprobs, inputs, work.settings)
             gradients = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
@@ -322,6 +323,6 @@ def _gradient_of(logprobs: Tensor, index: int) -> Tensor:
     if logprobs.grad is None:
         raise TrainingError(
             f"The custom loss does not depend on the log-probabilities of datum {index}; expected "
-            "it to use every datum it is given. Leave that datum out, or add 0 times its sum."
+            "it to use every datum. Leave that datum out, or add 0 times its sum."
         )
     return -logprobs.grad

@@ -112,7 +112,7 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
     ([1], {"max_tokens": -1}, "max_tokens=-1; expected a whole number of 1 or more"),
     ([1], {"seed": 2**128}, "seed=.*expected a whole number of at most 63 bits"),
     ([1] * 512, {"max_tokens": None}, "context holds 512"),
-    ([1] * 500, {"max_tokens": 13}, "ask for at most 12 tokens"),
+    ([1] * 500, {"max_tokens": 13}, "request at most 12 tokens"),
     ([1], {"stop": [""]}, "non-empty texts"),
 ]
 
