@@ -70,7 +70,7 @@ class ServiceClient:
         base_model = self.engine.stand_ins.of(base_model)
         choice = LoraOptions(rank, seed, train_mlp, train_attn, train_unembed)
         metadata = {**self._user_metadata, **(user_metadata or {})}
-        return self._started(self.engine.start_run, base_model, choice, metadata)
+        return self._start(self.engine.start_run, base_model, choice, metadata)
 
     def create_training_client_from_state(
         self,
@@ -82,7 +82,7 @@ class ServiceClient:
     ) -> "tinker.BackcompatTrainingClientFuture":
         """Start training from a checkpoint's weights, with a fresh optimizer."""
         _check_optimizer(optimizer)
-        return self._resumed(path, base_model, user_metadata, with_optimizer=False)
+        return self._resume(path, base_model, user_metadata, with_optimizer=False)
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -92,7 +92,7 @@ class ServiceClient:
         weights_access_token: str | None = None,
     ) -> "tinker.BackcompatTrainingClientFuture":
         """Resume training from a checkpoint, with its optimizer state."""
-        return self._resumed(path, base_model, user_metadata, with_optimizer=True)
+        return self._resume(path, base_model, user_metadata, with_optimizer=True)
 
     def create_sampling_client(
         self,
@@ -143,7 +143,7 @@ class ServiceClient:
     def __exit__(self, *error: object) -> None:
         """See ``close``."""
 
-    def _resumed(
+    def _resume(
         self,
         path: str,
         base_model: str | None,
@@ -156,9 +156,9 @@ class ServiceClient:
             _check_base(name, self.engine.store.info(path).base_model)
             return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
 
-        return self._started(resume)
+        return self._start(resume)
 
-    def _started(self, make_run: Any, *args: Any) -> "tinker.BackcompatTrainingClientFuture":
+    def _start(self, make_run: Any, *args: Any) -> "tinker.BackcompatTrainingClientFuture":
         self.engine.check_open()
 
         def start() -> Any:

@@ -94,14 +94,14 @@ def refuse_unknown(sdk: type) -> Callable[[C], C]:
 def _new_options(sdk_method: Callable[..., Any], method: Callable[..., Any]) -> dict[str, Any]:
     """The options that only the SDK's method has, with their defaults."""
     parameters = inspect.signature(method).parameters
-    wild = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    if any(option.kind is wild[0] for option in parameters.values()):
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    if any(option.kind is variadic[0] for option in parameters.values()):
         return {}
     options = inspect.signature(sdk_method).parameters.items()
     return {
         name: option.default
         for name, option in options
-        if name not in parameters and option.kind not in wild
+        if name not in parameters and option.kind not in variadic
     }
 
 

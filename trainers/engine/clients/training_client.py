@@ -111,8 +111,8 @@ class TrainingClient(ReadyClient):
             trainer.save_optimizer(folder)
 
         answer = types.SaveWeightsResponse
-        how = ttl_seconds, user_metadata
-        return self._save(answer, "weights", name, write, *how, overwrite=overwrite)
+        details = ttl_seconds, user_metadata
+        return self._save(answer, "weights", name, write, *details, overwrite=overwrite)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None
@@ -242,8 +242,8 @@ class TrainingClient(ReadyClient):
     ) -> CheckpointInfo:
         run, now = self._run, time.time()
         expires = None if ttl_seconds is None else now + ttl_seconds
-        what = run.base_model, run.lora_rank, run.trainer.steps
-        return CheckpointInfo(*what, now, expires, dict(user_metadata or {}))
+        origin = run.base_model, run.lora_rank, run.trainer.steps
+        return CheckpointInfo(*origin, now, expires, dict(user_metadata or {}))
 
     def _snapshot(self, trainer: Trainer, *, records: bool) -> Any:
         run, engine = self._run, self._engine

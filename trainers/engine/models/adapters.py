@@ -45,10 +45,10 @@ def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
     """Add an adapter's part to a layer's ``result`` [..., out]; see ``add_product``."""
     if delta is None:
         return result
-    inner = linear(x, delta.down)
+    low_rank = linear(x, delta.down)
     if delta.mask is not None:
-        inner = inner * (delta.mask if inner.ndim == 2 else delta.mask[:, None])
-    return add_product(result, inner, delta.up)
+        low_rank = low_rank * (delta.mask if low_rank.ndim == 2 else delta.mask[:, None])
+    return add_product(result, low_rank, delta.up)
 
 
 def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | None:

@@ -85,8 +85,8 @@ def load_model(
     source = resolve_model(base_model)
     _check_files(base_model, source)
     with no_progress_bars():
-        straight = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
-        options: dict[str, Any] = {"dtype": dtype, "device_map": straight, **WITH_REPORT}
+        device_map = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
+        options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True
         if device.type == "mps":  # see ``attention`` of ``lean_batch.py``
@@ -135,9 +135,9 @@ def _auto_class(base_model: str) -> Any:
     from transformers.models.auto import modeling_auto as known
 
     kind = load_config(base_model).model_type
-    sees = kind in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    takes_images = kind in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     is_text = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
+    return AutoModelForImageTextToText if takes_images and not is_text else AutoModelForCausalLM
 
 
 @contextmanager

@@ -71,8 +71,8 @@ def import_model(source: str, out: Path) -> Imported | None:
     """
     if os.path.lexists(out):
         raise InvalidModelError(f"{out} exists already. Name another folder: out=.")
-    near = next(parent for parent in out.absolute().parents if parent.exists())
-    if near.resolve().is_relative_to(Path(source).expanduser().resolve()):
+    existing = next(parent for parent in out.absolute().parents if parent.exists())
+    if existing.resolve().is_relative_to(Path(source).expanduser().resolve()):
         raise InvalidModelError(f"{out} is inside {source}. Name a folder outside it: out=.")
     with draft_of(out) as draft:
         try:
@@ -96,8 +96,8 @@ def draft_of(out: Path) -> Iterator[Path]:
 
     Everything else in its parent is deleted; after an exception, the folder as well.
     """
-    near = next(parent for parent in out.absolute().parents if parent.exists())
-    with TemporaryDirectory(prefix=f".{out.name}-", dir=near) as work:
+    existing = next(parent for parent in out.absolute().parents if parent.exists())
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=existing) as work:
         yield Path(work) / "model"
         out.parent.mkdir(parents=True, exist_ok=True)
         (Path(work) / "model").rename(out)
@@ -162,11 +162,11 @@ def _check_tokens(tokenizer: Any, rows: int) -> None:
             f"embeddings for {rows} ids, from 0. Use the tokenizer that belongs to the model."
         )
     for text in SAMPLES:
-        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
-        if back != text:
+        decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        if decoded != text:
             raise InvalidModelError(
-                f"The tokenizer changes text: {text!r} comes back as {back!r:.200}. A model must "
-                "be trained on the text that it reads. Check the tokenizer's files."
+                f"The tokenizer changes text: {text!r} comes back as {decoded!r:.200}. A model "
+                "must be trained on the text that it reads. Check the tokenizer's files."
             )
 
 
@@ -322,7 +322,7 @@ def convert(file: Path, out: Path) -> None:
         check_sizes(file.name, "weights", count_parameters(outline), weights)
         with no_progress_bars():
             model, report = auto_class.from_pretrained(
-                **where, config=config, dtype=torch.float32, **_dequantized(), **WITH_REPORT
+                **where, config=config, dtype=torch.float32, **_dequantize_option(), **WITH_REPORT
             )
         check_weights(file.name, model, report)
     except InvalidModelError:
@@ -341,7 +341,7 @@ def convert(file: Path, out: Path) -> None:
         (out / "README.md").write_text(f"---\n{card}\n---\n")
 
 
-def _dequantized() -> dict[str, Any]:
+def _dequantize_option() -> dict[str, Any]:
     """The option to dequantize a GGUF's weights, as older transformers always did."""
     import transformers
 

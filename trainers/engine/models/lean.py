@@ -177,8 +177,8 @@ class LeanModel:
         qkv = self._fused_linears(attention.q_proj, attention.k_proj, attention.v_proj)
         if self._copied:
             scale = 1.0 if self._normalises_heads else self._scale
-            bias = None if qkv.bias is None else self._interleaved(qkv.bias, scale)
-            qkv = Fused(self._interleaved(qkv.weight, scale), bias)
+            bias = None if qkv.bias is None else self._interleave_qkv(qkv.bias, scale)
+            qkv = Fused(self._interleave_qkv(qkv.weight, scale), bias)
         return LeanLayer(
             attention_norm=self._weight(layer.input_layernorm.weight),
             qkv=qkv,
@@ -209,10 +209,10 @@ class LeanModel:
         bases = [base_layer(layer) for layer in linears]
         weights = [*map(_merged, linears)] if self._copied else [base.weight for base in bases]
         biases = [base.bias for base in bases]
-        bias = None if any(part is None for part in biases) else self._weight(_concatenated(biases))
-        return Fused(_concatenated(weights), bias, None if self._copied else delta_of(*linears))
+        bias = None if any(part is None for part in biases) else self._weight(_concat(biases))
+        return Fused(_concat(weights), bias, None if self._copied else delta_of(*linears))
 
-    def _interleaved(self, qkv: Tensor, scale: float) -> Tensor:
+    def _interleave_qkv(self, qkv: Tensor, scale: float) -> Tensor:
         heads = (self.query_heads, self.key_heads, self.key_heads)
         query, key, value = torch.split(qkv, [count * self.head_size for count in heads])
         return torch.cat([self._interleave(query) * scale, self._interleave(key), value])
@@ -288,7 +288,7 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
     return placed
 
 
-def _concatenated(parts: list[Tensor]) -> Tensor:
+def _concat(parts: list[Tensor]) -> Tensor:
     """Concatenate tensors; a view if they lie side by side in memory."""
     if len(parts) == 1:
         return parts[0]

@@ -50,9 +50,9 @@ class StandIns:
         """The model that stands for ``name``, or ``name``; warns once for each name replaced."""
         if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
             return name
-        bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
+        base_name = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
         for pattern, model in self._patterns.items():
-            if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
+            if fnmatchcase(name, pattern) or fnmatchcase(base_name, pattern):
                 self.warn(model, name)
                 return model
         return name

@@ -62,10 +62,10 @@ def draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, 
     Returns [B] token ids, and [B] their log-probabilities: the model's own, at temperature 1 and
     untruncated, whatever ``params`` says. A trainer computes the same for these tokens.
     """
-    few = max(1, _CHUNK_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    if len(logits) <= few:
+    limit = max(1, _CHUNK_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    if len(logits) <= limit:
         return _draw(logits, params, uniform)
-    cuts = [slice(row, row + few) for row in range(0, len(logits), few)]
+    cuts = [slice(row, row + limit) for row in range(0, len(logits), limit)]
     parts = [_draw(logits[rows], params.of(rows), uniform[rows]) for rows in cuts]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
@@ -73,7 +73,7 @@ def draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, 
 
 def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax(logits, dim=-1)
-    weights = logprobs.exp() if params.plain else _shape(logprobs, params).exp()
+    weights = logprobs.exp() if params.plain else _tempered(logprobs, params).exp()
     tokens = _pick(weights, uniform[:, None])
     if not params.plain:
         greedy = (params.temperature == 0)[:, None]
@@ -88,19 +88,19 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     this searches the blocks first, then one block.
     """
     if weights.shape[1] <= 8 * _BLOCK:
-        return _passing(weights.cumsum(-1, dtype=torch.float64), uniform)
+        return _first_above(weights.cumsum(-1, dtype=torch.float64), uniform)
     gap = -weights.shape[1] % _BLOCK
     blocks = (F.pad(weights, (0, gap)) if gap else weights).view(len(weights), -1, _BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    block = _passing(sums, uniform)
+    block = _first_above(sums, uniform)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0]
     before = F.pad(sums, (1, 0)).gather(1, block)
     running = before + inside.cumsum(-1, dtype=torch.float64)
-    token = block * _BLOCK + _passing(running, uniform, sums[:, -1:])
+    token = block * _BLOCK + _first_above(running, uniform, sums[:, -1:])
     return token.clamp_(max=weights.shape[1] - 1)  # if the weights are NaN
 
 
-def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
+def _first_above(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
     """Index [B, 1] of the first of [B, N] running sums above a share of the total.
 
     The last index if the sums are NaN, which compares false with everything.
@@ -112,7 +112,7 @@ def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor
     return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
 
 
-def _shape(logprobs: Tensor, params: BatchParams) -> Tensor:
+def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
     temperature = torch.where(params.temperature == 0, 1.0, params.temperature)
     # The most likely token has 0, so a tiny temperature makes only the others infinite.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]

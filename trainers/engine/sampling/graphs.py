@@ -107,9 +107,9 @@ class _Capture:
         """
         if self._has_failed:
             return None
-        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         stream = _stream(self._device, threading.get_ident())
-        stream.wait_stream(now)
+        stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
                 # Other threads may use the device meanwhile: a trainer does.
@@ -124,7 +124,7 @@ class _Capture:
             )
             self._has_failed = True
             return None
-        now.wait_stream(stream)
+        current.wait_stream(stream)
         self._latest = graph
         return graph, result
 

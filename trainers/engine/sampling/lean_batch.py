@@ -227,7 +227,7 @@ class LeanBatch(Batch):
             span = slice(row, row + keys.shape[0]), slice(None), slice(length)
             key_values = self._cache.keys[layer][span], self._cache.values[layer][span]
             if stem:
-                key_values = stem.before(layer, *key_values)
+                key_values = stem.prepend(layer, *key_values)
             return attention(queries, *key_values, mask=mask)
 
         return attend

@@ -60,11 +60,11 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
     """Bytes that a training pass keeps per token, without logits: an estimate, usually too high."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     heads, key_heads, size = attention_sizes(config)
     rotated, itemsize = (heads + key_heads) * size, dtype.itemsize
     # Norms and rotations are computed in float32, whatever the type of the weights.
-    layer = itemsize * (4 * hidden + 5 * inner + 2 * rotated) + 8 * hidden + 13 * rotated
+    layer = itemsize * (4 * hidden + 5 * intermediate + 2 * rotated) + 8 * hidden + 13 * rotated
     # A recomputed layer and its gradient take three times its bytes, as measured.
     return int(layers * itemsize * hidden + 3 * layer if checkpointing else layers * layer)
 

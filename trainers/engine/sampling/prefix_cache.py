@@ -40,16 +40,16 @@ class PrefixCache:
     def longest(self, tokens: np.ndarray, limit: int) -> tuple[int, list[KeyValues]]:
         """Number of a row's first ``limit`` tokens that are cached, and their keys and values."""
         path, length = self._walk(tokens[:limit])
-        return length, [_cut(node.key_values, 0, same) for node, same in path]
+        return length, [_cut(node.key_values, 0, matched) for node, matched in path]
 
     def put(self, tokens: np.ndarray, copy_span: Callable[[int, int], KeyValues]) -> None:
         """Cache a row, unless it is too long; ``copy_span(start, end)`` copies the new part."""
         path, length = self._walk(tokens)
         if length == len(tokens) or len(tokens) > self.max_tokens:
             return
-        node, same = path[-1] if path else (self._root, 0)
-        if same < len(node.tokens):
-            node = self._split(node, same)
+        node, matched = path[-1] if path else (self._root, 0)
+        if matched < len(node.tokens):
+            node = self._split(node, matched)
         new, new_key_values = tokens[length:], copy_span(length, len(tokens))
         if node.children or node is self._root:
             child = node.children[int(new[0])] = _Node(new, new_key_values, node)
@@ -69,10 +69,10 @@ class PrefixCache:
             child = node.children.get(int(tokens[length]))
             if child is None:
                 break
-            same = common_length(child.tokens, tokens[length:])
-            path.append((child, same))
-            length += same
-            if same < len(child.tokens):
+            matched = common_length(child.tokens, tokens[length:])
+            path.append((child, matched))
+            length += matched
+            if matched < len(child.tokens):
                 break
             node = child
         if path:
@@ -109,8 +109,8 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
     """The length of the common prefix of two rows."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
-    at = int(differ.argmax()) if length else 0
-    return at if length and differ[at] else length
+    index = int(differ.argmax()) if length else 0
+    return index if length and differ[index] else length
 
 
 def sort_by_tokens(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:

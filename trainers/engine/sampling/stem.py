@@ -37,7 +37,7 @@ class Stem:
         """Whether a row begins with the stem and is longer."""
         return len(row) > len(self) and bool((row[: len(self)] == self.tokens).all())
 
-    def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def prepend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put the stem before keys and values [B, Hkv, L, D] of rows: [B, Hkv, P + L, D]."""
         stem = self._keys[layer], self._values[layer]
         stem_keys, stem_values = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)

@@ -282,7 +282,7 @@ def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
     try:
         return CheckpointInfo(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise _damaged(path, file, f"it cannot be read ({error})") from error
+        raise _damage_error(path, file, f"it cannot be read ({error})") from error
 
 
 def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
@@ -294,12 +294,12 @@ def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
         elif _crc32(file) != checksum:
             reason = "its content does not match its checksum"
     except OSError as error:
-        raise _damaged(path, file, f"it cannot be read ({error})") from error
+        raise _damage_error(path, file, f"it cannot be read ({error})") from error
     if reason:
-        raise _damaged(path, file, reason)
+        raise _damage_error(path, file, reason)
 
 
-def _damaged(path: str, file: Path, reason: str) -> CheckpointError:
+def _damage_error(path: str, file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one "
         "(evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log removes damaged ones "

@@ -86,7 +86,7 @@ def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
 
     Any further loss inputs are left to the custom loss. Raises the errors of ``read_work``.
     """
-    bare = []
+    plain = []
     for i, datum in enumerate(data):
         targets = datum.loss_fn_inputs.get("target_tokens")
         if targets is None:
@@ -96,8 +96,8 @@ def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
             )
         weights = types.TensorData.from_torch(torch.zeros(targets.to_torch().shape))
         inputs = {"target_tokens": targets, "weights": weights}
-        bare.append(types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
-    return read_work(bare, "cross_entropy", None, limits)
+        plain.append(types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+    return read_work(plain, "cross_entropy", None, limits)
 
 
 def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Example:

@@ -65,7 +65,7 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
     """Split rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
-    fitting = [part for family in families(rows) for part in _halved(rows, family, budget)]
+    fitting = [part for family in families(rows) for part in _split_family(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     limit = budget
     if total > budget // 2:
@@ -114,14 +114,14 @@ def _family(rows: Sequence[np.ndarray], members: list[int], stem: int | None) ->
     return Family(members, stem, longest - stem, len(tails))
 
 
-def _halved(rows: Sequence[np.ndarray], family: Family, budget: int) -> Iterator[Family]:
+def _split_family(rows: Sequence[np.ndarray], family: Family, budget: int) -> Iterator[Family]:
     if len(family.rows) == 1 or _size([family]) <= budget:
         yield family
         return
     half = len(family.rows) // 2
     for members in (family.rows[:half], family.rows[half:]):
         stem = family.stem if len(members) > 1 else None
-        yield from _halved(rows, _family(rows, members, stem), budget)
+        yield from _split_family(rows, _family(rows, members, stem), budget)
 
 
 def _size(part: Sequence[Family]) -> int:
