@@ -31,7 +31,7 @@ from rich.table import Table
 from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL
-from evert.trainers.engine.common.parallel import give_back_threads
+from evert.trainers.engine.common.parallel import release_threads
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models import products
 from evert.trainers.engine.models.base_models import (
@@ -87,7 +87,7 @@ def seconds(call: Callable[[], int], expected: int) -> float:
     made = call()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    give_back_threads()
+    release_threads()
     if made != expected:
         raise SystemExit(f"made {made} tokens; expected {expected}")
     return time.perf_counter() - start
@@ -193,7 +193,7 @@ def product_seconds(model: Any, rows: int, *, head: bool) -> float:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-    give_back_threads()
+    release_threads()
     return min(times)
 
 

@@ -92,7 +92,7 @@ from evert.trainers.engine.models.base_models import (  # noqa: E402
     count_parameters,
     import_lazy_modules,
 )
-from evert.trainers.engine.models.loading import prepared_device  # noqa: E402
+from evert.trainers.engine.models.loading import prepare_device  # noqa: E402
 from evert.trainers.engine.models.shared import SharedBases  # noqa: E402
 from evert.trainers.engine.sampling import lean_batch  # noqa: E402
 from evert.trainers.engine.sampling.frozen import FrozenLean  # noqa: E402
@@ -589,7 +589,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standin = stack.enter_context(stand_in())
         machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
         print(machine)
-        bench = Bench(prepared_device("cuda:0"), standin, options.quick)
+        bench = Bench(prepare_device("cuda:0"), standin, options.quick)
         for dtype in [torch.bfloat16] if options.quick else TOLERANCES:
             bench.attempt(check_small, dtype)
         bench.attempt(measure_device)

@@ -294,7 +294,9 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_is_made(
     for module in (torch.cuda, torch.mps):
         monkeypatch.setattr(module, "device_count", lambda: 0)
     checked = f"device={kind}: PyTorch sees 0 such devices here. Pass device=cpu, or device=auto."
-    loaded = f"Device '{kind}' was asked for, but PyTorch sees no {kind.upper()} here. Use 'cpu' or"
+    loaded = (
+        f"Device '{kind}' was requested, but PyTorch finds no {kind.upper()} here. Use 'cpu' or"
+    )
     for line, text in {
         "train env=identity": checked,
         "evaluate env=identity models=evert-tiny": checked,

@@ -128,7 +128,7 @@ def running_engine(
         threads=threads_of(settings.threads, settings.model_name),
         allow_hosts=(*settings.allow_hosts, *hosts),
     ) as engine:
-        engine.asked_for.add(settings.model_name)
+        engine.requested_models.add(settings.model_name)
         yield {"engine": "embedded", "reason": choice.reason, **_model_facts(settings, engine)}
 
 

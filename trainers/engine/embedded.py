@@ -13,7 +13,7 @@ from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.clients.rest_client import RestClient
 from evert.trainers.engine.clients.service_client import ServiceClient
 from evert.trainers.engine.clients.surface import TESTED, UNKNOWN
-from evert.trainers.engine.common.installing import Swap, cpu_threads, swapped
+from evert.trainers.engine.common.installing import Swap, cpu_threads, swap_names
 from evert.trainers.engine.common.network import allowed_hosts, no_network
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.stand_ins import StandIns, lookups, tokenizers
@@ -37,8 +37,8 @@ def embedded_engine(
     Args:
         root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
             if that is not set.
-        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if there is one,
-            else MPS if there is one, else the CPU.
+        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if present,
+            else MPS if present, else the CPU.
         seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
             the same tokens, up to rounding (``sampler.py``).
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of
@@ -47,8 +47,8 @@ def embedded_engine(
         dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA if at most
             adapters are trained (see ``full_parameter``), else float32. Adapters are stored in
             float32, and multiplied in this type.
-        gradient_checkpointing: Whether the backward pass computes each layer again, which takes
-            less memory and a third more time. None: only if a pass would not fit otherwise.
+        gradient_checkpointing: Whether the backward pass recomputes each layer, which takes less
+            memory and a third more time. None: only if a pass would not fit otherwise.
         threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is
             often fastest for a tiny model on a shared machine, where threads wait for one another.
         allow_hosts: Other machines' hosts that stay reachable, for example a tool's server.
@@ -74,7 +74,7 @@ def embedded_engine(
 @contextmanager
 def _in_use(engine: Engine) -> Iterator[Engine]:
     register_with_cookbook()
-    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
+    with swap_names(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
             "evert's embedded engine is in use on %s; checkpoints go to %s. Other machines that "
             "Python code of this process can reach: %s.",
@@ -82,17 +82,19 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
             engine.store.root,
             ", ".join(sorted(allowed_hosts() or ())) or "none",
         )
-        _tell_of_news()
+        _warn_of_newer_sdk()
         try:
             yield engine
         finally:
             engine.close()
 
 
-def _tell_of_news() -> None:
-    """Warn, in one line, if the SDK is newer than those that evert was tested with."""
-    here, tested = (tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED))
-    if here > tested:
+def _warn_of_newer_sdk() -> None:
+    """Warn if the SDK is newer than those that evert was tested with."""
+    installed, tested = (
+        tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED)
+    )
+    if installed > tested:
         news = ", ".join(UNKNOWN) or "nothing that the engine serves"
         logger.warning(
             "tinker %s is newer than %s, the newest that this evert was tested with. What differs: "
@@ -105,7 +107,7 @@ def _swaps(engine: Engine) -> list[Swap]:
     # Classes, not functions: code loaded inside the block may use the names in annotations.
     names = {"ServiceClient": ServiceClient, "RestClient": RestClient}
     clients = [
-        (name, getattr(tinker, name), type(name, (ours,), {"engine": engine}))
-        for name, ours in names.items()
+        (name, getattr(tinker, name), type(name, (client,), {"engine": engine}))
+        for name, client in names.items()
     ]
     return [*clients, *lookups(engine.stand_ins)]

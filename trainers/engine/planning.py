@@ -1,6 +1,6 @@
-"""The memory that a model needs, computed from its configuration before anything is loaded.
+"""The memory that a model needs, computed from its configuration before loading.
 
-Sizes of tensors are exact. Sizes of passes are the estimates that the engine itself uses.
+Tensor sizes are exact. Sizes of passes are the engine's own estimates.
 """
 
 from dataclasses import dataclass
@@ -39,15 +39,15 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     base: int  # The base's weights, in ``dtype``
-    adapter: int  # The adapter's weights; 0 if there is none
+    adapter: int  # The adapter's weights; 0 without an adapter
     optimizer: int  # Gradient and Adam's moments
     samplers: int  # The trained weights, once for each sampler
-    cache_tokens: int  # Most tokens in a sampler's key-value cache
-    cache: int  # Most bytes of that cache
-    pass_tokens: int  # Most tokens of a micro-batch
-    checkpointing: bool  # Whether its backward pass computes the layers again
+    cache_tokens: int  # Maximum number of tokens in a sampler's key-value cache
+    cache: int  # Maximum size of that cache
+    pass_tokens: int  # Maximum number of tokens of a micro-batch
+    checkpointing: bool  # Whether its backward pass recomputes the layers
     training_pass: int  # Activations and logits of that micro-batch
-    longest: int  # Most tokens of one datum, with checkpointing; at most the context
+    longest: int  # Longest datum in tokens, with checkpointing; at most the context
     free: int  # Free memory of the device now
 
     @property
@@ -56,7 +56,7 @@ class Plan:
         return self.base + self.adapter + self.optimizer + self.samplers
 
     def rows(self, tokens: int) -> int:
-        """Most rows of ``tokens`` tokens, prompt and reply, that are sampled at a time."""
+        """Maximum number of rows of ``tokens`` tokens (prompt and reply) sampled at a time."""
         return max(1, min(MAX_ROWS, self.cache_tokens // tokens))
 
     @property
@@ -70,12 +70,12 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
     config, context = outline.config, context_length(outline)
-    whole = loader.trains_whole(outline)
-    dtype = loader.dtype(whole=whole)
+    full_parameter = loader.trains_whole(outline)
+    dtype = loader.dtype(full_parameter=full_parameter)
     parameters = count_parameters(outline)
     base = parameters * dtype.itemsize
-    adapter = 0 if whole else _adapter_bytes(outline, rank)
-    trained = base if whole else adapter
+    adapter = 0 if full_parameter else _adapter_bytes(outline, rank)
+    trained = base if full_parameter else adapter
     optimizer, copies = _ADAM * trained, samplers * trained
     free = free_bytes(device)
     room = max(0, free - base - adapter - optimizer - copies)
@@ -83,15 +83,16 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
         [1] * chunk_tokens(device), config, dtype, device, room,  # of short data, as many as fit
         checkpointing=settings.gradient_checkpointing,
     )  # fmt: skip
-    each = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
-    again = activation_bytes(config, dtype, checkpointing=True)
+    token_bytes = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
+    checkpointed_bytes = activation_bytes(config, dtype, checkpointing=True)
     logits = logits_bytes(config, device)
     cache = cache_bytes(device, room)
     return Plan(
-        name, parameters, None if whole else rank, device, dtype, base, adapter, optimizer, copies,
+        name, parameters, None if full_parameter else rank, device, dtype,
+        base, adapter, optimizer, copies,
         cache // cache_token_bytes(config, dtype), cache,
-        budget.tokens, budget.checkpointing, budget.tokens * each + logits,
-        min(context, max(0, room - logits) // again), free,
+        budget.tokens, budget.checkpointing, budget.tokens * token_bytes + logits,
+        min(context, max(0, room - logits) // checkpointed_bytes), free,
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ from evert.bridge.clients.http.server import key_of
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.off_loop import off_loop
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
-from evert.trainers.engine.models.encoding import one_at_a_time
+from evert.trainers.engine.models.encoding import make_thread_safe
 from evert.trainers.serving.chat import ChatApi, ChatModel, Sample
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.recording import ServedRecords, feedback
@@ -267,7 +267,7 @@ class PolicyService:
         ids = asked.prompt
         if isinstance(ids, str):
             _check_length(ids, client)
-            encode = one_at_a_time(client.get_tokenizer()).encode
+            encode = make_thread_safe(client.get_tokenizer()).encode
             ids = [*await off_loop(encode, ids, add_special_tokens=False)]
         prompt = tinker.ModelInput.from_ints(ids)
         sequences: Sequence[types.SampledSequence] = ()

@@ -12,7 +12,7 @@ from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradi
 from tinker import types
 
 from evert.trainers.engine.common import parallel
-from evert.trainers.engine.common.parallel import Worker, all_at_once, lanes, side_by_side
+from evert.trainers.engine.common.parallel import Worker, bounded_map, lanes, thread_map
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.lean import LeanModel
 from evert.trainers.engine.sampling import prefill, scheduler
@@ -29,14 +29,14 @@ def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
         together.wait()  # all three are here
         return number, threading.current_thread() is threading.main_thread()
 
-    assert [*side_by_side(call, range(9), 3)] == [(number, False) for number in range(9)]
-    assert all_at_once(call, [5, 6, 7]) == [(5, True), (6, False), (7, False)]
-    assert all_at_once(str, []) == []
+    assert [*bounded_map(call, range(9), 3)] == [(number, False) for number in range(9)]
+    assert thread_map(call, [5, 6, 7]) == [(5, True), (6, False), (7, False)]
+    assert thread_map(str, []) == []
 
 
 def test_what_needs_one_thread_stays_in_this_one() -> None:
     for items, most in ((5, 1), (1, 5), (0, 5)):
-        found = [*side_by_side(lambda _: threading.current_thread(), range(items), most)]
+        found = [*bounded_map(lambda _: threading.current_thread(), range(items), most)]
         assert found == [threading.current_thread()] * items
 
 
@@ -49,13 +49,13 @@ def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
 
         return call
 
-    found = side_by_side(fails_at(1), range(4), 2)
+    found = bounded_map(fails_at(1), range(4), 2)
     assert next(found) == 0
     with pytest.raises(LookupError):
         next(found)
     for wrong in (0, 1):
         with pytest.raises(LookupError):
-            all_at_once(fails_at(wrong), range(2))
+            thread_map(fails_at(wrong), range(2))
     assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
 
 

@@ -35,7 +35,7 @@ from evert.trainers.engine.common.errors import (
     TrainingError,
 )
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.models.loading import prepared_device
+from evert.trainers.engine.models.loading import prepare_device
 from evert.trainers.engine.sampling import prefill
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, CheckpointStore
 from evert.trainers.engine.training.passes import Passes
@@ -363,7 +363,7 @@ def test_auto_is_cuda_then_mps_then_the_cpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in gpus)
-    assert prepared_device("auto") == torch.device(expected)
+    assert prepare_device("auto") == torch.device(expected)
 
 
 def test_threads_are_set_inside_the_block_only(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch
 
 
 def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits, "STRETCH_BYTES", 4 * VOCABULARY * 33)
+    monkeypatch.setattr(logits, "SLICE_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
         gradient(trainer)
     assert 0 < device.largest_logits <= 33 * VOCABULARY
@@ -178,15 +178,17 @@ def test_a_gpu_computes_fewer_tokens_at_a_time_rather_than_layers_twice() -> Non
 def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradients() -> None:
     lengths = [500, 100]
     plenty, little = budget(2**40, lengths, lanes=2), budget(2**34, lengths, lanes=2)
-    assert plenty == PassBudget(1024, checkpointing=False, at_once=2)
+    assert plenty == PassBudget(1024, checkpointing=False, parallel=2)
     assert little == PassBudget(1024, checkpointing=False)
     assert plenty.smaller(lengths) == little
     with patch.multiple(memory, free_bytes=lambda _: 2**38, lanes=lambda _: 2):
         found = [
-            pass_budget(lengths, QWEN(), torch.float32, CPU, checkpointing=None, slopes=slopes)
-            for slopes in (2**20, 2**36)
+            pass_budget(
+                lengths, QWEN(), torch.float32, CPU, checkpointing=None, gradient_bytes=size
+            )
+            for size in (2**20, 2**36)
         ]
-    assert [each.at_once for each in found] == [2, 1]
+    assert [each.parallel for each in found] == [2, 1]
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: Any) -> None:
@@ -249,7 +251,7 @@ def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -
     before = weights(trainer.model)
     with (
         Device(most_elements=10),
-        pytest.raises(TrainingError, match=r"not enough memory on cpu for a pass over 60 tokens"),
+        pytest.raises(TrainingError, match=r"cpu has too little memory for a pass over 60 tokens"),
     ):
         trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
     with pytest.raises(TrainingError, match="pass before it failed"):

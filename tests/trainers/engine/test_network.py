@@ -60,7 +60,7 @@ def test_nothing_reaches_another_machine_by_any_way() -> None:
         with pytest.raises(NetworkRefusedError) as caught:  # at once, and not retried
             httpx.get("http://example.com")
     # Code outside of agents is told of the engine alone.
-    assert str(caught.value).endswith("if it is meant to be reached.")
+    assert str(caught.value).endswith("or add the host to `allow_hosts`.")
 
 
 def test_names_are_refused_before_they_are_looked_up_but_for_those_of_this_machine() -> None:

@@ -1,6 +1,6 @@
-"""The engine: holds everything that is loaded for Tinker's clients in this process.
+"""The engine: everything that is loaded for Tinker's clients in this process.
 
-``embedded.py`` puts it in the SDK's place; its settings are in ``models/loading.py``.
+``embedded.py`` installs it in place of the SDK; its settings are in ``models/loading.py``.
 """
 
 import logging
@@ -21,7 +21,7 @@ from evert.trainers.engine.models.base_models import (
     import_lazy_modules,
     load_tokenizer,
 )
-from evert.trainers.engine.models.loading import EngineSettings, Loader, LoraChoice
+from evert.trainers.engine.models.loading import EngineSettings, Loader, LoraOptions
 from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.models.stand_ins import StandIns
 from evert.trainers.engine.sampling.drawing import stream_key
@@ -56,10 +56,10 @@ class Engine:
         self.device = self.models.device
         self.store = CheckpointStore(self.settings.root)
         self.loader = Worker("evert-loader")
-        self.eyes = Worker("evert-eyes")
-        """Reads the images of prompts, one prompt after the other, so that their order is kept."""
-        self.asked_for: set[str] = set()
-        """Base models that clients were made for."""
+        self.image_worker = Worker("evert-images")
+        """Reads the images of prompts, in the order of the prompts."""
+        self.requested_models: set[str] = set()
+        """Base models that clients were created for."""
         self._occasions: Counter[int] = Counter()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
         self._schedulers = weakref.WeakValueDictionary()
@@ -74,8 +74,8 @@ class Engine:
         """Raise ``EngineClosedError`` in a fork of the engine's process."""
         if os.getpid() != self._process:
             raise EngineClosedError(
-                "This process is a fork of the one that has the embedded engine, and its threads "
-                "are not here. Start the process with multiprocessing.get_context('spawn') and "
+                "This process is a fork of the one that has the embedded engine, without its "
+                "threads. Start the process with multiprocessing.get_context('spawn') and "
                 "pass it a sampling client as an argument, or let evert's workers play the "
                 "episodes (PoolRollouts, rollouts=pool)."
             )
@@ -85,12 +85,12 @@ class Engine:
         self.check_process()
         if self._closed:
             raise EngineClosedError(
-                "This client belongs to an embedded engine that is no longer in use. Make its "
-                "calls inside the engine's block."
+                "This client belongs to an embedded engine that is no longer in use. Call it "
+                "inside the engine's block."
             )
 
     def check_needed(self, run_id: str) -> None:
-        """Raise ``EngineClosedError`` if the engine closes and no save waits for a run's calls."""
+        """Raise ``EngineClosedError`` if the engine closes and no save depends on the run."""
         if self.saves.interrupted:
             raise EngineClosedError(
                 "The embedded engine was interrupted while it closed, before this call's turn."
@@ -110,12 +110,12 @@ class Engine:
         return self._readers.setdefault(base_model, PictureReader(base_model))
 
     def start_run(
-        self, base_model: str, choice: LoraChoice, user_metadata: dict[str, str]
+        self, base_model: str, choice: LoraOptions, user_metadata: dict[str, str]
     ) -> TrainingRun:
         """Load a base model and make it ready to train."""
         self.check_open()
-        self.asked_for.add(base_model)
-        model, rank = self.models.to_train(base_model, choice)
+        self.requested_models.add(base_model)
+        model, rank = self.models.trainable(base_model, choice)
         return self._new_run(base_model, model, rank, user_metadata)
 
     def resume_run(
@@ -129,8 +129,8 @@ class Engine:
         self.check_open()
         info = self.store.read(path)
         if user_metadata is None:
-            named = PATH.fullmatch(path) is not None
-            user_metadata = self.store.run_info(path).user_metadata if named else {}
+            has_run = PATH.fullmatch(path) is not None
+            user_metadata = self.store.run_info(path).user_metadata if has_run else {}
         model = self._load_saved(path, info)
         run = self._new_run(info.base_model, model, info.lora_rank, user_metadata)
         if with_optimizer:
@@ -140,12 +140,12 @@ class Engine:
     def reload(self, run: TrainingRun, path: str, *, with_optimizer: bool) -> None:
         """Load a checkpoint's weights into a run; its accumulated gradient is dropped."""
         info = self.store.read(path)
-        theirs, ours = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
-        if theirs != ours:
+        saved, current = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
+        if saved != current:
             raise CheckpointError(
-                f"{path} holds weights of {theirs[0]!r} with LoRA rank {theirs[1]}; this client "
-                f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a new client: "
-                "ServiceClient.create_training_client_from_state."
+                f"{path} holds weights of {saved[0]!r} with LoRA rank {saved[1]}; this client "
+                f"trains {current[0]!r} with rank {current[1]} (None: all weights). Make a new "
+                "client: ServiceClient.create_training_client_from_state."
             )
         model = self._load_saved(path, info)
         trainer = self._trainer(run.run_id, run.base_model, model, run.trainer.tokenizer)
@@ -184,8 +184,8 @@ class Engine:
         """Write the saves that were accepted, then stop all threads; further calls are refused.
 
         A pass that no save waits for ends before its next micro-batch. An interrupt while saves
-        are written drops those whose turn has not come. Saves that failed, and whose error nobody
-        has seen, are logged. In a fork of the engine's process this does nothing.
+        are written drops those that have not begun. Saves that failed, and whose error was
+        not read, are logged. In a fork of the engine's process this does nothing.
         """
         if os.getpid() != self._process:
             return
@@ -193,7 +193,7 @@ class Engine:
             self._closed = True
             self.saves.finish()
         finally:
-            for thread in (self.loader, self.eyes, *self._workers):
+            for thread in (self.loader, self.image_worker, *self._workers):
                 thread.shutdown(wait=True)
             for scheduler in [*self._schedulers.values()]:
                 scheduler.close()
@@ -202,8 +202,8 @@ class Engine:
     def _load_saved(self, path: str, info: CheckpointInfo) -> Any:
         folder = self.store.folder(path)
         if info.lora_rank is None:
-            return self.models.own(str(folder))
-        return self.models.adapted(info.base_model, folder)
+            return self.models.full_model(str(folder))
+        return self.models.with_adapter(info.base_model, folder)
 
     def _trainer(self, run_id: str, base_model: str, model: Any, tokenizer: Any) -> Trainer:
         return Trainer(

@@ -1,9 +1,9 @@
 """Futures as the SDK's callers use them: awaited, by ``.result()``, or as the result itself.
 
-``settled`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``. ``Accepted`` is
-the future of a call that runs to its end, whoever waits for it. ``Ready`` makes a finished client
-usable as the future that the SDK's methods return for a client, ``client_future`` is that future in
-this version of the SDK, and ``Answer`` is both kinds of future.
+``settled_future`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``.
+``AcceptedCall`` is the future of a call that runs to its end, whoever waits for it. ``ReadyClient``
+is a client that is also its own future; ``client_future`` is the future of a client that the
+installed SDK's methods return. ``Answer`` is both kinds of future.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Accepted(Future[T]):
+class AcceptedCall(Future[T]):
     """The future of a call that runs to its end: cancelling it has no effect.
 
-    So the order of a client's calls stays whole if a task that awaits one of them is cancelled.
+    So cancelling a task that awaits a call does not disturb the order of a client's calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._read = False
+        self._is_read = False
         self.set_running_or_notify_cancel()
 
     def follow(self, call: "Future[T]") -> None:
@@ -49,40 +49,40 @@ class Accepted(Future[T]):
         try:
             return super().result(timeout)
         finally:
-            self._read = self.done()
+            self._is_read = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As ``Future.exception``."""
         try:
             return super().exception(timeout)
         finally:
-            self._read = self.done()
+            self._is_read = self.done()
 
     @property
     def unread_error(self) -> BaseException | None:
-        """The error of a call that failed, if nobody has asked for its outcome; else None."""
-        return super().exception() if self.done() and not self._read else None
+        """The error of a failed call whose outcome was never read; else None."""
+        return super().exception() if self.done() and not self._is_read else None
 
 
-def settled(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
+def settled_future(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
     """Run ``call`` now; the future has its result or its error."""
     future: Future[T] = Future()
     _settle(future, functools.partial(call, *args))
     return AwaitableConcurrentFuture(future)
 
 
-def finished(value: T) -> AwaitableConcurrentFuture[T]:
+def finished_future(value: T) -> AwaitableConcurrentFuture[T]:
     """A future that already has the result ``value``."""
-    return settled(lambda: value)
+    return settled_future(lambda: value)
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
     """A future of ``then(first.result())``'s result; cancelling it cancels ``then``'s future."""
     outer: Future[T] = Future()
 
-    def start(done: "Future[S]") -> None:
+    def start(future: "Future[S]") -> None:
         try:
-            inner = then(done.result())
+            inner = then(future.result())
         except Exception as error:
             with suppress(InvalidStateError):
                 outer.set_exception(error)
@@ -94,23 +94,23 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
     return outer
 
 
-def together(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """A future of all results, in order; if any fail, it has the error of the first of these."""
+def gather_futures(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
+    """A future of all results, in order; if any fail, it has the first failed one's error."""
     outer: Future[list[T]] = Future()
-    left, lock = len(futures), threading.Lock()
+    remaining, lock = len(futures), threading.Lock()
 
     def count_down(_: "Future[T]") -> None:
-        nonlocal left
+        nonlocal remaining
         with lock:
-            left -= 1
-            last = left == 0
+            remaining -= 1
+            last = remaining == 0
         if last:
             _settle(outer, lambda: [future.result() for future in futures])
 
     outer.add_done_callback(lambda _: [future.cancel() for future in futures])
     for future in futures:
         future.add_done_callback(count_down)
-    return outer if futures else finished(list[T]()).future()
+    return outer if futures else finished_future(list[T]()).future()
 
 
 def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
@@ -124,7 +124,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class Answer(Future[T], APIFuture[T]):
-    """Both kinds of future: samples were the standard library's before they were the SDK's."""
+    """Both kinds of future: older SDKs returned the standard library's for samples."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()
@@ -159,14 +159,14 @@ class Answer(Future[T], APIFuture[T]):
 def client_future(kind: str, client: APIFuture[Any]) -> Any:
     """Return the future of a "Training" or a "Sampling" client that the SDK's methods return.
 
-    SDKs without one return clients at once, or will return other futures: a ``Ready`` client is
-    both, as soon as it is there.
+    SDKs without that class return clients at once, or may return other futures: a ``ReadyClient``
+    is both once it exists.
     """
     wrapper = getattr(tinker, f"Backcompat{kind}ClientFuture", None)
     return client.result() if wrapper is None else wrapper(client)
 
 
-class Ready(APIFuture[Any]):
+class ReadyClient(APIFuture[Any]):
     """A client that is also a finished future of itself: the Cookbook uses some clients as both."""
 
     def result(self, timeout: float | None = None) -> Self:
@@ -179,7 +179,7 @@ class Ready(APIFuture[Any]):
 
     def future(self) -> "Future[Self]":
         """A finished future of the client."""
-        return finished(self).future()
+        return finished_future(self).future()
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
+        """None: nothing is reported."""

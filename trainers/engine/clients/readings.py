@@ -1,11 +1,11 @@
-"""Log-probabilities that a request wants of the tokens of its prompt.
+"""Log-probabilities of prompt tokens, for a request that includes them.
 
     prompt_logprobs          of each token
-    topk_prompt_logprobs     of the k likeliest tokens at each position
+    topk_prompt_logprobs     of the k most likely tokens at each position
     target_prompt_logprobs   of tokens that the request names for each position
 
 All are read in the same pass over the prompt (``scoring.py``). Tokens before the first position
-wanted may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
+read may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
 
 Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a token.
 """
@@ -22,11 +22,11 @@ from tinker import types
 from tinker.types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from torch import Tensor
 
-from evert.trainers.engine.clients.futures import chain, finished
+from evert.trainers.engine.clients.futures import chain, finished_future
 from evert.trainers.engine.common.errors import SamplingRequestError
-from evert.trainers.engine.sampling.scoring import Read, log_probabilities
+from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 
-Score = Callable[[Sequence[tuple[int | None, Read]]], "Future[list[list[Any]]]"]
+Score = Callable[[Sequence[tuple[int | None, Reader]]], "Future[list[list[Any]]]"]
 """Pairs of (number of last tokens to read or None for all, reader) -> the tokens' values for each.
 
 A token that is not read has the value None.
@@ -34,8 +34,8 @@ A token that is not read has the value None.
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The values that a request wants of its prompt."""
+class PromptOptions:
+    """A request's options about its prompt."""
 
     logprobs: bool = False
     topk: int = 0
@@ -69,7 +69,7 @@ class Wanted:
 
 
 def check_last_n(last_n: int | None, length: int) -> None:
-    """Check how many of a prompt's last tokens are asked for."""
+    """Check the number of a prompt's last tokens to score."""
     if last_n is not None and not 1 <= last_n <= max(1, length - 1):
         raise SamplingRequestError(
             f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
@@ -79,46 +79,46 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """One field of the response: what it reads, and what it makes of the values."""
+    """One field of the response: the values it reads, and how they become the field."""
 
     last_n: int | None
-    read: Read
+    reader: Reader
     make: Callable[[list[Any]], Any]
 
 
-def prompt_parts(score: Score, wanted: Wanted) -> "Future[dict[str, Any]]":
-    """Read what a request wants, in one pass; returns fields of a ``SampleResponse``."""
-    parts = _parts(wanted)
+def prompt_fields(score: Score, options: PromptOptions) -> "Future[dict[str, Any]]":
+    """Read a prompt's values in one pass; returns fields of a ``SampleResponse``."""
+    parts = _parts(options)
     if not parts:
-        return finished(dict[str, Any]()).future()
+        return finished_future(dict[str, Any]()).future()
 
-    def made(values: list[list[Any]]) -> dict[str, Any]:
+    def fields(values: list[list[Any]]) -> dict[str, Any]:
         return {
             name: part.make(row) for (name, part), row in zip(parts.items(), values, strict=True)
         }
 
-    read = score([(part.last_n, part.read) for part in parts.values()])
-    return chain(read, lambda values: finished(made(values)).future())
+    scores = score([(part.last_n, part.reader) for part in parts.values()])
+    return chain(scores, lambda values: finished_future(fields(values)).future())
 
 
-def _parts(wanted: Wanted) -> dict[str, _Part]:
+def _parts(options: PromptOptions) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
-    if wanted.logprobs:
+    if options.logprobs:
         parts["prompt_logprobs_np"] = _Part(
-            wanted.last_n, log_probabilities, lambda values: np.array(values, dtype=np.float32)
+            options.last_n, log_probabilities, lambda values: np.array(values, dtype=np.float32)
         )
-    if wanted.topk:
+    if options.topk:
         parts["topk_prompt_logprobs_np"] = _Part(
-            wanted.last_n, _likeliest(wanted.topk), lambda rows: _topk(rows, wanted.topk)
+            options.last_n, _top_logprobs(options.topk), lambda rows: _topk(rows, options.topk)
         )
-    if wanted.targets is not None:
-        targets = _Targets(wanted.targets)
-        parts["target_prompt_logprobs"] = _Part(targets.last_n, targets, targets.joined)
+    if options.targets is not None:
+        targets = _Targets(options.targets)
+        parts["target_prompt_logprobs"] = _Part(targets.last_n, targets, targets.in_request_layout)
     return parts
 
 
 def _topk(rows: list[Any], k: int) -> TopkLogprobs:
-    """The k likeliest tokens at each of the positions read, the likeliest first."""
+    """The k most likely tokens at each position read, the most likely first."""
     ids = np.zeros((len(rows), k), np.int32)
     logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
     for i, row in enumerate(rows):
@@ -128,7 +128,7 @@ def _topk(rows: list[Any], k: int) -> TopkLogprobs:
 
 
 @cache
-def _likeliest(k: int) -> Read:
+def _top_logprobs(k: int) -> Reader:
     """The same reader for all requests with the same k, so that they are read together."""
 
     def read(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
@@ -142,11 +142,11 @@ def _likeliest(k: int) -> Read:
 class _Targets:
     """Reads the log-probabilities of the tokens that are named for each position."""
 
-    def __init__(self, wanted: types.TensorData) -> None:
-        self._wanted = wanted
-        self._ids = wanted.to_torch(pad_value=-1)
-        named = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
-        self.last_n = len(self._ids) - named[0] if named else 1
+    def __init__(self, targets: types.TensorData) -> None:
+        self._targets = targets
+        self._ids = targets.to_torch(pad_value=-1)
+        positions = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
+        self.last_n = len(self._ids) - positions[0] if positions else 1
         """Number of last tokens to read: none before the first that is named."""
         self._vocabulary = 0
         """Size of the model's vocabulary; 0 until the first read."""
@@ -154,12 +154,12 @@ class _Targets:
     def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         self._vocabulary = logits.shape[1]
         ids = self._ids[torch.from_numpy(places - 1)].to(logits.device)
-        # ``joined`` refuses unknown ids: an error here would fail other requests, too.
-        known = ids.clamp(0, self._vocabulary - 1)
-        found = torch.log_softmax(logits, dim=-1).gather(1, known)
-        return list(found.masked_fill(ids < 0, 0.0).cpu().unbind())
+        # ``in_request_layout`` refuses unknown ids: an error here would also fail other requests.
+        ids_in_range = ids.clamp(0, self._vocabulary - 1)
+        logprobs = torch.log_softmax(logits, dim=-1).gather(1, ids_in_range)
+        return list(logprobs.masked_fill(ids < 0, 0.0).cpu().unbind())
 
-    def joined(self, rows: list[Any]) -> types.TensorData:
+    def in_request_layout(self, rows: list[Any]) -> types.TensorData:
         """The log-probabilities in the layout of the request."""
         if self._ids.numel() and int(self._ids.max()) >= self._vocabulary:
             raise SamplingRequestError(
@@ -170,10 +170,10 @@ class _Targets:
         for i, row in enumerate(rows[1:]):
             if row is not None:
                 dense[i] = row
-        return _laid_out(dense, self._wanted)
+        return _in_layout_of(dense, self._targets)
 
 
-def _laid_out(dense: Tensor, like: types.TensorData) -> types.TensorData:
+def _in_layout_of(dense: Tensor, like: types.TensorData) -> types.TensorData:
     """A tensor in the layout of ``like``, with the same cells if ``like`` is sparse."""
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)

@@ -1,7 +1,7 @@
 """The REST client: lists, describes, locates and deletes runs and checkpoints.
 
 All answers come from the engine's folder (``catalog.py``). Methods that need accounts, sessions or
-billing are refused; the message says what to do instead.
+billing are refused, with the alternative in the message.
 """
 
 import time
@@ -13,8 +13,8 @@ from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.tokens.bases import BASES
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import settled
-from evert.trainers.engine.clients.surface import serving
+from evert.trainers.engine.clients.futures import settled_future
+from evert.trainers.engine.clients.surface import refuse_hosted
 from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
@@ -51,11 +51,11 @@ REFUSED = {
     "get_billing_usage": _NO_BILL,
     "get_current_checkpoint_storage_usage": _NO_BILL,
 }
-"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve -> the reason, and what to do."""
 
 
 def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
-    """The shipped bases, and the models that clients were made for."""
+    """The shipped bases, and the models that clients were created for."""
     models = [
         types.SupportedModel(
             model_name=name,
@@ -63,12 +63,12 @@ def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
             trainable=True,
             sampleable=True,
         )
-        for name in dict.fromkeys([*BASES, *engine.asked_for])
+        for name in dict.fromkeys([*BASES, *engine.requested_models])
     ]
     return types.GetServerCapabilitiesResponse(supported_models=models)
 
 
-@serving(tinker.RestClient, REFUSED)
+@refuse_hosted(tinker.RestClient, REFUSED)
 class RestClient:
     """Runs and checkpoints of the engine's folder."""
 
@@ -82,7 +82,7 @@ class RestClient:
         self,
     ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
         """The shipped bases, and the models that clients were made for."""
-        return settled(capabilities, self.engine)
+        return settled_future(capabilities, self.engine)
 
     def get_training_run(
         self, training_run_id: str, access_scope: str = "owned"
@@ -94,7 +94,7 @@ class RestClient:
         self, tinker_path: str, access_scope: str = "owned"
     ) -> AwaitableConcurrentFuture[types.TrainingRun]:
         """The run that a checkpoint belongs to."""
-        return settled(catalog.training_run, self._store, tinker_path)
+        return settled_future(catalog.training_run, self._store, tinker_path)
 
     def list_training_runs(
         self,
@@ -104,31 +104,31 @@ class RestClient:
         project_id: str | None = None,
     ) -> AwaitableConcurrentFuture[types.TrainingRunsResponse]:
         """The runs of the engine's folder, the latest first; ``project_id`` is ignored."""
-        return settled(catalog.page_of_runs, self._store, offset, limit)
+        return settled_future(catalog.page_of_runs, self._store, offset, limit)
 
     def list_checkpoints(
         self, training_run_id: str
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
         """The checkpoints of a run, the latest first."""
-        return settled(catalog.checkpoints_of, self._store, training_run_id)
+        return settled_future(catalog.checkpoints_of, self._store, training_run_id)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
         """The checkpoints of all runs, the latest first."""
-        return settled(catalog.page_of_checkpoints, self._store, offset, limit)
+        return settled_future(catalog.page_of_checkpoints, self._store, offset, limit)
 
     def get_external_weights_urls(
         self, tinker_path: str
     ) -> AwaitableConcurrentFuture[types.ExternalWeightsUrlsResponse]:
         """A ``file://`` URL of each file of a checkpoint of any kind."""
-        return settled(catalog.file_urls, self._store, tinker_path)
+        return settled_future(catalog.file_urls, self._store, tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> AwaitableConcurrentFuture[None]:
         """Record when a checkpoint expires; None for never. Nothing is deleted automatically."""
-        return settled(self._keep, tinker_path, ttl_seconds)
+        return settled_future(self._keep, tinker_path, ttl_seconds)
 
     def delete_checkpoint(
         self, training_run_id: str, checkpoint_id: str
@@ -142,10 +142,10 @@ class RestClient:
         self, tinker_path: str
     ) -> AwaitableConcurrentFuture[None]:
         """Delete a checkpoint."""
-        return settled(self._store.delete, tinker_path)
+        return settled_future(self._store.delete, tinker_path)
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
+        """None: nothing is reported."""
 
     def _keep(self, path: str, ttl_seconds: int | None) -> None:
         if ttl_seconds is not None and not SHORTEST_TTL <= ttl_seconds <= LONGEST_TTL:

@@ -20,16 +20,22 @@ import tinker
 from tinker import APIFuture, types
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import Answer, Ready, chain, finished, together
-from evert.trainers.engine.clients.readings import Score, Wanted, check_last_n, prompt_parts
-from evert.trainers.engine.clients.surface import serving
+from evert.trainers.engine.clients.futures import (
+    Answer,
+    ReadyClient,
+    chain,
+    finished_future,
+    gather_futures,
+)
+from evert.trainers.engine.clients.readings import PromptOptions, Score, check_last_n, prompt_fields
+from evert.trainers.engine.clients.surface import refuse_hosted
 from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.pictures import PictureReader, Row, is_text
 from evert.trainers.engine.sampling.sampler import Sampler
-from evert.trainers.engine.sampling.scoring import Read, log_probabilities
-from evert.trainers.engine.training.provenance import recorded
+from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
+from evert.trainers.engine.training.provenance import mark_recorded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,13 +50,13 @@ REFUSED = {
     "from_sampler_handle": _NO_HANDLES,
     "get_sampler_handle": _NO_HANDLES,
 }
-"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
+"""Methods of the SDK's client that the engine cannot serve -> the reason, and what to do."""
 
 REFUSED_OPTIONS = {
     "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
     "prompt_alt_tokens_k": "Sample one token after each beginning of the prompt",
 }
-"""Options of ``sample`` that the engine does not have: what to do instead."""
+"""Options of ``sample`` that the engine lacks -> what to do instead."""
 
 
 class Source:
@@ -82,8 +88,8 @@ class _Pickled:
     records: bool
 
 
-@serving(tinker.SamplingClient, REFUSED)
-class SamplingClient(Ready):
+@refuse_hosted(tinker.SamplingClient, REFUSED)
+class SamplingClient(ReadyClient):
     """Frozen weights to sample from; copies in other processes have their own random streams."""
 
     def __init__(
@@ -118,14 +124,14 @@ class SamplingClient(Ready):
         _check_options(
             topk_sample_logprobs=topk_sample_logprobs, prompt_alt_tokens_k=prompt_alt_tokens_k
         )
-        wanted = Wanted(
+        options = PromptOptions(
             include_prompt_logprobs,
             topk_prompt_logprobs,
             target_prompt_logprobs,
             prompt_logprobs_last_n,
         )
         return self._read(
-            prompt, lambda row: self._sample(row, num_samples, sampling_params, wanted)
+            prompt, lambda row: self._sample(row, num_samples, sampling_params, options)
         )
 
     def watch(
@@ -136,7 +142,7 @@ class SamplingClient(Ready):
     ) -> APIFuture[types.SampleResponse]:
         """Sample one reply, and call ``watch`` with its tokens so far; see ``Sampler.sample``."""
         return self._read(
-            prompt, lambda row: self._sample(row, 1, sampling_params, Wanted(), watch)
+            prompt, lambda row: self._sample(row, 1, sampling_params, PromptOptions(), watch)
         )
 
     def compute_logprobs(
@@ -146,8 +152,8 @@ class SamplingClient(Ready):
 
         def ask(row: Row) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))
-            read = self._scored(row)([(prompt_logprobs_last_n, log_probabilities)])
-            return chain(read, lambda values: finished(values[0]).future())
+            scores = self._scorer(row)([(prompt_logprobs_last_n, log_probabilities)])
+            return chain(scores, lambda values: finished_future(values[0]).future())
 
         return self._read(prompt, ask)
 
@@ -160,7 +166,7 @@ class SamplingClient(Ready):
         return self._source.base_model
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
-        """Do nothing: there is no service's queue."""
+        """Do nothing: the engine has no queue."""
 
     @property
     def sampler(self) -> Sampler:
@@ -195,7 +201,9 @@ class SamplingClient(Ready):
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
             return Answer(ask(reader.read(prompt)))
-        return Answer(chain(self._engine.eyes.submit(self._read_images, reader, prompt), ask))
+        return Answer(
+            chain(self._engine.image_worker.submit(self._read_images, reader, prompt), ask)
+        )
 
     def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> Row:
         self._engine.check_open()  # It may have closed since the call was made
@@ -209,24 +217,24 @@ class SamplingClient(Ready):
         row: Row,
         num_samples: int,
         params: types.SamplingParams,
-        wanted: Wanted,
+        options: PromptOptions,
         watch: Callable[[list[int]], None] | None = None,
     ) -> "Future[types.SampleResponse]":
-        wanted.check(len(row.ids))
+        options.check(len(row.ids))
         replies = chain(
             self._sampler,
             lambda sampler: sampler.sample(row.ids, num_samples, params, row.pictures, watch),
         )
-        parts = prompt_parts(self._scored(row), wanted)
-        answer = chain(replies, lambda found: self._respond(found, parts))
+        parts = prompt_fields(self._scorer(row), options)
+        answer = chain(replies, lambda sequences: self._respond(sequences, parts))
         answer.add_done_callback(lambda _: replies.cancel())  # cancelling the answer stops sampling
         return answer
 
-    def _scored(self, row: Row) -> Score:
-        def score(reads: Sequence[tuple[int | None, Read]]) -> "Future[list[list[Any]]]":
+    def _scorer(self, row: Row) -> Score:
+        def score(reads: Sequence[tuple[int | None, Reader]]) -> "Future[list[list[Any]]]":
             return chain(
                 self._sampler,
-                lambda sampler: together(sampler.score_all(row.ids, reads, row.pictures)),
+                lambda sampler: gather_futures(sampler.score_all(row.ids, reads, row.pictures)),
             )
 
         return score
@@ -234,10 +242,12 @@ class SamplingClient(Ready):
     def _respond(
         self, sequences: Sequence[types.SampledSequence], parts: "Future[dict[str, Any]]"
     ) -> "Future[types.SampleResponse]":
-        named = recorded(sequences) if self._records else sequences
+        marked = mark_recorded(sequences) if self._records else sequences
         return chain(
             parts,
-            lambda values: finished(types.SampleResponse(sequences=named, **values)).future(),
+            lambda values: finished_future(
+                types.SampleResponse(sequences=marked, **values)
+            ).future(),
         )
 
 
@@ -247,21 +257,20 @@ _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValue
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
-    own = _clients.get(state.key) if state.process == os.getpid() else None
-    return _receive(state, os.getpid()) if own is None else own
+    client = _clients.get(state.key) if state.process == os.getpid() else None
+    return _load_client(state, os.getpid()) if client is None else client
 
 
 @lru_cache(maxsize=4)
-def _receive(state: _Pickled, process: int) -> SamplingClient:
-    """Load a client from another process; a pool's worker unpickles the same for every task."""
+def _load_client(state: _Pickled, process: int) -> SamplingClient:
+    """Load a client from another process, once: pool workers unpickle it for every task."""
     engine = _engine_of(state.settings, process)
     if state.path is None:
-        found = engine.base_sampler(state.base_model)
+        sampler = engine.base_sampler(state.base_model)
     else:
-        found = engine.saved_sampler(state.path, state.key, state.copy)
-    sampler = finished(found).future()
+        sampler = engine.saved_sampler(state.path, state.key, state.copy)
     source = Source(state.base_model, state.path)
-    return SamplingClient(engine, sampler, source, records=state.records)
+    return SamplingClient(engine, finished_future(sampler).future(), source, records=state.records)
 
 
 @cache
@@ -274,7 +283,7 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
     """A client of a checkpoint, which is loaded in the background."""
     engine.check_open()
     info = engine.store.read(path)
-    engine.asked_for.add(info.base_model)
+    engine.requested_models.add(info.base_model)
     loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
     source = Source(info.base_model, path)
     return SamplingClient(engine, loading, source, records=records)
@@ -283,25 +292,25 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """A client of the present weights of a model that another trainer has.
+    """A client of the current weights of a model that another trainer holds.
 
     It works until ``client.sampler.scheduler`` is closed.
     """
 
-    def nowhere() -> str:
+    def refuse_to_save() -> str:
         raise SamplingRequestError(
-            f"This client samples from the present weights of a model ({name}) that another "
-            "trainer has in this process; expected weights that are on disk. Sample here, or "
-            "offer the client to other processes by a policy service."
+            f"This client samples from the current weights of a model ({name}) that another "
+            "trainer holds in this process; expected weights on disk. Sample here, or offer the "
+            "client to other processes through a policy service."
         )
 
-    sampler = finished(engine.new_sampler(model, tokenizer, *number)).future()
-    return SamplingClient(engine, sampler, Source(name, nowhere))
+    sampler = finished_future(engine.new_sampler(model, tokenizer, *number)).future()
+    return SamplingClient(engine, sampler, Source(name, refuse_to_save))
 
 
-def _check_options(**given: int) -> None:
+def _check_options(**options: int) -> None:
     for name, instead in REFUSED_OPTIONS.items():
-        if given[name]:
+        if options[name]:
             raise UnsupportedError(
-                f"{name} is {given[name]}; the embedded engine does not have it. {instead}."
+                f"{name} is {options[name]}; the embedded engine does not have it. {instead}."
             )

@@ -1,29 +1,29 @@
-"""The saves that an engine has accepted: written before it closes, or named."""
+"""The saves that an engine has accepted: written before it closes, or logged as lost."""
 
 import logging
 from concurrent.futures import wait
 from typing import Any
 
-from evert.trainers.engine.clients.futures import Accepted
+from evert.trainers.engine.clients.futures import AcceptedCall
 from evert.trainers.engine.store.checkpoints import parse_path
 
 logger = logging.getLogger(__name__)
 
 
 class Saves:
-    """Accepted saves; those whose outcome somebody knows may be forgotten."""
+    """Accepted saves; those whose outcome was read may be forgotten."""
 
     def __init__(self) -> None:
         self.interrupted = False
-        """Whether ``finish`` was: saves whose turn has not come are dropped."""
-        self._paths: dict[Accepted[Any], str] = {}
+        """Whether ``finish`` was interrupted: saves that have not begun are dropped."""
+        self._paths: dict[AcceptedCall[Any], str] = {}
 
-    def accept(self, path: str) -> Accepted[Any]:
+    def accept(self, path: str) -> AcceptedCall[Any]:
         """The future of a save to the checkpoint's path."""
         for earlier in self._paths.copy():
             if earlier.done() and earlier.unread_error is None:
                 self._paths.pop(earlier, None)
-        save = Accepted[Any]()
+        save = AcceptedCall[Any]()
         self._paths[save] = path
         return save
 
@@ -43,7 +43,7 @@ class Saves:
             raise
 
     def report_lost(self) -> None:
-        """Log the saves that were dropped or failed, and whose error nobody has seen."""
+        """Log the dropped saves, and the failed ones whose error was not read."""
         for save, path in self._paths.copy().items():
             if not save.done() or save.unread_error:
                 logger.error("%s was not saved: %s", path, save.unread_error or "interrupted")

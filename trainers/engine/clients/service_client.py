@@ -3,8 +3,8 @@
 All clients have the SDK's methods, plain and ``_async``, with the SDK's names, arguments and
 results; the SDK documents them. Methods that only the hosted service can serve raise
 ``UnsupportedError``. Two things differ: the ``_async`` forms do not warn that they are deprecated,
-and errors are evert's classes as well as the SDK's. Futures of clients are the SDK's classes. They
-act as the clients themselves, with the SDK's warnings.
+and errors are evert's classes as well as the SDK's. Futures of clients are of the SDK's classes,
+which act as the clients themselves, with the SDK's warnings.
 """
 
 from abc import ABCMeta
@@ -16,10 +16,10 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.futures import client_future, finished
+from evert.trainers.engine.clients.futures import client_future, finished_future
 from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
-from evert.trainers.engine.clients.surface import serving
+from evert.trainers.engine.clients.surface import refuse_hosted
 from evert.trainers.engine.clients.training_client import TrainingClient
 from evert.trainers.engine.common.errors import (
     SamplingRequestError,
@@ -27,7 +27,7 @@ from evert.trainers.engine.common.errors import (
     UnsupportedError,
 )
 from evert.trainers.engine.models.base_models import resolve_model
-from evert.trainers.engine.models.loading import LoraChoice
+from evert.trainers.engine.models.loading import LoraOptions
 
 REFUSED = {
     "copy_weights": NO_COPY,
@@ -38,7 +38,7 @@ REFUSED = {
 """Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
 
 
-@serving(tinker.ServiceClient, REFUSED)
+@refuse_hosted(tinker.ServiceClient, REFUSED)
 class ServiceClient:
     """Makes training, sampling and REST clients of one engine."""
 
@@ -68,9 +68,9 @@ class ServiceClient:
         _check_optimizer(optimizer)
         _check_rank(rank)
         base_model = self.engine.stand_ins.of(base_model)
-        choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
+        choice = LoraOptions(rank, seed, train_mlp, train_attn, train_unembed)
         metadata = {**self._user_metadata, **(user_metadata or {})}
-        return self._started(self.engine.start_run, base_model, choice, metadata)
+        return self._start(self.engine.start_run, base_model, choice, metadata)
 
     def create_training_client_from_state(
         self,
@@ -82,7 +82,7 @@ class ServiceClient:
     ) -> "tinker.BackcompatTrainingClientFuture":
         """Start training from a checkpoint's weights, with a fresh optimizer."""
         _check_optimizer(optimizer)
-        return self._resumed(path, base_model, user_metadata, with_optimizer=False)
+        return self._resume(path, base_model, user_metadata, with_optimizer=False)
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -92,7 +92,7 @@ class ServiceClient:
         weights_access_token: str | None = None,
     ) -> "tinker.BackcompatTrainingClientFuture":
         """Resume training from a checkpoint, with its optimizer state."""
-        return self._resumed(path, base_model, user_metadata, with_optimizer=True)
+        return self._resume(path, base_model, user_metadata, with_optimizer=True)
 
     def create_sampling_client(
         self,
@@ -113,7 +113,7 @@ class ServiceClient:
             )
         base_model = engine.stand_ins.of(base_model)
         resolve_model(base_model)
-        engine.asked_for.add(base_model)
+        engine.requested_models.add(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
         source = Source(base_model, None)
         return SamplingClient(engine, loading, source, records=record_stability_info)
@@ -123,7 +123,7 @@ class ServiceClient:
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The shipped bases, and the models that clients were made for; any model folder works."""
+        """The shipped bases and the models that clients were created for; any folder works."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:
@@ -131,11 +131,11 @@ class ServiceClient:
         return self.engine.store.root.absolute().as_uri()
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
+        """None: nothing is reported."""
 
     def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
         """Do nothing: the engine outlives its service clients."""
-        return finished(None)
+        return finished_future(None)
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +143,7 @@ class ServiceClient:
     def __exit__(self, *error: object) -> None:
         """See ``close``."""
 
-    def _resumed(
+    def _resume(
         self,
         path: str,
         base_model: str | None,
@@ -152,13 +152,13 @@ class ServiceClient:
         with_optimizer: bool,
     ) -> "tinker.BackcompatTrainingClientFuture":
         def resume() -> Any:
-            named = base_model and self.engine.stand_ins.of(base_model)
-            _check_base(named, self.engine.store.info(path).base_model)
+            name = base_model and self.engine.stand_ins.of(base_model)
+            _check_base(name, self.engine.store.info(path).base_model)
             return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
 
-        return self._started(resume)
+        return self._start(resume)
 
-    def _started(self, make_run: Any, *args: Any) -> "tinker.BackcompatTrainingClientFuture":
+    def _start(self, make_run: Any, *args: Any) -> "tinker.BackcompatTrainingClientFuture":
         self.engine.check_open()
 
         def start() -> Any:
@@ -179,16 +179,16 @@ def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
 def _check_rank(rank: int) -> None:
     if not isinstance(rank, Integral) or rank < 1:
         raise TrainingError(
-            f"create_lora_training_client got rank={rank!r}; expected a whole number from 1 on. "
+            f"create_lora_training_client got rank={rank!r}; expected a whole number of 1 or more. "
             "embedded_engine(full_parameter=True) trains all weights, without an adapter."
         )
 
 
-def _check_base(asked: str | None, saved: str) -> None:
-    if asked not in (None, saved):
+def _check_base(base_model: str | None, saved_base: str) -> None:
+    if base_model not in (None, saved_base):
         raise UnsupportedError(
-            f"base_model is {asked!r}, but the checkpoint was saved from {saved!r}; the embedded "
-            "engine trains a checkpoint on that base only. Leave base_model out."
+            f"base_model is {base_model!r}, but the checkpoint was saved from {saved_base!r}; the "
+            "embedded engine trains a checkpoint on that base only. Leave base_model out."
         )
 
 

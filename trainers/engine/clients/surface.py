@@ -1,8 +1,8 @@
 """The methods of the SDK's clients, in whichever version is installed.
 
-``async_forms`` adds the ``_async`` forms of a client's methods. ``serving`` also adds methods that
-only the hosted service can answer, and what a newer SDK has that evert does not know: a new method
-is refused by its name, and so is a new option, unless it has its default.
+``async_forms`` adds the ``_async`` forms of a client's methods. ``refuse_hosted`` also adds, as
+refusals, the methods that only the hosted service can answer and what only a newer SDK has: its new
+methods, and its new options unless they have their defaults.
 """
 
 import functools
@@ -20,7 +20,7 @@ TESTED = "0.38"
 """The newest version of the SDK that evert was tested with."""
 
 UNKNOWN: list[str] = []
-"""What this SDK has and evert does not know, and what evert knows and this SDK does not have."""
+"""Differences: what only this SDK has, and what only evert has."""
 
 _NEW = "this version of evert does not know it. Leave it out, or update evert."
 
@@ -31,12 +31,12 @@ def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
     Answers of type ``keep`` are returned as they are; other futures are awaited.
     """
 
-    def add(ours: C) -> C:
+    def add(client: C) -> C:
         for name in dir(sdk):
-            plain = getattr(ours, name.removesuffix("_async"), None)
-            if name.endswith("_async") and plain is not None and not hasattr(ours, name):
-                setattr(ours, name, _async_form(name, plain, keep))
-        return ours
+            plain = getattr(client, name.removesuffix("_async"), None)
+            if name.endswith("_async") and plain is not None and not hasattr(client, name):
+                setattr(client, name, _async_form(name, plain, keep))
+        return client
 
     return add
 
@@ -52,81 +52,83 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
     return form
 
 
-def serving(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``, and what is new.
+def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
+    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
 
-    Adds the ``_async`` forms, too (``async_forms``).
+    Also applies ``async_forms`` and ``refuse_unknown``.
     """
 
-    def add(ours: C) -> C:
+    def add(client: C) -> C:
         for name, reason in reasons.items():
             if hasattr(sdk, name):
-                setattr(ours, name, _refusal(getattr(sdk, name), f"{sdk.__name__}.{name}", reason))
+                setattr(
+                    client, name, _refusal(getattr(sdk, name), f"{sdk.__name__}.{name}", reason)
+                )
             else:
                 UNKNOWN.append(f"no {sdk.__name__}.{name}")
-        return completed(sdk)(async_forms(sdk)(ours))
+        return refuse_unknown(sdk)(async_forms(sdk)(client))
 
     return add
 
 
-def completed(sdk: type) -> Callable[[C], C]:
-    """Refuse the public methods and the options of the SDK's class that ours does not have."""
+def refuse_unknown(sdk: type) -> Callable[[C], C]:
+    """Refuse public methods and options that the SDK's class has and the engine's lacks."""
 
-    def add(ours: C) -> C:
+    def add(client: C) -> C:
         for name in (name for name in dir(sdk) if not name.startswith("_")):
-            theirs, full = inspect.getattr_static(sdk, name), f"{sdk.__name__}.{name}"
-            mine = getattr(ours, name, None)
-            if mine is None:
+            sdk_member, full = inspect.getattr_static(sdk, name), f"{sdk.__name__}.{name}"
+            member = getattr(client, name, None)
+            if member is None:
                 UNKNOWN.append(full)
-                setattr(ours, name, _refusal(getattr(sdk, name), full, _NEW))
-            elif inspect.isfunction(theirs) and inspect.isfunction(mine):
-                new = _new_options(theirs, mine)
+                setattr(client, name, _refusal(getattr(sdk, name), full, _NEW))
+            elif inspect.isfunction(sdk_member) and inspect.isfunction(member):
+                new = _new_options(sdk_member, member)
                 UNKNOWN.extend(f"{option}= of {full}" for option in new)
                 if new:
-                    setattr(ours, name, _taking(mine, full, new))
-        return ours
+                    setattr(client, name, _refuse_options(member, full, new))
+        return client
 
     return add
 
 
-def _new_options(theirs: Callable[..., Any], ours: Callable[..., Any]) -> dict[str, Any]:
+def _new_options(sdk_method: Callable[..., Any], method: Callable[..., Any]) -> dict[str, Any]:
     """The options that only the SDK's method has, with their defaults."""
-    known = inspect.signature(ours).parameters
-    wild = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    if any(option.kind is wild[0] for option in known.values()):
+    parameters = inspect.signature(method).parameters
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    if any(option.kind is variadic[0] for option in parameters.values()):
         return {}
-    options = inspect.signature(theirs).parameters.items()
+    options = inspect.signature(sdk_method).parameters.items()
     return {
         name: option.default
         for name, option in options
-        if name not in known and option.kind not in wild
+        if name not in parameters and option.kind not in variadic
     }
 
 
-def _taking(ours: Callable[..., Any], name: str, new: Mapping[str, Any]) -> Any:
-    @functools.wraps(ours)
+def _refuse_options(method: Callable[..., Any], name: str, new: Mapping[str, Any]) -> Any:
+    @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
         for option in new.keys() & options.keys():
-            if (given := options.pop(option)) != new[option]:
+            if (value := options.pop(option)) != new[option]:
                 raise UnsupportedError(
-                    f"{name} was called with {option}={given!r:.80} on evert's embedded engine: "
+                    f"{name} was called with {option}={value!r:.80} on evert's embedded engine: "
                     f"{_NEW}"
                 )
-        return ours(*args, **options)
+        return method(*args, **options)
 
-    @functools.wraps(ours)
+    @functools.wraps(method)
     async def form(*args: Any, **options: Any) -> Any:
         return await call(*args, **options)
 
-    return form if inspect.iscoroutinefunction(ours) else call
+    return form if inspect.iscoroutinefunction(method) else call
 
 
-def _refusal(theirs: Any, name: str, reason: str) -> Any:
+def _refusal(sdk_member: Any, name: str, reason: str) -> Any:
     message = f"{name} was called on evert's embedded engine, which cannot serve it: {reason}"
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(message)
 
-    if isinstance(theirs, property):
-        return property(refuse, doc=theirs.__doc__)
-    return functools.wraps(theirs)(refuse)
+    if isinstance(sdk_member, property):
+        return property(refuse, doc=sdk_member.__doc__)
+    return functools.wraps(sdk_member)(refuse)

@@ -13,9 +13,14 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
-from evert.trainers.engine.clients.futures import Accepted, Ready, client_future, finished
+from evert.trainers.engine.clients.futures import (
+    AcceptedCall,
+    ReadyClient,
+    client_future,
+    finished_future,
+)
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
-from evert.trainers.engine.clients.surface import async_forms, completed
+from evert.trainers.engine.clients.surface import async_forms, refuse_unknown
 from evert.trainers.engine.common.errors import CheckpointError, LossInputError, TrainingError
 from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind, checkpoint_path
 from evert.trainers.engine.store.encryption import encrypt
@@ -27,9 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@completed(tinker.TrainingClient)
+@refuse_unknown(tinker.TrainingClient)
 @async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
-class TrainingClient(Ready):
+class TrainingClient(ReadyClient):
     """A model in training. Calls return at once and run in the order they were made."""
 
     def __init__(self, engine: Engine, run: TrainingRun) -> None:
@@ -82,13 +87,13 @@ class TrainingClient(Ready):
         adam_params: types.AdamParams | None = None,
     ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
         """Take one AdamW step with the accumulated gradient."""
-        given = [params for params in (optim_params, adam_params) if params is not None]
-        if len(given) != 1 or not isinstance(given[0], types.AdamParams):
+        all_params = [params for params in (optim_params, adam_params) if params is not None]
+        if len(all_params) != 1 or not isinstance(all_params[0], types.AdamParams):
             raise TrainingError(
-                f"optim_step got {given}; the embedded engine has AdamW and expects one "
+                f"optim_step got {all_params}; the embedded engine has AdamW and expects one "
                 "AdamParams. Pass optim_step(AdamParams(learning_rate=...))."
             )
-        params = given[0]
+        params = all_params[0]
         _check_step(params)
         return self._submit(lambda trainer: trainer.optim_step(params))
 
@@ -106,8 +111,8 @@ class TrainingClient(Ready):
             trainer.save_optimizer(folder)
 
         answer = types.SaveWeightsResponse
-        how = ttl_seconds, user_metadata
-        return self._save(answer, "weights", name, write, *how, overwrite=overwrite)
+        details = ttl_seconds, user_metadata
+        return self._save(answer, "weights", name, write, *details, overwrite=overwrite)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None
@@ -154,7 +159,7 @@ class TrainingClient(Ready):
         record_stability_info: bool = False,
         kind: "types.SamplingClientKind" = "snapshot",
     ) -> "tinker.BackcompatSamplingClientFuture":
-        """A client of a copy of the present weights in memory; ignores ``name`` and ``kind``."""
+        """A client of an in-memory copy of the current weights; ignores ``name`` and ``kind``."""
         take = functools.partial(self._snapshot, records=record_stability_info)
         return client_future("Sampling", self._submit(take))  # type: ignore[no-any-return]
 
@@ -191,12 +196,12 @@ class TrainingClient(Ready):
         self, call: Callable[[Trainer], T], save_path: str | None = None
     ) -> AwaitableConcurrentFuture[T]:
         self._engine.check_open()
-        future = Accepted[T]() if save_path is None else self._engine.saves.accept(save_path)
+        future = AcceptedCall[T]() if save_path is None else self._engine.saves.accept(save_path)
         future.follow(self._worker.submit(self._in_turn, call))
         return AwaitableConcurrentFuture(future)
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
-        self._engine.check_needed(self.model_id)  # It may have closed since the call was made
+        self._engine.check_needed(self.model_id)  # It may have closed since the call
         # Looked up now: an earlier ``load_state`` may have replaced the trainer.
         return call(self._run.trainer)
 
@@ -237,8 +242,8 @@ class TrainingClient(Ready):
     ) -> CheckpointInfo:
         run, now = self._run, time.time()
         expires = None if ttl_seconds is None else now + ttl_seconds
-        what = run.base_model, run.lora_rank, run.trainer.steps
-        return CheckpointInfo(*what, now, expires, dict(user_metadata or {}))
+        origin = run.base_model, run.lora_rank, run.trainer.steps
+        return CheckpointInfo(*origin, now, expires, dict(user_metadata or {}))
 
     def _snapshot(self, trainer: Trainer, *, records: bool) -> Any:
         run, engine = self._run, self._engine
@@ -249,22 +254,22 @@ class TrainingClient(Ready):
         store = engine.store
         save = functools.partial(store.save, run.run_id, "sampler_weights", name, info, write)
         source = Source(run.base_model, save)
-        return SamplingClient(engine, finished(sampler).future(), source, records=records)
+        return SamplingClient(engine, finished_future(sampler).future(), source, records=records)
 
 
 def _check_ttl(path: str, ttl_seconds: int | None) -> None:
     if ttl_seconds is not None and ttl_seconds <= 0:
         raise CheckpointError(
-            f"ttl_seconds of {path} is {ttl_seconds}; expected a number of seconds above 0, or "
+            f"ttl_seconds of {path} is {ttl_seconds}; expected more than 0 seconds, or "
             "None for never. Nothing was saved."
         )
 
 
 def _check_step(params: types.AdamParams) -> None:
     for name, value in params.model_dump(exclude={"grad_clip_norm"}).items():
-        most = 1.0 if name.startswith("beta") else math.inf
-        if not math.isfinite(value) or value < 0 or value >= most:
+        limit = 1.0 if name.startswith("beta") else math.inf
+        if not math.isfinite(value) or value < 0 or value >= limit:
             raise TrainingError(
                 f"optim_step got {name}={value}; expected a number from 0"
-                f"{' to below 1' if most == 1.0 else ' on'}. The weights are unchanged."
+                f"{' to below 1' if limit == 1.0 else ' up'}. The weights are unchanged."
             )

@@ -12,8 +12,8 @@
     ├── EngineClosedError      (TinkerError)         a call on an engine that is not in use here
     └── NetworkRefusedError    (TinkerError)         something tried to leave this machine
 
-Brackets name the SDK's class, by which scripts for the service catch the error. Each error also has
-a parent in the standard library. Its message says what we got, what was expected, what to do next.
+Brackets name the SDK's class, so scripts written for the service catch these errors. Each also has
+a parent in the standard library. Messages say what we got, what was expected, what to do next.
 """
 
 from typing import Any, ClassVar

@@ -1,6 +1,6 @@
 """Changes to this process inside a block.
 
-swapped        replaces classes and functions in every module that holds them
+swap_names     replaces classes and functions in every module that holds them
 cpu_threads    sets the number of threads PyTorch computes with
 """
 
@@ -15,15 +15,15 @@ Swap = tuple[str, Any, Any]  # A name, its value outside the block, its value in
 
 
 @contextmanager
-def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
+def swap_names(swaps: Sequence[Swap]) -> Iterator[None]:
     """Replace the named objects inside the block, in every module that has imported them."""
-    for name, theirs, ours in swaps:
-        _swap_everywhere(name, theirs, ours)
+    for name, original, replacement in swaps:
+        _swap_everywhere(name, original, replacement)
     try:
         yield
     finally:
-        for name, theirs, ours in swaps:
-            _swap_everywhere(name, ours, theirs)
+        for name, original, replacement in swaps:
+            _swap_everywhere(name, replacement, original)
 
 
 def _swap_everywhere(name: str, old: Any, new: Any) -> None:

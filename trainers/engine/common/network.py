@@ -2,10 +2,10 @@
 
 ``no_network()`` makes Python's sockets refuse all addresses but loopback and Unix sockets, and
 switches the Hugging Face Hub to its offline mode, so that cached models still load. Blocks may be
-nested; the end of the last one restores everything. The guard is against accidents, such as an SDK
+nested; the end of the last one restores everything. The guard prevents accidents, such as an SDK
 that falls back to a production host. It is not a sandbox: child processes, and C extensions that
-open their own sockets, get around it. Of child processes only the Tinker SDK is held back: they
-inherit a TINKER_BASE_URL that no client can be made with.
+open their own sockets, get around it. In child processes it blocks only the Tinker SDK: they
+inherit a TINKER_BASE_URL with which no client can be created.
 """
 
 import ipaddress
@@ -29,22 +29,22 @@ _NO_ADDRESS = (
     "http://localhost:This process was started by one that uses evert's embedded engine, which "
     "serves its own process alone. Pass this process a sampling client as an argument (it is "
     "pickled), let evert's workers play the episodes (PoolRollouts, rollouts=pool), or enter "
-    "embedded_engine here, too."
+    "embedded_engine here as well."
 )
-"""An address whose port is a sentence: the SDK refuses it before it connects, and repeats it."""
+"""An address whose port is a sentence: the SDK refuses it without connecting, and quotes it."""
 
 _REFUSING = {"TINKER_BASE_URL": _NO_ADDRESS, "TINKER_CREDENTIAL_CMD": "false"}
-"""The environment of child processes. Without a key or a command for one, which is never run, the
-SDK would ask for a key instead."""
+"""The environment of child processes. The command is never run: without one, the SDK would ask for
+a key instead."""
 
 _METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
 _lock = threading.Lock()
-_active: list["_Allowed"] = []
+_active: list["_AllowedHosts"] = []
 _guard = ExitStack()
 
 
-class _Allowed:
+class _AllowedHosts:
     def __init__(self, hosts: Collection[str]) -> None:
         self.hosts = frozenset(hosts)
         self.addresses: set[str] = set()
@@ -54,9 +54,9 @@ class _Allowed:
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     """Refuse every connection beyond this machine inside the block, in every thread.
 
-    ``allow_hosts`` stay reachable. In nested blocks, a host must be allowed by all of them.
+    ``allow_hosts`` stay reachable. In nested blocks, all blocks must allow a host.
     """
-    allowed = _Allowed(allow_hosts)
+    allowed = _AllowedHosts(allow_hosts)
     with _lock:
         if not _active:
             _start_guard(offline_hub="huggingface.co" not in allowed.hosts)
@@ -89,8 +89,8 @@ def _start_guard(*, offline_hub: bool) -> None:
     _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
     if offline_hub:
         _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    # The SDK retries every failed connection for five minutes. So its clients are refused when
-    # they are made: all of them connect through this class.
+    # The SDK retries every failed connection for five minutes, so its clients are refused on
+    # creation: all of them connect through this class.
     guarded = _guarded_sdk_init(InternalClientHolder.__init__, resolve_base_url())
     _replace(InternalClientHolder, "__init__", guarded)
     _refuse_in_children()
@@ -116,7 +116,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 class _SetsEnvironment:
-    """Acts where it is unpickled: children of a fork server have the environment of its start."""
+    """Sets variables on unpickling: a fork server's children have the environment of its start."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return exec, (f"import os; os.environ.update({_REFUSING!r})",)
@@ -139,8 +139,8 @@ def _guarded_method(name: str) -> Callable[..., Any]:
     def method(self: socket.socket, *args: Any) -> Any:
         # connect(address), connect_ex(address), sendto(data[, flags], address), and
         # sendmsg(buffers[, ancillary, flags, address]), whose address may be None
-        named = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
-        if named and self.family in (socket.AF_INET, socket.AF_INET6):
+        has_address = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
+        if has_address and self.family in (socket.AF_INET, socket.AF_INET6):
             _check(args[-1][0])
         return original(self, *args)
 
@@ -150,11 +150,11 @@ def _guarded_method(name: str) -> Callable[..., Any]:
 def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
         _check(host)
-        found = original(host, *args, **kwargs)
+        entries = original(host, *args, **kwargs)
         for allowed in list(_active):
             if _text(host) in allowed.hosts:
-                allowed.addresses.update(str(entry[4][0]) for entry in found)
-        return found
+                allowed.addresses.update(str(entry[4][0]) for entry in entries)
+        return entries
 
     return getaddrinfo
 
@@ -173,7 +173,7 @@ def _check(host: Any) -> None:
         raise NetworkRefusedError(
             f"A connection to {_text(host)!r} was attempted while evert's embedded engine is in "
             "use; only this machine (loopback) may be reached. Call it outside the engine's "
-            "block, or name the host in `allow_hosts` if it is meant to be reached."
+            "block, or add the host to `allow_hosts`."
             f"{_advice()}"
         )
 
@@ -183,7 +183,7 @@ def _advice() -> str:
         return ""
     return (
         " If this is the agent's model call: calls through httpx, aiohttp and lm15 reach the "
-        "policy; any other HTTP client takes client.base_url and client.api_key."
+        "policy; with any other HTTP client, use client.base_url and client.api_key."
     )
 
 

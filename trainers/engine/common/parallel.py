@@ -1,7 +1,7 @@
-"""Runs work on several cores of this machine: in our threads, each of which uses PyTorch's threads.
+"""Runs work on several cores: in our threads, each of which uses PyTorch's threads.
 
-Passes that are too short for PyTorch's threads run side by side in ours. Results come in the order
-of the work, so sums are bitwise equal on any number of cores.
+Passes too short for PyTorch's threads run in parallel in ours. Results come in the order of the
+work, so sums are bitwise equal on any number of cores.
 """
 
 import ctypes
@@ -25,20 +25,20 @@ _SOFT = 1  # OpenMP's omp_pause_soft: settings stay
 
 
 def lanes(device: torch.device) -> int:
-    """Most passes at a time: the cores divided by PyTorch's threads; 1 if not on a CPU."""
+    """Maximum number of parallel passes: cores divided by PyTorch's threads; 1 if not on a CPU."""
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 
-def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return ``call(item)`` of each item, with a thread for each; for work of milliseconds."""
+def thread_map(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return ``call(item)`` of each item, each in its own thread; for work of milliseconds."""
     if len(items) < 2:
         return [*map(call, items)]
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
-        others = [pool.submit(call, item) for item in items[1:]]
-        return [call(items[0]), *(other.result() for other in others)]
+        futures = [pool.submit(call, item) for item in items[1:]]
+        return [call(items[0]), *(future.result() for future in futures)]
 
 
-def in_stretches(
+def in_chunks(
     call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
 ) -> Tensor:
     """Run ``call`` on slices of a batch's rows, one per core, each of ``least`` rows or more."""
@@ -47,29 +47,29 @@ def in_stretches(
         return call(slice(0, rows))
     cuts = [rows * part // count for part in range(count + 1)]
     return torch.cat(
-        all_at_once(torch.inference_mode()(call), [slice(*cut) for cut in pairwise(cuts)])
+        thread_map(torch.inference_mode()(call), [slice(*cut) for cut in pairwise(cuts)])
     )
 
 
-def side_by_side(
-    call: Callable[[Item], Result], items: Sequence[Item], most: int
+def bounded_map(
+    call: Callable[[Item], Result], items: Sequence[Item], limit: int
 ) -> Iterator[Result]:
-    """Yield ``call(item)`` of each item, in order, with at most ``most`` calls at a time."""
-    if min(most, len(items)) < 2:
+    """Yield ``call(item)`` of each item, in order, with at most ``limit`` calls at a time."""
+    if min(limit, len(items)) < 2:
         yield from map(call, items)
         return
-    with ThreadPoolExecutor(most, thread_name_prefix="evert-lane") as pool:
-        begun: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(limit, thread_name_prefix="evert-lane") as pool:
+        running: deque[Future[Result]] = deque()
         for item in items:
-            begun.append(pool.submit(call, item))
-            if len(begun) > most:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
+            running.append(pool.submit(call, item))
+            if len(running) > limit:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
 
 
 class Worker(ThreadPoolExecutor):
-    """One thread that runs calls in order, and uses no core between them."""
+    """One thread that runs calls in order, and uses no CPU between them."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, thread_name_prefix=name)
@@ -81,17 +81,17 @@ class Worker(ThreadPoolExecutor):
             try:
                 return fn(*args, **kwargs)
             finally:
-                give_back_threads()
+                release_threads()
 
         return super().submit(run)
 
 
-def give_back_threads() -> None:
-    """End PyTorch's helpers of the calling thread; its next pass starts them again.
+def release_threads() -> None:
+    """End the calling thread's OpenMP helpers; its next pass starts them again.
 
-    GNU's OpenMP gives each thread that computes helper threads, which spin while they wait. If
-    there are more helpers than cores, idle ones included, OpenMP makes all of them sleep instead,
-    and a pass takes up to 1.7 times as long.
+    GNU OpenMP gives each computing thread helper threads, which spin while they wait. If there are
+    more helpers than cores, idle ones included, all of them sleep instead, and a pass takes up to
+    1.7 times as long.
     """
     openmp = _openmp()
     if openmp is not None and torch.get_num_threads() > 1:

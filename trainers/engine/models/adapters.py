@@ -1,9 +1,9 @@
-"""LoRA adapters beside an unchanged base: what they add to the output of its layers.
+"""LoRA adapters beside an unchanged base: their additions to its layers' outputs.
 
 An adapter of rank r adds ``up @ down @ x``; ``down`` has r rows, ``up`` has r columns. Layers that
 are computed as one also have one adapter: their ``down`` are stacked, their ``up`` form a block
 diagonal. The results are those of ``peft``. An adapter is stored in float32 and multiplied in the
-base's type: in float32 it could take a GPU longer than a base in bfloat16.
+base's type: in float32 it could take a GPU longer than a bfloat16 base.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evert.trainers.engine.models.products import added, linear
+from evert.trainers.engine.models.products import add_product, linear
 
 
 @dataclass(frozen=True)
@@ -22,45 +22,45 @@ class Delta:
 
     down: Tensor  # [R, in]
     up: Tensor  # [out, R], scaled
-    used: Tensor | None = None  # [B, R] 1 for ranks that a row uses, else 0; None: all 1
+    mask: Tensor | None = None  # [B, R] 1 for ranks that a row uses, else 0; None: all 1
 
 
 def delta_of(*linears: Any) -> Delta | None:
     """The joint addition to layers that are computed as one; None if none has an adapter."""
-    found = [_factors(linear) for linear in linears]
-    if not any(found):
+    layer_factors = [_factors(linear) for linear in linears]
+    if not any(layer_factors):
         return None
-    downs = [down for factors in found for down, _ in factors]
+    downs = [down for factors in layer_factors for down, _ in factors]
     ups: list[Tensor] = []
-    for layer, factors in zip(linears, found, strict=True):
+    for layer, factors in zip(linears, layer_factors, strict=True):
         # A layer without an adapter has no columns: its rows of the block diagonal are 0.
         empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
-    together: Any = torch.block_diag
+    block_diag: Any = torch.block_diag
     base: Tensor = base_layer(linears[0]).weight
-    return Delta(torch.cat(downs).to(base), together(*(up.to(base) for up in ups)))
+    return Delta(torch.cat(downs).to(base), block_diag(*(up.to(base) for up in ups)))
 
 
-def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """A layer's ``result`` [..., out] of x [..., in] plus the adapter's part; see ``added``."""
+def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
+    """Add an adapter's part to a layer's ``result`` [..., out]; see ``add_product``."""
     if delta is None:
         return result
-    inner = linear(x, delta.down)
-    if delta.used is not None:
-        inner = inner * (delta.used if inner.ndim == 2 else delta.used[:, None])
-    return added(result, inner, delta.up)
+    low_rank = linear(x, delta.down)
+    if delta.mask is not None:
+        low_rank = low_rank * (delta.mask if low_rank.ndim == 2 else delta.mask[:, None])
+    return add_product(result, low_rank, delta.up)
 
 
-def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:
+def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | None:
     """Join the adapters of a layer into one: row i of a batch uses ``deltas[which[i]]``."""
-    found = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
-    if not found:
+    present = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
+    if not present:
         return None
-    owners = [number for number, delta in found for _ in range(len(delta.down))]
-    used = torch.tensor(owners, device=which.device) == which[:, None]
-    downs, ups = zip(*((delta.down, delta.up) for _, delta in found), strict=True)
+    owners = [number for number, delta in present for _ in range(len(delta.down))]
+    mask = torch.tensor(owners, device=indices.device) == indices[:, None]
+    downs, ups = zip(*((delta.down, delta.up) for _, delta in present), strict=True)
     down = torch.cat(downs)
-    return Delta(down, torch.cat(ups, dim=1), used.to(down.dtype))
+    return Delta(down, torch.cat(ups, dim=1), mask.to(down.dtype))
 
 
 def base_layer(linear: Any) -> Any:

@@ -1,8 +1,8 @@
 """Base models: from a name to a PyTorch model, its tokenizer, and its LoRA adapter.
 
-A name is one of three things, tried in this order: a shipped base (``evert-tiny``), a folder in
-Hugging Face format, or the name of a model on the Hugging Face Hub. Order here: names, loading,
-LoRA, and a model's properties (context length, stop tokens).
+A name is, in this order, a shipped base (``evert-tiny``), a folder in Hugging Face format, or a
+model on the Hugging Face Hub. Order here: names, loading, LoRA, and a model's properties (context
+length, stop tokens).
 """
 
 import importlib
@@ -31,11 +31,11 @@ from evert.trainers.engine.models.weights import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMALL_MODEL_PARAMETERS = 50_000_000  # By default, smaller models have all weights trained
+SMALL_MODEL_PARAMETERS = 50_000_000  # By default, all weights of smaller models are trained
 LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
 
-REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-"""Options of ``from_pretrained`` with which it returns what ``check_weights`` takes."""
+WITH_REPORT = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""Options with which ``from_pretrained`` also returns the report for ``check_weights``."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -49,7 +49,7 @@ _LAZY = (
 def import_lazy_modules() -> None:
     """Import the modules that transformers imports lazily.
 
-    Two threads that first use them at the same time see half-imported modules and fail.
+    Otherwise two threads that first use them at the same time see half-imported modules and fail.
     """
     for name in _LAZY:
         importlib.import_module(name)
@@ -76,17 +76,17 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load a base model, ready to train or to sample from.
 
-    ``pickled`` says whether weights that are a pickle of tensors are taken, too.
+    ``pickled``: whether to accept weights in a pickle of tensors as well.
 
     Raises:
-        ModelNotFoundError: There is no such model, or a weight of it is missing, has another
+        ModelNotFoundError: There is no such model, or one of its weights is missing, has another
             shape, or is not finite in ``dtype``.
     """
     source = resolve_model(base_model)
     _check_files(base_model, source)
     with no_progress_bars():
-        straight = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
-        options: dict[str, Any] = {"dtype": dtype, "device_map": straight, **REPORTED}
+        device_map = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
+        options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True
         if device.type == "mps":  # see ``attention`` of ``lean_batch.py``
@@ -98,7 +98,7 @@ def load_model(
 
 
 def _check_files(base_model: str, source: str) -> None:
-    """Compare a folder's configuration with its files before anything of that size is made."""
+    """Compare a folder's configuration with its files before allocating its weights."""
     with _not_found(), pretrained.loading(base_model, source):
         sizes = tensor_sizes(weight_files(base_model, Path(source)))
         if not sizes:
@@ -106,7 +106,9 @@ def _check_files(base_model: str, source: str) -> None:
         config = load_config(base_model)
         layers = getattr(config.get_text_config(), "num_hidden_layers", None)
         check_sizes(base_model, "layers", layers, len(sizes))
-        if not hasattr(config, "quantization_config"):  # else a file's number holds several weights
+        if not hasattr(
+            config, "quantization_config"
+        ):  # else one number in a file holds several weights
             check_sizes(
                 base_model, "weights", count_parameters(load_outline(base_model)), sum(sizes)
             )
@@ -133,22 +135,22 @@ def _auto_class(base_model: str) -> Any:
     from transformers.models.auto import modeling_auto as known
 
     kind = load_config(base_model).model_type
-    sees = kind in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    takes_images = kind in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     is_text = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
+    return AutoModelForImageTextToText if takes_images and not is_text else AutoModelForCausalLM
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar for each small file it reads or writes."""
+    """Hide transformers' progress bars, which it draws for each small file."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
@@ -197,7 +199,7 @@ def from_pretrained(auto_class: Any, base_model: str, source: str, **options: An
     """
     load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
-        # The local cache first: a model that is already here needs no network at all.
+        # The local cache first: a cached model needs no network.
         with _not_found():
             return load(local_files_only=True)
     except ModelNotFoundError:
@@ -240,8 +242,8 @@ def attach_lora(
         raise ModelNotFoundError(
             f"{type(model).__name__} has no linear layer to adapt with train_mlp={train_mlp}, "
             f"train_attn={train_attn}, train_unembed={train_unembed}. Train all its parameters: "
-            "full_parameter=True; or choose other kinds of layers. (GPT-2 and models like it have "
-            "Conv1D layers, which take no adapter here.)"
+            "full_parameter=True; or choose other kinds of layers. (Models like GPT-2 have Conv1D "
+            "layers, which take no adapter here.)"
         )
     config = LoraConfig(
         r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM"
@@ -260,10 +262,10 @@ def _lora_targets(
         if not isinstance(module, nn.Linear):
             continue
         if module is head:
-            wanted = train_unembed and not tied
+            is_target = train_unembed and not tied
         else:
-            wanted = train_mlp if re.search(r"mlp|ffn|feed_forward|fc", name) else train_attn
-        if wanted:
+            is_target = train_mlp if re.search(r"mlp|ffn|feed_forward|fc", name) else train_attn
+        if is_target:
             yield name
 
 
@@ -273,7 +275,7 @@ def base_of(model: Any) -> "PreTrainedModel":
 
 
 def context_length(model: Any) -> int:
-    """Most tokens that the model can hold, prompt and reply together."""
+    """Maximum number of tokens of a prompt and its reply together."""
     return _configured_context(base_of(model).config)
 
 

@@ -1,7 +1,7 @@
 """Makes tokenizers safe for several threads.
 
 Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
-change it for a moment, in several threads (``rl/message_env.py``). Two threads at once raise
+change it temporarily, in several threads (``rl/message_env.py``). Concurrent threads raise
 ``Already borrowed``, or read the text ``<|im_end|>`` of a message as the special token.
 """
 
@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 
-class OneAtATime:
+class LockedEncode:
     """A tokenizer's ``_encode_plus``, for one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -22,12 +22,12 @@ class OneAtATime:
             return type(self._tokenizer)._encode_plus(self._tokenizer, *args, **options)
 
     def __reduce__(self) -> Any:
-        return OneAtATime, (self._tokenizer,)
+        return LockedEncode, (self._tokenizer,)
 
 
-def one_at_a_time(tokenizer: Any) -> Any:
+def make_thread_safe(tokenizer: Any) -> Any:
     """Make a tokenizer safe to share between threads; returns it."""
     state = getattr(tokenizer, "__dict__", {})
     if hasattr(type(tokenizer), "_encode_plus") and "_encode_plus" not in state:
-        tokenizer._encode_plus = OneAtATime(tokenizer)
+        tokenizer._encode_plus = LockedEncode(tokenizer)
     return tokenizer

@@ -22,7 +22,7 @@ ADAPTER = "adapter_config.json"
 
 
 def merged_model(base: str, folder: Path | None) -> Any:
-    """A base with the weights in a folder, in float32; None: its own. An adapter is merged."""
+    """A base with a folder's weights (None: its own), in float32; an adapter is merged."""
     is_adapter = folder is not None and (folder / ADAPTER).exists()
     source = base if is_adapter or folder is None else str(folder)
     model = load_model(source, torch.device("cpu"), torch.float32)
@@ -34,7 +34,7 @@ def merged_model(base: str, folder: Path | None) -> Any:
 
 
 def load_export(folder: Path, work: Path) -> Any:
-    """The model in an exported folder; ``work`` takes the weights of a GGUF."""
+    """The model in an exported folder; a GGUF is converted in ``work``."""
     if (folder / ADAPTER).exists():
         config = json.loads((folder / ADAPTER).read_text())
         return merged_model(config["base_model_name_or_path"], folder)
@@ -52,7 +52,7 @@ def token_logprobs(model: Any, ids: list[int]) -> Tensor:
 
 
 def export_tokenizer(base: str, renderer: str) -> Any:
-    """The base's tokenizer; its chat template has the renderer's values of its variables."""
+    """The base's tokenizer; its chat template sets the renderer's variables."""
     from transformers import AutoTokenizer
 
     tokenizer = from_pretrained(AutoTokenizer, base, resolve_model(base))
@@ -83,9 +83,9 @@ def write_model(
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig
-    own = model.generation_config
+    original = model.generation_config
     model.generation_config = config(
-        bos_token_id=own.bos_token_id, pad_token_id=own.pad_token_id, eos_token_id=stops,
+        bos_token_id=original.bos_token_id, pad_token_id=original.pad_token_id, eos_token_id=stops,
         do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
     )  # fmt: skip
     tokenizer.save_pretrained(out)

@@ -1,4 +1,4 @@
-"""Reads GGUF files, which are hostile until read, and joins those that come in pieces.
+"""Reads GGUF files, which are untrusted, and joins those that come in pieces.
 
 A model may come as shards, each a GGUF (``model-00001-of-00003.gguf``), or as parts of a file that
 was cut anywhere (``model.gguf.part00``).
@@ -13,8 +13,8 @@ from typing import Any
 from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
-MOST_READS = 2**22
-"""Most values of a header: gguf makes an array of each, and large models have 2**20."""
+MAX_READS = 2**22
+"""Maximum number of header values: gguf makes an array of each; large models have 2**20."""
 
 _PIECE = re.compile(
     r"(?P<stem>.+?)(-(?P<shard>\d{5})-of-(?P<count>\d{5}))?\.gguf(\D*(?P<part>\d+))?", re.IGNORECASE
@@ -28,18 +28,18 @@ def is_piece(file: Path) -> bool:
 
 
 def pieces_beside(file: Path) -> list[Path]:
-    """The pieces of the model that ``file`` is a piece of; only itself if it is whole."""
+    """All pieces of the model that ``file`` belongs to; only ``file`` if it is whole."""
     if _number(file) is None:
         return [file]
     return [
-        other
-        for other in file.parent.iterdir()
-        if is_piece(other) and _kind(other) == _kind(file) and other.is_file()
+        piece
+        for piece in file.parent.iterdir()
+        if is_piece(piece) and _kind(piece) == _kind(file) and piece.is_file()
     ]
 
 
-def joined(files: Sequence[Path], out: Path) -> Path:
-    """Join the pieces of one GGUF as the file ``out``; a file that is whole is returned itself.
+def join_pieces(files: Sequence[Path], out: Path) -> Path:
+    """Join the pieces of one GGUF as the file ``out``; a whole file is returned as it is.
 
     Raises:
         InvalidModelError: The files are not the pieces of one model, or one is missing.
@@ -59,28 +59,28 @@ def joined(files: Sequence[Path], out: Path) -> Path:
     absent = sorted(set(range(first, first + count)) - set(numbers))
     if absent or len(files) != count:
         raise InvalidModelError(
-            f"The model comes in {count} pieces, and of {listed(names)} the numbers "
-            f"{listed([str(number) for number in absent]) or 'are double'} are missing. Put all "
+            f"The model comes in {count} pieces; got {listed(names)}. Missing or duplicate: "
+            f"{listed([str(number) for number in absent]) or 'some numbers'}. Put all "
             "pieces into one folder, or name all packages: package:NAME,NAME."
         )
     ordered = [pieces[number] for number in numbers]
     if _kind(files[0])[1]:
         _join_shards(ordered, out)
     else:
-        with out.open("wb") as whole:
+        with out.open("wb") as target:
             for file in ordered:
                 with file.open("rb") as part:
-                    shutil.copyfileobj(part, whole)
+                    shutil.copyfileobj(part, target)
     return out
 
 
 def read_gguf(file: Path) -> Any:
-    """A ``gguf.GGUFReader`` of a model's file that holds all that its header declares.
+    """A ``gguf.GGUFReader`` of a file that holds everything its header declares.
 
     Raises:
-        ValueError: The file is shorter than its header says, or has more blocks than it says.
-        InvalidModelError: It says that it has far more blocks.
-        Exception: The header is damaged; the reader raises anything.
+        ValueError: The file is shorter than its header declares, or has more blocks.
+        InvalidModelError: It declares far more blocks than it has.
+        Exception: The header is damaged; the reader may raise any error.
     """
     reader = _bounded_reader(file)
     key = f"{reader.fields['general.architecture'].contents()}.block_count"
@@ -97,14 +97,14 @@ def _bounded_reader(file: Path) -> Any:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        """gguf's own reads empty values beyond the end of the file, 2**40 of them if told to."""
+        """gguf's own reads empty values beyond the end of the file, 2**40 if a header says so."""
 
         reads = 0
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             self.reads += 1
-            if self.reads > MOST_READS:
-                raise ValueError(f"its header has more than {MOST_READS:,} values")
+            if self.reads > MAX_READS:
+                raise ValueError(f"its header has more than {MAX_READS:,} values")
             values = super()._get(offset, dtype, count, override_order)
             if len(values) < count:
                 raise ValueError(f"it declares {count:,} values beyond its end")
@@ -120,7 +120,7 @@ def _number(file: Path) -> int | None:
 
 
 def _kind(file: Path) -> tuple[str, str | None]:
-    """What all pieces of a model have in common: the name, and the number of shards."""
+    """What all pieces of a model share: the name, and the number of shards."""
     match = _PIECE.fullmatch(file.name)
     return (match["stem"], match["count"]) if match else (file.name, None)
 

@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file: read from its metadata, and written.
+"""Reads and writes the tokenizer in a GGUF file's metadata.
 
-The one that transformers reads splits text like another model's, so it is built here. llama.cpp
-knows each way to split text into words by a name, for which it has its own code. A tokenizer is
-written with the name of the way that gives its own tokens for thousands of random texts.
+It is built here because the one that transformers reads splits text like another model's. llama.cpp
+has a name, and its own code, for each way to split text into words. A tokenizer is written with the
+name whose way gives the same tokens for thousands of random texts.
 """
 
 import json
@@ -13,9 +13,9 @@ from unicodedata import normalize
 
 from evert.bridge.errors import InvalidModelError
 
-INSTEAD = "Export format=merged, and convert that with llama.cpp's convert_hf_to_gguf.py."
+REMEDY = "Export format=merged, and convert that with llama.cpp's convert_hf_to_gguf.py."
 
-CONTROL, USER_DEFINED = 3, 4  # token types in a GGUF that text is searched for
+CONTROL, USER_DEFINED = 3, 4  # token types in a GGUF that are matched in text
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -58,7 +58,7 @@ def read_tokenizer(reader: Any, file: Path) -> Any:
                 f"knows {', '.join(WORDS)}. Use the model's folder in Hugging Face format."
             )
         tokenizer = byte_level(names, types, metadata("ggml.merges"), words)
-    else:  # transformers builds the words of the other kinds correctly, from their scores
+    else:  # transformers reads the other kinds correctly, from their scores
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         _add_tokens(tokenizer, names, types)
     tokenizer.chat_template = metadata("chat_template")
@@ -84,7 +84,7 @@ def byte_level(names: list[str], types: list[int], merges: list[str], words: str
     ids = {name: at for at, name in enumerate(names)}
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     backend = Tokenizer(models.BPE(ids, pairs, ignore_merges=words == "llama-bpe"))
-    splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in WORDS[words]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in WORDS[words]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
     backend.decoder = decoders.ByteLevel()
@@ -113,7 +113,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
     """Add a tokenizer to a ``gguf.GGUFWriter``; the model has embeddings for ``rows`` ids.
 
     Raises:
-        InvalidModelError: It splits text in none of the ways of ``WORDS``.
+        InvalidModelError: It splits text in a way that is not in ``WORDS``.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges", [])]
@@ -138,17 +138,17 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
 
 def _words_of(tokenizer: Any, names: list[str], types: list[int], merges: list[str]) -> str:
     draw = random.Random(0)
-    drawn = ("".join(draw.choices(_PARTS, k=draw.randint(1, 24))) for _ in range(_TEXTS))
-    texts = [normalize("NFC", text) for text in drawn]  # llama.cpp normalises nothing
+    samples = ("".join(draw.choices(_PARTS, k=draw.randint(1, 24))) for _ in range(_TEXTS))
+    texts = [normalize("NFC", text) for text in samples]  # llama.cpp normalises nothing
     for words in WORDS if merges else ():
-        other = byte_level(names, types, merges, words)
+        candidate = byte_level(names, types, merges, words)
         if all(
-            other.encode(text, add_special_tokens=False)
+            candidate.encode(text, add_special_tokens=False)
             == tokenizer.encode(text, add_special_tokens=False)
             for text in texts
         ):
             return words
     raise InvalidModelError(
-        f"The tokenizer splits text in none of the ways that are written ({', '.join(WORDS)}), so "
-        f"llama.cpp would read other tokens. {INSTEAD}"
+        f"The tokenizer splits text in a way that evert cannot write; it knows {', '.join(WORDS)}. "
+        f"With these, llama.cpp would read other tokens. {REMEDY}"
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.base_models import attention_sizes
-from evert.trainers.engine.models.gguf_tokenizer import INSTEAD, add_tokenizer
+from evert.trainers.engine.models.gguf_tokenizer import REMEDY, add_tokenizer
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -20,11 +20,11 @@ _FIELDS = {
 def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[int]) -> None:
     """Write a model and its tokenizer; ``dtype`` is f32, f16, bf16 or q8_0.
 
-    Vectors stay float32, and so do matrices whose rows do not fill the blocks of q8_0.
+    Vectors stay float32, as do matrices whose rows do not fill whole blocks of q8_0.
 
     Raises:
-        InvalidModelError: Its architecture is none of ``ARCHITECTURES``, or has its own rotation;
-            or llama.cpp has no name for the way in which the tokenizer splits text.
+        InvalidModelError: Its architecture is not in ``ARCHITECTURES``, or it has a scaled rotary
+            embedding; or llama.cpp has no name for the tokenizer's way to split text.
     """
     import gguf
 
@@ -32,8 +32,8 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if config.model_type not in ARCHITECTURES or rotation != "default":
         raise InvalidModelError(
-            f"No GGUF is written of {config.model_type} with the rotation {rotation}; expected "
-            f"{', '.join(ARCHITECTURES)}, and the rotation default. {INSTEAD}"
+            f"GGUF export does not support {config.model_type} with rope_type {rotation}; expected "
+            f"{', '.join(ARCHITECTURES)}, and rope_type default. {REMEDY}"
         )
     heads, key_heads, width = attention_sizes(config)
     writer: Any = gguf.GGUFWriter(out, config.model_type)

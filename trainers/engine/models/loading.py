@@ -1,6 +1,6 @@
 """Loads models for one engine: base models and checkpoints.
 
-A model whose weights are all trained is loaded for each user. A base for adapters is shared.
+A fully trained model is loaded for each user; a base for adapters is shared.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +35,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class LoraChoice:
+class LoraOptions:
     """Size and seed of an adapter, and the layers that it adapts."""
 
     rank: int
@@ -51,7 +51,7 @@ class Loader:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self._dtype = read_dtype(settings.dtype)
-        self.device = prepared_device(settings.device)
+        self.device = prepare_device(settings.device)
         self._shared = SharedBases()
 
     def trains_whole(self, model: Any) -> bool:
@@ -60,27 +60,27 @@ class Loader:
             return self.settings.full_parameter
         return count_parameters(model) < SMALL_MODEL_PARAMETERS
 
-    def dtype(self, *, whole: bool) -> torch.dtype:
+    def dtype(self, *, full_parameter: bool) -> torch.dtype:
         """Type of the weights; by default bfloat16 on CUDA and float32 elsewhere.
 
-        Weights that are all trained are float32 on CUDA, too: bfloat16 rounds small steps away.
+        A fully trained model is float32 on CUDA as well: bfloat16 rounds small steps away.
         """
         if self._dtype is not None:
             return self._dtype
-        shared_on_gpu = self.device.type == "cuda" and not whole
+        shared_on_gpu = self.device.type == "cuda" and not full_parameter
         return torch.bfloat16 if shared_on_gpu else torch.float32
 
     def base(self, name: str) -> Any:
-        """A base model: a copy of its own if all weights are trained, else with shared weights."""
+        """A base model: a separate copy if all weights are trained, else with shared weights."""
         if self.trains_whole(load_outline(name)):
-            return self.own(name)
+            return self.full_model(name)
         return self._share(name)
 
-    def own(self, name: str) -> Any:
+    def full_model(self, name: str) -> Any:
         """A model whose weights may all be trained."""
-        return load_model(name, self.device, self.dtype(whole=True))
+        return load_model(name, self.device, self.dtype(full_parameter=True))
 
-    def to_train(self, name: str, choice: LoraChoice) -> tuple[Any, int | None]:
+    def trainable(self, name: str, choice: LoraOptions) -> tuple[Any, int | None]:
         """A base model ready to train, and its adapter's rank: None if all weights are trained."""
         model = self.base(name)
         if self.trains_whole(model):
@@ -88,16 +88,16 @@ class Loader:
         seed = self.settings.seed if choice.seed is None else choice.seed
         return attach_lora(model, **asdict(replace(choice, seed=seed))), choice.rank
 
-    def adapted(self, name: str, folder: Path) -> Any:
-        """A base model with an adapter that was saved."""
+    def with_adapter(self, name: str, folder: Path) -> Any:
+        """A base model with a saved adapter."""
         from peft import PeftModel
 
-        # Also if all weights would be trained today: when it was saved, only the adapter was.
+        # Even if all weights would be trained now: the checkpoint has only an adapter.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 
     def _share(self, name: str) -> Any:
-        dtype = self.dtype(whole=False)
+        dtype = self.dtype(full_parameter=False)
         return self._shared.tree(name, lambda: load_model(name, self.device, dtype))
 
 
@@ -105,21 +105,21 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Read a type of weights or its name; None for None and "auto", which let the engine choose."""
     if dtype is None or dtype == "auto":
         return None
-    found = DTYPES.get(str(dtype).removeprefix("torch."))
-    if found is None:
+    torch_dtype = DTYPES.get(str(dtype).removeprefix("torch."))
+    if torch_dtype is None:
         raise ModelNotFoundError(
             f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}, or None to fit the device."
         )
-    return found
+    return torch_dtype
 
 
 def device_kinds() -> list[str]:
-    """The kinds of devices that PyTorch sees here; "auto" is the first."""
+    """The kinds of devices that PyTorch finds here; "auto" is the first."""
     gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     return [*(kind for kind, is_here in gpus.items() if is_here), "cpu"]
 
 
-def prepared_device(device: str) -> torch.device:
+def prepare_device(device: str) -> torch.device:
     """Read a device's name, and set PyTorch up for it; "auto" is CUDA, else MPS, else the CPU."""
     kinds = device_kinds()
     if device == "auto":
@@ -127,17 +127,17 @@ def prepared_device(device: str) -> torch.device:
     kind = device.partition(":")[0]
     if kind in ("cuda", "mps") and kind not in kinds:
         raise ModelNotFoundError(
-            f"Device {device!r} was asked for, but PyTorch sees no {kind.upper()} here. Use 'cpu' "
+            f"Device {device!r} was requested, but PyTorch finds no {kind.upper()} here. Use 'cpu' "
             "or 'auto'."
         )
     if kind == "cuda":
-        # cuDNN makes a plan for each new shape, in 45 to 130 ms, and a pass over prompts or over
-        # data has another shape each time.
+        # cuDNN plans each new shape, in 45 to 130 ms, and passes over prompts or data have new
+        # shapes each time.
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return torch.device(device)
     except RuntimeError as error:
         raise ModelNotFoundError(
-            f"Device {device!r} was asked for, which PyTorch does not know; expected 'cpu', "
+            f"Device {device!r} was requested, which PyTorch does not know; expected 'cpu', "
             "'cuda', 'mps' or 'auto' (a GPU if there is one)."
         ) from error

@@ -1,8 +1,8 @@
 """Logits and log-probabilities from hidden states: in float32, and in slices.
 
 The logits of 8,000 tokens take 4.9 GB at a vocabulary of 151,936, and a backward pass holds
-several such tensors. So they are computed in slices, and again in the backward pass. They are in
-float32: rounded to bfloat16, a logit of 20 would be off by up to 0.06.
+several such tensors. So they are computed in slices, and recomputed in the backward pass. They are
+in float32: in bfloat16, a logit of 20 would be off by up to 0.06.
 
 Shapes: N tokens, H hidden, V vocabulary, K targets a token.
 """
@@ -17,16 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from evert.trainers.engine.models.products import linear
 
-STRETCH_BYTES = 2**27  # Of a slice of logits in training; a backward pass holds about three
+SLICE_BYTES = 2**27  # Of a slice of logits in training; a backward pass holds about three
 _BLOCK = {"cpu": 2**10}
-"""Rows of the output layer that are converted to float32 at once; a CPU's cache holds them."""
+"""Rows of the output layer converted to float32 at once: as many as fit into a CPU's cache."""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[..., H] -> [..., V] in float32, whatever the type of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    # Small slopes of the logits are 0 in float16.
+    # Small gradients of the logits are 0 in float16.
     is_exact = weight.dtype == torch.bfloat16 or not torch.is_grad_enabled()
     if weight.device.type == "cuda" and is_exact:
         flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
@@ -48,19 +48,19 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden, weight = ctx.saved_tensors
-        slope = slope.to(weight.dtype)
+        grad = grad.to(weight.dtype)
         return (
-            slope @ weight if ctx.needs_input_grad[0] else None,
-            slope.T @ hidden if ctx.needs_input_grad[1] else None,
+            grad @ weight if ctx.needs_input_grad[0] else None,
+            grad.T @ hidden if ctx.needs_input_grad[1] else None,
         )
 
 
-def computed_again(call: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Run ``call``; a backward pass runs it again, so that its inner results are not kept."""
-    made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
-    return made
+def checkpointed(call: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Run ``call``; a backward pass reruns it, so its inner results are not kept."""
+    result: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def target_logprobs(
@@ -70,15 +70,15 @@ def target_logprobs(
 
     ``head`` maps [n, H] to [n, V] logits in float32.
     """
-    rows = max(1, STRETCH_BYTES // (4 * vocabulary))
+    rows = max(1, SLICE_BYTES // (4 * vocabulary))
 
-    def stretch(hidden: Tensor, targets: Tensor) -> Tensor:
+    def slice_logprobs(hidden: Tensor, targets: Tensor) -> Tensor:
         return logprobs_of(head(hidden), targets)
 
     if len(hidden) <= rows:
-        return stretch(hidden, targets)
+        return slice_logprobs(hidden, targets)
     pieces = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    return torch.cat([computed_again(stretch, *piece) for piece in pieces])
+    return torch.cat([checkpointed(slice_logprobs, *piece) for piece in pieces])
 
 
 def logprobs_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Images among tokens: their place in a row of ids, and the model's inputs for them.
 
 In a row of ids, an image is its *name*, repeated for each of its tokens. The name is a negative
-number, a hash of the image's bytes and of the processor's settings. So code that finds rows by ids
-(prefix cache, equal prompts, random streams) needs to know nothing of images. A pass looks pictures
-up by name; whoever works on a row holds its pictures until then.
+number, a hash of the image's bytes and of the processor's settings. So code that compares rows
+by ids (prefix cache, equal prompts, random streams) need not know about images. A pass looks
+pictures up by name, so code that works on a row must hold its pictures until then.
 
 Shapes: B rows, T tokens a row, P patches of an image, D numbers of a patch.
 """
@@ -33,8 +33,8 @@ from evert.trainers.engine.models.base_models import (
     resolve_model,
 )
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # That accept images
-_KEPT_BYTES = 2**28  # Of the pictures read last: each turn and then training need them again
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # Models that accept images
+_CACHE_BYTES = 2**28  # Of the latest pictures: later turns and training need them again
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ class Picture:
         return math.prod(self.grid) // self.merge**2
 
 
-_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those in use
-_lock = Lock()  # Held to look a picture up, or to enter one
+_in_use: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those in use
+_lock = Lock()  # Held to look up or add a picture
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class PictureReader:
             if isinstance(chunk, types.EncodedTextChunk):
                 if min(chunk.tokens, default=0) < 0:
                     raise ValueError(
-                        f"has token id {min(chunk.tokens)}; the model knows 0 and up. Write the "
-                        "prompt with the model's own tokenizer."
+                        f"has token id {min(chunk.tokens)}; the model knows 0 and up. "
+                        "Encode the prompt with the model's own tokenizer."
                     )
                 ids += chunk.tokens
             elif isinstance(chunk, types.ImageChunk):
@@ -104,12 +104,12 @@ class PictureReader:
         digest = blake2b(chunk.data, digest_size=8, key=self._preparation).digest()
         name = -1 - (int.from_bytes(digest) >> 1)
         with _lock:
-            picture = self._last.pop(name, None) or _named.get(name)
+            picture = self._last.pop(name, None) or _in_use.get(name)
         if picture is None:
             picture = self._prepared(name, chunk.data)
-        with _lock:  # another thread may have read it, too: all rows hold the object in ``_named``
-            picture = self._last[name] = _named.setdefault(name, picture)
-            while sum(kept.patches.nbytes for kept in self._last.values()) > _KEPT_BYTES:
+        with _lock:  # another thread may have read it as well: all rows hold the one in ``_in_use``
+            picture = self._last[name] = _in_use.setdefault(name, picture)
+            while sum(cached.patches.nbytes for cached in self._last.values()) > _CACHE_BYTES:
                 self._last.popitem(last=False)
         if chunk.expected_tokens not in (None, picture.tokens):
             raise ValueError(
@@ -121,15 +121,15 @@ class PictureReader:
     def _prepared(self, name: int, data: bytes) -> Picture:
         try:
             with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
-                found = self._processor(images=[image.convert("RGB")], return_tensors="pt")
-        except Exception as error:  # Pillow's decoders raise anything
+                inputs = self._processor(images=[image.convert("RGB")], return_tensors="pt")
+        except Exception as error:  # Pillow's decoders raise any error
             raise ValueError(
-                f"has an image of {len(data)} bytes that cannot be read; expected a whole PNG or "
-                f"JPEG. {type(error).__name__}: {error!s:.200}"
+                f"has an image of {len(data)} bytes that cannot be read; expected a complete PNG "
+                f"or JPEG. {type(error).__name__}: {error!s:.200}"
             ) from error
-        time, height, width = found["image_grid_thw"][0].tolist()
+        time, height, width = inputs["image_grid_thw"][0].tolist()
         grid, merge = (time, height, width), self._processor.merge_size
-        return Picture(name, found["pixel_values"].float(), grid, merge)
+        return Picture(name, inputs["pixel_values"].float(), grid, merge)
 
     @cached_property
     def _preparation(self) -> bytes:
@@ -152,20 +152,20 @@ class PictureReader:
         return from_pretrained(AutoImageProcessor, self._base_model, source)
 
 
-class Sight:
+class VisionInputs:
     """Builds a model's inputs for rows that may hold pictures."""
 
     def __init__(self, config: Any) -> None:
-        self._image: int = config.image_token_id
-        self._other: int = config.video_token_id
+        self._image_token: int = config.image_token_id
+        self._video_token: int = config.video_token_id
 
     def ids(self, tokens: Tensor) -> Tensor:
         """[B, T] ids for the model's embedding: the names of pictures become its image token.
 
         An image token in the text, which a policy may sample, becomes the video token.
         """
-        spelled = torch.where(tokens == self._image, self._other, tokens)
-        return torch.where(tokens < 0, self._image, spelled)
+        spelled = torch.where(tokens == self._image_token, self._video_token, tokens)
+        return torch.where(tokens < 0, self._image_token, spelled)
 
     def pixels(self, rows: Sequence[np.ndarray], device: torch.device) -> dict[str, Tensor]:
         """A pass's inputs for the pictures of some rows, each [T]; empty if all is text."""
@@ -178,23 +178,23 @@ class Sight:
 
     def positions(self, row: np.ndarray) -> np.ndarray:
         """[3, T] positions of each token: in time, from the top, from the left; equal for text."""
-        found = np.empty((3, len(row)), np.int64)
-        done = place = 0
+        positions = np.empty((3, len(row)), np.int64)
+        filled = place = 0
         for start, picture in pictures_in(row):
             end, (time, *sides) = start + picture.tokens, picture.grid
             height, width = (side // picture.merge for side in sides)
-            found[:, done:start] = np.arange(place, place + start - done)
-            place += start - done
-            found[:, start:end] = place + np.indices((time, height, width)).reshape(3, -1)
-            place, done = place + max(time, height, width), end
-        found[:, done:] = np.arange(place, place + len(row) - done)
-        return found
+            positions[:, filled:start] = np.arange(place, place + start - filled)
+            place += start - filled
+            positions[:, start:end] = place + np.indices((time, height, width)).reshape(3, -1)
+            place, filled = place + max(time, height, width), end
+        positions[:, filled:] = np.arange(place, place + len(row) - filled)
+        return positions
 
 
-def sight_of(model: Any) -> Sight | None:
-    """The ``Sight`` of a model; None if its type is not in ``FAMILIES``."""
+def vision_inputs(model: Any) -> VisionInputs | None:
+    """The ``VisionInputs`` of a model; None if its type is not in ``FAMILIES``."""
     config = base_of(model).config
-    return Sight(config) if config.model_type in FAMILIES else None
+    return VisionInputs(config) if config.model_type in FAMILIES else None
 
 
 def is_text(prompt: types.ModelInput) -> bool:
@@ -207,13 +207,13 @@ def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
     end = 0
     for place in np.flatnonzero(row < 0).tolist():
         if place >= end:
-            picture = _named[int(row[place])]
+            picture = _in_use[int(row[place])]
             yield place, picture
             end = place + picture.tokens
 
 
-def whole_from(row: np.ndarray, start: int) -> int:
-    """The last index up to ``start`` at which a cut of a row [T] splits no picture."""
+def uncut_start(row: np.ndarray, start: int) -> int:
+    """The last index up to ``start`` at which a row [T] can be cut without splitting a picture."""
     while 0 < start < len(row) and row[start] < 0 and row[start] == row[start - 1]:
         start -= 1
     return start

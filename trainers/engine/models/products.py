@@ -1,4 +1,4 @@
-"""Matrix products with weights, by oneDNN where PyTorch's default is slow.
+"""Matrix products with weights, using oneDNN where PyTorch's default is slow.
 
 PyTorch computes float32 products by MKL, which uses half the vector width of an AMD processor.
 oneDNN, a part of PyTorch, takes half the time there, forward and backward. PyTorch uses it for
@@ -17,15 +17,15 @@ from torch import Tensor
 from evert.trainers.system.machine import made_by_amd
 
 _GAINS = 2**27
-"""oneDNN is faster where the number of inputs times the number of weights is at least this.
+"""oneDNN is faster if the number of inputs times the number of weights is at least this.
 
 Measured from 1 to 3,000 rows, and from 128 features to 3,072.
 """
 
 _MPS_SUM = 2**14
-"""Most numbers that MPS adds up, here in the backward pass.
+"""Maximum length of a sum on MPS, here in the backward pass.
 
-Of more than 32,766 it adds wrong ones on an M1 or M2 (PyTorch's issue 177116).
+Sums of more than 32,766 numbers are wrong on an M1 or M2 (PyTorch's issue 177116).
 """
 
 
@@ -37,15 +37,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _gains(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
-        made: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return made
+        result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return result
     return _product(x, weight, bias)
 
 
-def added(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def add_product(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """``onto + linear(x, weight)``; on CUDA, without a gradient, ``onto`` [..., O] is overwritten.
 
-    A short step of a GPU takes as long as its operations are many: this is one, not two.
+    The time of a short GPU step is its number of operations: this is one, not two.
     """
     if x.device.type != "cuda" or torch.is_grad_enabled() or onto.dtype != weight.dtype:
         return onto + linear(x, weight)
@@ -61,8 +61,8 @@ def float_product(x: Tensor, y: Tensor) -> Tensor:
     if y.device.type != "cuda" or y.dtype == torch.float32:
         return x.float() @ y.float()
     batches = x.to(y.dtype).flatten(0, -3), y.flatten(0, -3)
-    made: Tensor = torch.bmm(*batches, out_dtype=torch.float32)
-    return made.view(*x.shape[:-1], y.shape[-1])
+    product: Tensor = torch.bmm(*batches, out_dtype=torch.float32)
+    return product.view(*x.shape[:-1], y.shape[-1])
 
 
 class _Linear(torch.autograd.Function):
@@ -73,20 +73,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        rows = slope.flatten(0, -2)
+        needed = ctx.needs_input_grad
+        rows = grad.flatten(0, -2)
         return (
-            linear(slope, weight.T) if wanted[0] else None,
-            linear(rows.T, x.flatten(0, -2).T) if wanted[1] else None,
-            rows.sum(0) if wanted[2] else None,
+            linear(grad, weight.T) if needed[0] else None,
+            linear(rows.T, x.flatten(0, -2).T) if needed[1] else None,
+            rows.sum(0) if needed[2] else None,
         )
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return made
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
 
 
 def _gains(x: Tensor, weight: Tensor) -> bool:
@@ -100,5 +100,5 @@ def _gains(x: Tensor, weight: Tensor) -> bool:
 
 @cache
 def _onednn_is_faster() -> bool:
-    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and hasattr(torch.ops.mkldnn, "_linear_pointwise") and made_by_amd()
+    is_available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return is_available and hasattr(torch.ops.mkldnn, "_linear_pointwise") and made_by_amd()

@@ -1,7 +1,7 @@
 """Keeps one base in memory for all adapters that are trained on it or sampled from.
 
-Such a base is loaded once, and stays loaded while it is used. Each user gets a ``tree``: a model
-with its own modules, which can take an adapter, and with the shared weights, which never change.
+Such a base is loaded once, and stays loaded while in use. Each user gets a ``tree``: a model with
+its own modules, which can take an adapter, and the shared weights, which never change.
 """
 
 import copy
@@ -20,19 +20,19 @@ class SharedBases:
     """The bases in use, by name."""
 
     def __init__(self) -> None:
-        self._loaded: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._bases: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def tree(self, name: str, load: Callable[[], Any]) -> Any:
         """A model with the shared weights of a base; ``load`` loads them if they are not in use."""
         with self._lock:
-            original = self._loaded.get(name)
+            original = self._bases.get(name)
             if original is None:
                 original = load()
                 original.requires_grad_(False)
                 if can_be_lean(original):
                     lay_out(original)
-                self._loaded[name] = original
+                self._bases[name] = original
         tree = with_own_modules(original)
         # Not a submodule: the tree would count the shared parameters twice.
         tree.__dict__[_ORIGINAL] = original

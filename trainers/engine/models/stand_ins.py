@@ -1,10 +1,10 @@
-"""Stand-ins: a model on this machine is used in the place of one that a script names.
+"""Stand-ins: models on this machine that replace the models a script names.
 
-    StandIns    maps a name to the model that stands for it
+    StandIns    maps a name to its stand-in
     lookups     makes the Cookbook's look-ups by name find the stand-in
     tokenizers  does the same for transformers' ``AutoTokenizer``, inside a block
 
-A name is replaced when a client is made of it: checkpoints, too, have the stand-in's name.
+A name is replaced when a client is created, so checkpoints have the stand-in's name.
 """
 
 import logging
@@ -20,7 +20,7 @@ from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.common.installing import Swap
 from evert.trainers.engine.models.base_models import base_context_length, resolve_model
-from evert.trainers.engine.models.encoding import one_at_a_time
+from evert.trainers.engine.models.encoding import make_thread_safe
 
 if TYPE_CHECKING:
     from tinker_cookbook.model_info import ModelAttributes
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Maps names to stand-ins, by the first pattern that matches; models that are here stay."""
+    """Maps names to stand-ins, by the first pattern that matches; local models stay."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         for pattern, model in self._patterns.items():
             try:
                 base_context_length(model)
             except ModelNotFoundError as error:
                 raise ModelNotFoundError(
-                    f"stand_ins has {model!r} for {pattern!r}, which is not here: {error}"
+                    f"stand_ins maps {pattern!r} to {model!r}, which cannot be loaded: {error}"
                 ) from error
 
     def __bool__(self) -> bool:
@@ -50,20 +50,20 @@ class StandIns:
         """The model that stands for ``name``, or ``name``; warns once for each name replaced."""
         if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
             return name
-        bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
+        base_name = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
         for pattern, model in self._patterns.items():
-            if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
-                self.say(model, name)
+            if fnmatchcase(name, pattern) or fnmatchcase(base_name, pattern):
+                self.warn(model, name)
                 return model
         return name
 
-    def say(self, present: str, absent: str) -> None:
+    def warn(self, present: str, absent: str) -> None:
         """Warn once that ``present`` stands for ``absent``."""
-        if absent not in self._said:
-            self._said.add(absent)
+        if absent not in self._warned:
+            self._warned.add(absent)
             logger.warning(
-                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics here are the "
-                "first's, and say nothing about the second.",
+                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics are those of the "
+                "first, and say nothing about the second.",
                 *(present, absent),
             )
 
@@ -71,32 +71,32 @@ class StandIns:
 def lookups(stand_ins: StandIns) -> list[Swap]:
     """The swaps of the Cookbook's look-ups by a model's name.
 
-    The new look-up of a model's attributes knows the shipped bases, too.
+    The new look-up of a model's attributes also knows the shipped bases.
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 
-    theirs, known = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
-    make = renderers.get_renderer
+    make_tokenizer, get_attributes = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
+    make_renderer = renderers.get_renderer
 
     def get_tokenizer(model_name: str) -> Any:
         name = stand_ins.of(model_name)
         register_folder(name)
-        return one_at_a_time(theirs(name))
+        return make_thread_safe(make_tokenizer(name))
 
     def get_model_attributes(model_name: str) -> "ModelAttributes":
-        return _attributes(known, model_name, stand_ins.of(model_name))
+        return _attributes(get_attributes, model_name, stand_ins.of(model_name))
 
     def get_renderer(name: str, tokenizer: Any, *args: Any, **options: Any) -> "Renderer":
-        renderer = make(name, tokenizer, *args, **options)
+        renderer = make_renderer(name, tokenizer, *args, **options)
         if not stand_ins or _has_tokens_of(renderer):
             return renderer
-        stand_ins.say(BASE_RENDERER, f"the chat format {name}, whose special tokens are not here")
-        return make(BASE_RENDERER, tokenizer, *args, **options)
+        stand_ins.warn(BASE_RENDERER, f"the chat format {name}, whose special tokens it lacks")
+        return make_renderer(BASE_RENDERER, tokenizer, *args, **options)
 
     return [
-        ("get_tokenizer", theirs, get_tokenizer),
-        ("get_model_attributes", known, get_model_attributes),
-        ("get_renderer", make, get_renderer),
+        ("get_tokenizer", make_tokenizer, get_tokenizer),
+        ("get_model_attributes", get_attributes, get_model_attributes),
+        ("get_renderer", make_renderer, get_renderer),
     ]
 
 
@@ -108,21 +108,21 @@ def _has_tokens_of(renderer: "Renderer") -> bool:
 
 
 def _attributes(
-    known: Callable[[str], "ModelAttributes"], name: str, model: str
+    get_attributes: Callable[[str], "ModelAttributes"], name: str, model: str
 ) -> "ModelAttributes":
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import ModelAttributes
 
     try:
-        found = known(name)
+        attributes = get_attributes(name)
     except (ConfigurationError, KeyError, ValueError):
         if model not in BASES:
             raise
-        found = ModelAttributes("evert", "1", "1M", True, ())
+        attributes = ModelAttributes("evert", "1", "1M", True, ())
     if model not in BASES:
-        return found
-    formats = dict.fromkeys([BASE_RENDERER, *found.recommended_renderers])
-    return replace(found, recommended_renderers=tuple(formats), is_vl=False)
+        return attributes
+    formats = dict.fromkeys([BASE_RENDERER, *attributes.recommended_renderers])
+    return replace(attributes, recommended_renderers=tuple(formats), is_vl=False)
 
 
 @contextmanager
@@ -133,15 +133,15 @@ def tokenizers(stand_ins: StandIns) -> Iterator[None]:
         return
     from transformers import AutoTokenizer
 
-    theirs: Any = vars(AutoTokenizer)["from_pretrained"]
+    original: Any = vars(AutoTokenizer)["from_pretrained"]
 
     def from_pretrained(cls: Any, name: Any, *args: Any, **options: Any) -> Any:
         model = stand_ins.of(str(name))
         source = name if model == str(name) else resolve_model(model)
-        return theirs.__func__(cls, source, *args, **options)
+        return original.__func__(cls, source, *args, **options)
 
     setattr(AutoTokenizer, "from_pretrained", classmethod(from_pretrained))  # noqa: B010
     try:
         yield
     finally:
-        setattr(AutoTokenizer, "from_pretrained", theirs)  # noqa: B010
+        setattr(AutoTokenizer, "from_pretrained", original)  # noqa: B010

@@ -1,8 +1,8 @@
 """Checks that a model's files hold all of its weights, and that each weight is a finite number.
 
-transformers draws a missing weight at random and only logs its name. Before loading, the headers
-of the files are compared with the configuration, so that nothing is allocated for weights that no
-file holds. After loading, each weight is looked at.
+transformers initialises a missing weight at random and only logs its name. Before loading, file
+headers are compared with the configuration, so that nothing is allocated for weights that no file
+holds. After loading, each weight is checked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.pretrained import read_json
 
 _SHOWN = 4  # names in a message
-_SMALL = {"layers": 2**8, "weights": 2**24}  # made in a second, even if no file has them
+_SMALL = {"layers": 2**8, "weights": 2**24}  # allocated in a second, even if no file has them
 
 
 def weight_files(name: str, folder: Path) -> list[Path]:
@@ -26,9 +26,9 @@ def weight_files(name: str, folder: Path) -> list[Path]:
     Raises:
         InvalidModelError: The index names a file that is not in the folder.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole] if whole.is_file() else []
+    single_file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single_file.is_file() or not index.is_file():
+        return [single_file] if single_file.is_file() else []
     shards = read_json(index).get("weight_map")
     names = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else {"None"}
     absent = [shard for shard in sorted(names) if not _is_inside(folder, shard)]
@@ -51,23 +51,23 @@ def tensor_sizes(files: Sequence[Path]) -> list[int]:
     return sizes
 
 
-def check_sizes(name: str, what: str, needed: object, there: int) -> None:
+def check_sizes(name: str, what: str, needed: object, available: int) -> None:
     """Refuse a configuration that needs far more of ``what`` than the files hold.
 
     If only a few are missing, loading is harmless, and ``check_weights`` names them.
     """
-    if isinstance(needed, int) and needed > 2 * there + _SMALL[what]:
+    if isinstance(needed, int) and needed > 2 * available + _SMALL[what]:
         raise InvalidModelError(
             f"Model {name!r}: its configuration needs {needed:,} {what}, and its files hold "
-            f"{there:,}. Get the whole model again."
+            f"{available:,}. Get the whole model again."
         )
 
 
 def check_weights(name: str, model: nn.Module, report: Mapping[str, Any]) -> None:
     """Refuse a model that was loaded with missing, misshapen or non-finite weights.
 
-    ``report`` is what ``from_pretrained(output_loading_info=True)`` returns beside the model. A
-    weight that is tied to another counts as present with it.
+    ``report`` is the second result of ``from_pretrained(output_loading_info=True)``. A weight
+    that is tied to a present one counts as present.
     """
     misshapen = [
         f"{key} ({list(shape)} in the file, {list(expected)} in the model)"
@@ -102,5 +102,5 @@ def _is_finite(weight: torch.Tensor) -> bool:
         return True
     if weight.element_size() == 1:
         weight = weight.to(torch.bfloat16)
-    low, high = torch.aminmax(weight)  # one pass, and NaN if one weight is
+    low, high = torch.aminmax(weight)  # one pass; NaN if any weight is
     return bool(torch.isfinite(low) & torch.isfinite(high))

@@ -2,9 +2,9 @@
 
 ``LeanBatch`` decodes a ``LeanModel``, ``GenericBatch`` any Hugging Face causal language model. Rows
 join and leave while the batch runs. A prefix that rows share with each other, or with earlier rows,
-is computed once and found again in the ``PrefixCache``.
+is computed once and reused from the ``PrefixCache``.
 
-Shapes: B rows, T tokens a row, N tokens whose logits are wanted, V vocabulary.
+Shapes: B rows, T tokens a row, N tokens whose logits are needed, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -21,14 +21,14 @@ from torch import Tensor
 from evert.trainers.engine.sampling.prefill import (
     LOGITS_BYTES,
     Job,
-    Shared,
+    SharedPrefix,
     SomeJob,
     chunk_tokens,
     chunks,
-    forget_little,
-    shared,
+    drop_short_prefixes,
+    shared_prefixes,
 )
-from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+from evert.trainers.engine.sampling.prefix_cache import KeyValues, PrefixCache
 
 
 class Admitted(NamedTuple):
@@ -46,7 +46,7 @@ class FrozenModel:
 
     model: Any  # A ``LeanModel`` or a Hugging Face model
     vocabulary: int  # Number of logits of a token
-    cache_tokens: int  # Most tokens in the key-value cache, over all rows
+    cache_tokens: int  # Maximum number of tokens in the key-value cache, over all rows
     prefixes: PrefixCache  # Keys and values computed with it so far
     base: Any = None  # Models of one base share batches; None if the base is not shared
 
@@ -63,7 +63,7 @@ class Batch(ABC):
         self.passes = 0  # Forward passes over given tokens so far
         self.computed_tokens = 0  # Given tokens computed so far, without padding
         self.device: torch.device = weights.model.device
-        self._most_logits = max(1, LOGITS_BYTES // (4 * weights.vocabulary))
+        self._max_logits = max(1, LOGITS_BYTES // (4 * weights.vocabulary))
 
     @property
     @abstractmethod
@@ -81,15 +81,15 @@ class Batch(ABC):
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; returns the old index of each row that is left."""
+        """Drop all rows but these; returns the old index of each remaining row."""
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
         """Add ``copies[i]`` rows with the prompt ``prompts[i]``; the prompts must differ."""
         first = self.size
         rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-        for level in self.shared(rows, [len(row) - 1 for row in rows]):
-            self._compute_ahead([rows[part.rows[0]][: part.length] for part in level])
-        self._expect(rows, copies)
+        for level in self.shared_prefixes(rows, [len(row) - 1 for row in rows]):
+            self._precompute([rows[part.rows[0]][: part.length] for part in level])
+        self._reserve(rows, copies)
         jobs = [Job(row, len(row) - 1) for row in rows]
         number = {job: i for i, job in enumerate(jobs)}
         order: list[int] = []
@@ -101,29 +101,31 @@ class Batch(ABC):
         extra = [place[i] for i in order for _ in range(copies[i] - 1)]
         self._repeat([first + at for at in extra])
         picks = [*range(len(order)), *extra]
-        found = torch.cat(logits)[torch.tensor(picks, device=self.device)]
-        return Admitted([order[at] for at in picks], found)
+        first_logits = torch.cat(logits)[torch.tensor(picks, device=self.device)]
+        return Admitted([order[at] for at in picks], first_logits)
 
-    def shared(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[list[Shared]]:
+    def shared_prefixes(
+        self, rows: Sequence[np.ndarray], limits: Sequence[int]
+    ) -> list[list[SharedPrefix]]:
         """Prefixes to compute once, level by level; row i may use ``most[i]`` cached tokens."""
         if len(rows) < 2:
             return []
         prefixes = self.weights.prefixes
-        starts = [prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
-        return shared(rows, starts, self.device, prefixes.max_tokens)
+        starts = [prefixes.longest(*pair)[0] for pair in zip(rows, limits, strict=True)]
+        return shared_prefixes(rows, starts, self.device, prefixes.max_tokens)
 
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
         """Run the tokens of jobs that are not cached yet, and cache them.
 
-        Yields the jobs of each pass, and their wanted logits, job by job: one or more [N, V],
-        float32, not to be held all at once. A job with nothing to run is left out. ``join`` makes
-        the jobs rows of the batch.
+        Yields the jobs of each pass, and their needed logits, job by job: one or more [N, V],
+        float32, too large to hold all at once. A job with nothing to run is left out. ``join``
+        makes the jobs rows of the batch.
         """
         for job in jobs:
-            job.start, job.kept = self.weights.prefixes.longest(job.tokens, job.first)
-        forget_little(jobs, self.device)
+            job.start, job.pieces = self.weights.prefixes.longest(job.tokens, job.first)
+        drop_short_prefixes(jobs, self.device)
         todo = [job for job in jobs if job.todo]
         for chunk in chunks(todo, self._budget(todo)):
             self.passes += 1
@@ -133,31 +135,33 @@ class Batch(ABC):
             deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
 
     def park(self, row: int, tokens: Sequence[int], prefixes: PrefixCache) -> None:
-        """Cache a row that ends, except for its last token, which was sampled but not run."""
-        done = np.asarray(tokens[:-1], dtype=np.int64)
-        prefixes.put(done, lambda start, end: self._read(row, start, end))
+        """Cache a finished row, except for its last token, which was sampled but not run."""
+        computed = np.asarray(tokens[:-1], dtype=np.int64)
+        prefixes.put(computed, lambda start, end: self._read(row, start, end))
 
-    def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
+    def _precompute(self, beginnings: Sequence[np.ndarray]) -> None:
         scratch = type(self)(self.weights)
         for _ in scratch.compute([Job(tokens, len(tokens)) for tokens in beginnings]):
             pass
         self.passes += scratch.passes
         self.computed_tokens += scratch.computed_tokens
 
-    def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
+    def _cache_jobs(
+        self, jobs: Sequence[Job], reader: Callable[[int, int, int], KeyValues]
+    ) -> None:
         for place, job in enumerate(jobs):
-            self.weights.prefixes.put(job.tokens, partial(read, place))
+            self.weights.prefixes.put(job.tokens, partial(reader, place))
 
     def _budget(self, jobs: Sequence[Job]) -> int:
-        """Most tokens of a chunk, padding included."""
+        """Maximum number of tokens of a chunk, padding included."""
         return chunk_tokens(self.device)
 
     @abstractmethod
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        """Run and cache a chunk; yields the wanted logits, as ``compute`` does."""
+        """Run and cache a chunk; yields the needed logits, as ``compute`` does."""
 
     @abstractmethod
-    def _read(self, row: int, start: int, end: int) -> Kept:
+    def _read(self, row: int, start: int, end: int) -> KeyValues:
         """A copy of the keys and values of some tokens of a row."""
 
     @abstractmethod
@@ -165,12 +169,12 @@ class Batch(ABC):
         """Append copies of rows."""
 
     @abstractmethod
-    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
-        """Get ready for rows that are about to join."""
+    def _reserve(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+        """Make room for rows that are about to join."""
 
 
-def places_wanted(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The tokens whose logits are wanted: [N] row in the chunk, [N] index in the row."""
+def logit_places(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tokens whose logits are needed: [N] row in the chunk, [N] index in the row."""
     spans = [np.arange(job.first, len(job.tokens)) for job in jobs]
     rows = np.repeat(np.arange(len(jobs)), [len(span) for span in spans])
     columns = np.concatenate(spans)
@@ -178,10 +182,10 @@ def places_wanted(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Te
 
 
 def pad(
-    rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, *, left: bool = False
+    rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, *, on_left: bool = False
 ) -> Tensor:
     """Stack token lists of different lengths: [B, T] ids, zeros where a row has no token."""
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for place, row in zip(table, rows, strict=True):
-        place[len(place) - len(row) if left else 0 :][: len(row)] = row
+        place[len(place) - len(row) if on_left else 0 :][: len(row)] = row
     return torch.from_numpy(table).to(device)

@@ -17,13 +17,13 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-_BLOCK = 128  # Tokens summed together
+_BLOCK = 128  # Tokens per partial sum
 
-_AT_ONCE = 2**20  # Logits sampled from at once on a CPU, so that its cache holds them
+_CHUNK_LOGITS = 2**20  # Logits per chunk on a CPU, so that they fit into its cache
 
 
 def stream_key(*parts: bytes | int) -> int:
-    """Mix seeds, counters and content into the 64-bit key of a random stream."""
+    """Hash seeds, counters and content into the 64-bit key of a random stream."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         data = part if isinstance(part, bytes) else part.to_bytes(16, "little", signed=True)
@@ -41,7 +41,7 @@ def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Temper:
+class BatchParams:
     """The temperature and the truncation of each row's distribution."""
 
     temperature: Tensor  # [B] float32; 0 means greedy
@@ -49,34 +49,34 @@ class Temper:
     top_p: Tensor | None  # [B] float32, 1 for no limit; None if no row has a limit
     plain: bool  # All temperatures are 1 and nothing is truncated
 
-    def of(self, rows: slice) -> "Temper":
+    def of(self, rows: slice) -> "BatchParams":
         """The same for some of the rows."""
         top_k = None if self.top_k is None else self.top_k[rows]
         top_p = None if self.top_p is None else self.top_p[rows]
-        return Temper(self.temperature[rows], top_k, top_p, self.plain)
+        return BatchParams(self.temperature[rows], top_k, top_p, self.plain)
 
 
-def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Sample a token for each row of [B, V] logits, by inverse transform of [B] numbers in [0, 1).
 
     Returns [B] token ids, and [B] their log-probabilities: the model's own, at temperature 1 and
-    untruncated, whatever ``temper`` says. A trainer computes the same for these tokens.
+    untruncated, whatever ``params`` says. A trainer computes the same for these tokens.
     """
-    few = max(1, _AT_ONCE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    if len(logits) <= few:
-        return _draw(logits, temper, uniform)
-    cuts = [slice(row, row + few) for row in range(0, len(logits), few)]
-    drawn = [_draw(logits[rows], temper.of(rows), uniform[rows]) for rows in cuts]
-    tokens, logprobs = zip(*drawn, strict=True)
+    limit = max(1, _CHUNK_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    if len(logits) <= limit:
+        return _draw(logits, params, uniform)
+    cuts = [slice(row, row + limit) for row in range(0, len(logits), limit)]
+    parts = [_draw(logits[rows], params.of(rows), uniform[rows]) for rows in cuts]
+    tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax(logits, dim=-1)
-    weights = logprobs.exp() if temper.plain else _shape(logprobs, temper).exp()
+    weights = logprobs.exp() if params.plain else _tempered(logprobs, params).exp()
     tokens = _pick(weights, uniform[:, None])
-    if not temper.plain:
-        greedy = (temper.temperature == 0)[:, None]
+    if not params.plain:
+        greedy = (params.temperature == 0)[:, None]
         tokens = torch.where(greedy, logprobs.argmax(dim=-1, keepdim=True), tokens)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
 
@@ -84,26 +84,26 @@ def _draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tens
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     """The token [B, 1] at which the running sum of [B, V] weights passes a share [B, 1] of it.
 
-    In float64: in float32 it would lose the rare tokens. A running sum over a large vocabulary is
-    slow, so the token is looked for among blocks, then in its block.
+    In float64: float32 would lose rare tokens. A running sum over a large vocabulary is slow, so
+    this searches the blocks first, then one block.
     """
     if weights.shape[1] <= 8 * _BLOCK:
-        return _passing(weights.cumsum(-1, dtype=torch.float64), uniform)
+        return _first_above(weights.cumsum(-1, dtype=torch.float64), uniform)
     gap = -weights.shape[1] % _BLOCK
     blocks = (F.pad(weights, (0, gap)) if gap else weights).view(len(weights), -1, _BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    block = _passing(sums, uniform)
+    block = _first_above(sums, uniform)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0]
     before = F.pad(sums, (1, 0)).gather(1, block)
     running = before + inside.cumsum(-1, dtype=torch.float64)
-    found = block * _BLOCK + _passing(running, uniform, sums[:, -1:])
-    return found.clamp_(max=weights.shape[1] - 1)  # of NaN
+    token = block * _BLOCK + _first_above(running, uniform, sums[:, -1:])
+    return token.clamp_(max=weights.shape[1] - 1)  # if the weights are NaN
 
 
-def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
+def _first_above(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
     """Index [B, 1] of the first of [B, N] running sums above a share of the total.
 
-    The last index if the sums are NaN, which nothing is above.
+    The last index if the sums are NaN, which compares false with everything.
     """
     last = sums[:, -1:]
     target = share * (last if total is None else total)
@@ -112,24 +112,24 @@ def _passing(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor
     return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
 
 
-def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
-    temperature = torch.where(temper.temperature == 0, 1.0, temper.temperature)
-    # The likeliest token has 0, so a tiny temperature makes only the others infinite.
+def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
+    temperature = torch.where(params.temperature == 0, 1.0, params.temperature)
+    # The most likely token has 0, so a tiny temperature makes only the others infinite.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
-    if temper.top_k is None and temper.top_p is None:
+    if params.top_k is None and params.top_p is None:
         return shaped
     values, order = shaped.sort(dim=-1, descending=True)
     rank = torch.arange(values.shape[1], device=values.device)
     cut = torch.zeros_like(values, dtype=torch.bool)
-    if temper.top_k is not None:
-        cut |= rank >= temper.top_k[:, None]
-    if temper.top_p is not None:
-        # top_p is a share of what top_k leaves, as in vLLM and transformers.
-        left = values.masked_fill(cut, float("-inf"))
-        before = torch.softmax(left, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        # The likeliest token stays, even if top_p is 0.
+    if params.top_k is not None:
+        cut |= rank >= params.top_k[:, None]
+    if params.top_p is not None:
+        # top_p applies to the tokens that top_k leaves, as in vLLM and transformers.
+        remaining = values.masked_fill(cut, float("-inf"))
+        before = torch.softmax(remaining, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+        # The most likely token stays, even if top_p is 0.
         before[:, 0] = -1
-        cut |= before >= temper.top_p[:, None]
+        cut |= before >= params.top_p[:, None]
     return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))
 
 
@@ -156,8 +156,8 @@ def make_stops(
 ) -> Stops:
     """Read ``SamplingParams.stop``.
 
-    None: the model's end tokens. An empty list: no stops. Token ids: only these. Texts (also of
-    special tokens, such as ``"<|im_end|>"``): these and the model's end tokens.
+    None: the model's end tokens. An empty list: no stops. Token ids: only these. Texts, which may
+    be special tokens (``"<|im_end|>"``): these and the model's end tokens.
     """
     if stop is None:
         return Stops(frozenset(end_tokens))
@@ -169,6 +169,6 @@ def make_stops(
         raise SamplingRequestError(
             f"SamplingParams.stop is {stop!r}; expected token ids, or non-empty texts, or None."
         )
-    # A token has at least one byte of text, except for a few at the edges of characters.
+    # A token has at least one byte of text, except for a few at character boundaries.
     window = max(len(text.encode()) for text in texts) + 8
     return Stops(frozenset(end_tokens), texts, window)

@@ -1,6 +1,6 @@
-"""A frozen model: weights that training no longer changes, ready to sample from.
+"""Frozen models: weights that training no longer changes, ready to sample from.
 
-``freeze`` makes a ``FrozenLean`` of a Llama-like model, a ``FrozenGeneric`` of any other. Both
+``freeze`` turns a Llama-like model into a ``FrozenLean``, any other into a ``FrozenGeneric``. Both
 open batches, which decode rows and score given tokens.
 """
 
@@ -13,7 +13,7 @@ from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import LeanModel, can_be_lean
 from evert.trainers.engine.models.shared import original_of, with_own_modules
 from evert.trainers.engine.sampling.batches import FrozenModel
-from evert.trainers.engine.sampling.generic_batch import GenericBatch, attends
+from evert.trainers.engine.sampling.generic_batch import GenericBatch, only_attends
 from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
@@ -31,7 +31,7 @@ class FrozenLean(FrozenModel):
         lean = LeanModel(model, copied=base is None)
         tokens = _cache_tokens(lean, base_of(model).config)
         prefixes = PrefixCache(tokens // _PREFIX_SHARE)
-        # The base stays loaded while it is sampled from.
+        # Keeps the base loaded while it is sampled from
         super().__init__(lean, lean.head.shape[0], tokens, prefixes, base)
 
 
@@ -48,7 +48,7 @@ class FrozenGeneric(FrozenModel):
         if not shared and hasattr(frozen, "merge_and_unload"):
             frozen = frozen.merge_and_unload()
         tokens = _cache_tokens(frozen, frozen.config)
-        prefixes = PrefixCache(tokens // _PREFIX_SHARE if attends(frozen) else 0)
+        prefixes = PrefixCache(tokens // _PREFIX_SHARE if only_attends(frozen) else 0)
         vocabulary = frozen.get_input_embeddings().weight.shape[0]
         super().__init__(frozen, vocabulary, tokens, prefixes)
 

@@ -1,11 +1,11 @@
 """Continuous batching over any Hugging Face causal language model, through its own forward pass.
 
-All rows end at the same column. Shorter rows are padded on the left, and masked there; columns that
-no row uses any more are cut off. All rows of a pass run as many tokens as the row with the most to
-run: others compute part of their cached prefix again, to have no gap. No pass starts in a picture.
+All rows end at the same column. Shorter rows are padded and masked on the left; unused columns are
+cut off. All rows of a pass run the same number of tokens: those with less to run recompute part of
+their cached prefix, so that no gap arises. No pass starts inside an image.
 
-Models with other state than keys and values (state-space layers) decode in batches, too. But no row
-can join such a batch after its start, and nothing is cached.
+Models with state other than keys and values (state-space layers) decode in batches as well, but no
+row can join such a batch after its start, and nothing is cached.
 
 Shapes: B rows, T tokens a row, L columns, V vocabulary.
 """
@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evert.trainers.engine.models.base_models import base_of
-from evert.trainers.engine.models.pictures import sight_of, whole_from
-from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
+from evert.trainers.engine.models.pictures import uncut_start, vision_inputs
+from evert.trainers.engine.sampling.batches import Batch, FrozenModel, logit_places, pad
 from evert.trainers.engine.sampling.prefill import Job
-from evert.trainers.engine.sampling.prefix_cache import Kept
+from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -34,14 +34,14 @@ class GenericBatch(Batch):
 
     def __init__(self, weights: FrozenModel) -> None:
         model = weights.model
-        self._attends = attends(model)
+        self._only_attends = only_attends(model)
         super().__init__(weights)
         self._model = model
-        self._takes = inspect.signature(base_of(model).forward).parameters  # not an adapter's
-        self._sight = sight_of(model)
+        self._arguments = inspect.signature(base_of(model).forward).parameters  # not an adapter's
+        self._vision = vision_inputs(model)
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
-        self._ahead = torch.zeros(0, 1, dtype=torch.long, device=model.device)
+        self._offsets = torch.zeros(0, 1, dtype=torch.long, device=model.device)
         """[B, 1] each row's next position minus its length; not 0 after pictures."""
 
     @property
@@ -52,128 +52,129 @@ class GenericBatch(Batch):
     @property
     def joinable(self) -> bool:
         """True if the model has only keys and values; else True before the first row."""
-        return self._attends or self._cache is None
+        return self._only_attends or self._cache is None
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row; see ``Batch``."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
-        positions = self._mask.sum(-1, keepdim=True) - 1 + self._ahead
+        positions = self._mask.sum(-1, keepdim=True) - 1 + self._offsets
         return self._forward(tokens[:, None], self._mask, self._cache, 1, positions)[:, -1]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all rows but these, in their order."""
-        kept = sorted(rows)
-        self._select(kept)
-        if kept and self._attends:
-            self._cut(int(self._mask.sum(-1).max()))
-        return kept
+        remaining = sorted(rows)
+        self._select(remaining)
+        if remaining and self._only_attends:
+            self._trim(int(self._mask.sum(-1).max()))
+        return remaining
 
     def _budget(self, jobs: Sequence[Job]) -> int:
-        if not self._attends:
+        if not self._only_attends:
             return 2**62  # One chunk: a second one could not join.
         budget = super()._budget(jobs)
-        return budget if self._most_wanted(jobs) == 1 else min(budget, self._most_logits)
+        return budget if self._logits_to_keep(jobs) == 1 else min(budget, self._max_logits)
 
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        width = _lined_up(jobs)
-        cache, before = self._restored(jobs), max(job.start for job in jobs)
-        tokens = pad([job.tokens[job.start :] for job in jobs], self.device, left=True)
+        width = _align_starts(jobs)
+        cache, before = self._restore_cache(jobs), max(job.start for job in jobs)
+        tokens = pad([job.tokens[job.start :] for job in jobs], self.device, on_left=True)
         lengths = torch.tensor([len(job.tokens) for job in jobs], device=self.device)
         columns = torch.arange(before + width, device=self.device)
         mask = (columns >= before + width - lengths[:, None]).long()
-        rows, places = places_wanted(jobs, self.device)
+        rows, places = logit_places(jobs, self.device)
         places = places - lengths[rows] + width
-        pixels, positions = self._seen(jobs, mask)
-        most = self._most_wanted(jobs)
-        # A row is cut in pieces only if its wanted logits are too many for one pass.
-        whole = most == 1 or not self._attends or bool(pixels)
-        piece = width if whole else max(1, self._most_logits // len(jobs))
+        pixels, positions = self._vision_inputs(jobs, mask)
+        needed = self._logits_to_keep(jobs)
+        # A row is split only if it needs too many logits for one pass.
+        in_one_piece = needed == 1 or not self._only_attends or bool(pixels)
+        piece = width if in_one_piece else max(1, self._max_logits // len(jobs))
         for start in range(0, width, piece):
             end = min(start + piece, width)
-            wanted = max(1, end - max(start, width - most))
+            logits_to_keep = max(1, end - max(start, width - needed))
             span, seen = slice(before + start, before + end), mask[:, : before + end]
             logits = self._forward(
-                tokens[:, start:end], seen, cache, wanted, positions[..., span], pixels
+                tokens[:, start:end], seen, cache, logits_to_keep, positions[..., span], pixels
             )
-            here = (places >= start) & (places < end)
-            yield logits[rows[here], places[here] - end]
+            in_piece = (places >= start) & (places < end)
+            yield logits[rows[in_piece], places[in_piece] - end]
         gaps = (before + width - lengths).tolist()
-        self._remember(jobs, lambda row, a, b: _read(cache, row, gaps[row] + a, gaps[row] + b))
+        self._cache_jobs(jobs, lambda row, a, b: _read(cache, row, gaps[row] + a, gaps[row] + b))
         if join:
             self._join(cache, mask, positions)
 
-    def _most_wanted(self, jobs: Sequence[Job]) -> int:
-        """Most logits wanted of a row; at least 1, which every pass computes."""
-        if "logits_to_keep" not in self._takes:
+    def _logits_to_keep(self, jobs: Sequence[Job]) -> int:
+        """Maximum number of logits needed of a row; at least 1, which every pass computes."""
+        if "logits_to_keep" not in self._arguments:
             return max((job.todo for job in jobs), default=1)
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
-    def _seen(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def _vision_inputs(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Pixels of the tokens to run; positions of whole rows: [B, L], with pictures [3, B, L]."""
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)
         rows = [job.tokens for job in jobs]
-        if self._sight is None or not any((row < 0).any() for row in rows):
+        if self._vision is None or not any((row < 0).any() for row in rows):
             return {}, positions
         placed = positions.expand(3, -1, -1).clone()
         for number, row in enumerate(rows):
-            placed[:, number, -len(row) :] = torch.from_numpy(self._sight.positions(row))
+            placed[:, number, -len(row) :] = torch.from_numpy(self._vision.positions(row))
         new = [job.tokens[job.start :] for job in jobs]
-        return self._sight.pixels(new, self.device), placed
+        return self._vision.pixels(new, self.device), placed
 
     def _forward(
         self,
         tokens: Tensor,
         mask: Tensor,
         cache: Any,
-        wanted: int,
+        logits_to_keep: int,
         positions: Tensor,
         pixels: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """Logits [B, wanted, V] in float32, of the last ``wanted`` tokens."""
-        name = "cache" if "cache" in self._takes else "past_key_values"  # in older transformers
+        """Logits [B, logits_to_keep, V] in float32, of the last tokens."""
+        name = "cache" if "cache" in self._arguments else "past_key_values"  # in older transformers
         options: dict[str, Any] = {"attention_mask": mask, name: cache, **pixels}
-        if self._sight is not None:
-            tokens = self._sight.ids(tokens)
-        if "position_ids" in self._takes:
+        if self._vision is not None:
+            tokens = self._vision.ids(tokens)
+        if "position_ids" in self._arguments:
             options["position_ids"] = positions
-        if "logits_to_keep" in self._takes:
-            options["logits_to_keep"] = wanted
+        if "logits_to_keep" in self._arguments:
+            options["logits_to_keep"] = logits_to_keep
         logits: Tensor = self._model(input_ids=tokens, use_cache=True, **options).logits
-        return logits[:, -wanted:].float()
+        return logits[:, -logits_to_keep:].float()
 
-    def _restored(self, jobs: Sequence[Job]) -> Any:
+    def _restore_cache(self, jobs: Sequence[Job]) -> Any:
         """A cache with the cached prefixes of some rows, all ending at the same column."""
         from transformers import DynamicCache
 
-        # Without the configuration it keeps tokens behind a sliding window, so rows can be padded.
-        cache = DynamicCache() if self._attends else DynamicCache(config=self._model.config)
+        # Without a configuration it keeps tokens outside the sliding window: rows can be padded.
+        cache = DynamicCache() if self._only_attends else DynamicCache(config=self._model.config)
         length = max(job.start for job in jobs)
         if length:
-            tensors = range(len(jobs[0].kept[0]))
-            kept = [torch.stack([_padded(job, i, length) for job in jobs]) for i in tensors]
-            for layer, (keys, values) in enumerate(zip(kept[::2], kept[1::2], strict=True)):
+            tensors = range(len(jobs[0].pieces[0]))
+            stacked = [torch.stack([_padded(job, i, length) for job in jobs]) for i in tensors]
+            for layer, (keys, values) in enumerate(zip(stacked[::2], stacked[1::2], strict=True)):
                 cache.update(keys, values, layer)
         return cache
 
     def _join(self, cache: Any, mask: Tensor, positions: Tensor) -> None:
         next_place = positions.view(-1, *mask.shape)[:, :, -1:].amax(0) + 1
-        ahead = next_place - mask.sum(-1, keepdim=True)
+        offsets = next_place - mask.sum(-1, keepdim=True)
         if not self.size:
-            self._cache, self._mask, self._ahead = cache, mask, ahead
+            self._cache, self._mask, self._offsets = cache, mask, offsets
             return
-        self._ahead = torch.cat([self._ahead, ahead])
+        self._offsets = torch.cat([self._offsets, offsets])
         length = max(mask.shape[1], self._mask.shape[1])
-        for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
-            mine.keys = torch.cat([_left(t, length) for t in (mine.keys, theirs.keys)])
-            mine.values = torch.cat([_left(t, length) for t in (mine.values, theirs.values)])
+        for layer, new_layer in zip(self._cache.layers, cache.layers, strict=True):
+            layer.keys = torch.cat([_pad_left(t, length) for t in (layer.keys, new_layer.keys)])
+            pair = layer.values, new_layer.values
+            layer.values = torch.cat([_pad_left(t, length) for t in pair])
         masks = [F.pad(m, (length - m.shape[1], 0)) for m in (self._mask, mask)]
         self._mask = torch.cat(masks)
 
-    def _read(self, row: int, start: int, end: int) -> Kept:
+    def _read(self, row: int, start: int, end: int) -> KeyValues:
         gap = self._mask.shape[1] - int(self._mask[row].sum())
         return _read(self._cache, row, gap + start, gap + end)
 
-    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+    def _reserve(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         """Do nothing: the cache grows with every token."""
 
     def _repeat(self, rows: Sequence[int]) -> None:
@@ -182,27 +183,27 @@ class GenericBatch(Batch):
 
     def _select(self, rows: Sequence[int]) -> None:
         picks = torch.tensor(rows, dtype=torch.long, device=self.device)
-        self._mask, self._ahead = self._mask[picks], self._ahead[picks]
+        self._mask, self._offsets = self._mask[picks], self._offsets[picks]
         self._cache.reorder_cache(picks)
 
-    def _cut(self, length: int) -> None:
+    def _trim(self, length: int) -> None:
         self._mask = self._mask[:, -length:]
         for layer in self._cache.layers:
             layer.keys, layer.values = layer.keys[:, :, -length:], layer.values[:, :, -length:]
 
 
-def _lined_up(jobs: Sequence[Job]) -> int:
-    """Make all rows run as many tokens as the row with the most to run; returns how many."""
+def _align_starts(jobs: Sequence[Job]) -> int:
+    """Make all rows run the same number of tokens, and return it."""
     while True:
         width = max(job.todo for job in jobs)
-        starts = [whole_from(job.tokens, max(0, len(job.tokens) - width)) for job in jobs]
+        starts = [uncut_start(job.tokens, max(0, len(job.tokens) - width)) for job in jobs]
         if starts == [job.start for job in jobs]:
             return width
         for job, start in zip(jobs, starts, strict=True):
             job.start = start
 
 
-def attends(model: Any) -> bool:
+def only_attends(model: Any) -> bool:
     """Whether a model's state is only keys and values; nothing else can be cached."""
     config = model.config.get_text_config(decoder=True)
     return set(getattr(config, "layer_types", None) or []) <= _ATTENTION
@@ -210,14 +211,14 @@ def attends(model: Any) -> bool:
 
 def _padded(job: Job, index: int, length: int) -> Tensor:
     """A row's cached tensor ``index``, padded on the left with zeros: [H, length, D]."""
-    whole = torch.cat([piece[index] for piece in job.kept], dim=-2)[:, : job.start]
-    return _left(whole, length)
+    tensor = torch.cat([piece[index] for piece in job.pieces], dim=-2)[:, : job.start]
+    return _pad_left(tensor, length)
 
 
-def _left(tensor: Tensor, length: int) -> Tensor:
+def _pad_left(tensor: Tensor, length: int) -> Tensor:
     return F.pad(tensor, (0, 0, length - tensor.shape[-2], 0))
 
 
-def _read(cache: Any, row: int, start: int, end: int) -> Kept:
+def _read(cache: Any, row: int, start: int, end: int) -> KeyValues:
     tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
     return [tensor[row, :, start:end].clone() for tensor in tensors]

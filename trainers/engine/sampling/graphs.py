@@ -1,9 +1,9 @@
 """CUDA graphs: decoding steps that the host launches as one.
 
-A step appends one token to every row by some hundred small operations. Launching them one by one
-takes the host longer than they take a GPU. A graph launches all of them together; it repeats the
-same operations on the same memory. So a step is captured for a number of rows and of columns, both
-rounded up, and its inputs are copied into tensors of its own.
+A step appends one token to every row in some hundred small operations, which take the host longer
+to launch one by one than they take a GPU. A graph launches all of them together, on the same memory
+each time. So a step is captured for a number of rows and columns, both rounded up, and its inputs
+are copied into the graph's own tensors.
 
 Shapes: B rows, H hidden.
 """
@@ -48,8 +48,8 @@ class Graphs:
         """Return ``call(*inputs)`` for inputs that are padded with zeros or with earlier rows.
 
         Args:
-            owners: Objects whose memory ``call`` uses. With another one, all is captured anew.
-            sizes: Number of rows to compute, and what else the operations depend on.
+            owners: Objects whose memory ``call`` uses. If one is replaced, all is captured again.
+            sizes: Number of rows to compute, and whatever else the operations depend on.
             call: A function of the inputs [rows] that does not wait for the device.
             inputs: [B] each.
 
@@ -66,17 +66,17 @@ class Graphs:
 
 
 class _Step:
-    """Runs once as it is, since libraries set themselves up; the second time it is captured."""
+    """Runs once uncaptured, since libraries set themselves up; the second run is captured."""
 
     def __init__(self, call: Callable[..., Tensor], rows: int, inputs: Sequence[Tensor]) -> None:
         self._call = call
-        self._inputs = [each.new_zeros(rows) for each in inputs]
+        self._inputs = [tensor.new_zeros(rows) for tensor in inputs]
         self._has_run = False
         self._captured: tuple[Any, Tensor] | None = None
 
     def run(self, inputs: Sequence[Tensor], capture: "_Capture") -> Tensor:
-        for held, given in zip(self._inputs, inputs, strict=True):
-            held[: len(given)].copy_(given)
+        for target, source in zip(self._inputs, inputs, strict=True):
+            target[: len(source)].copy_(source)
         if self._captured is None and self._has_run:
             self._captured = capture(lambda: self._call(*self._inputs))
         self._has_run = True
@@ -98,7 +98,7 @@ class _Capture:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._latest: Any = None
-        """The latest graph: PyTorch captures nothing more into a pool whose graphs are all gone."""
+        """The latest graph: PyTorch cannot capture into a pool whose graphs are all gone."""
 
     def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor] | None:
         """Return the graph of a call, and what each replay writes its result into.
@@ -107,9 +107,9 @@ class _Capture:
         """
         if self._has_failed:
             return None
-        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         stream = _stream(self._device, threading.get_ident())
-        stream.wait_stream(now)
+        stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
                 # Other threads may use the device meanwhile: a trainer does.
@@ -124,7 +124,7 @@ class _Capture:
             )
             self._has_failed = True
             return None
-        now.wait_stream(stream)
+        current.wait_stream(stream)
         self._latest = graph
         return graph, result
 

@@ -1,9 +1,9 @@
 """Continuous batching over a ``LeanModel``.
 
-Each row has a row of the cache for its own tokens. The stem, a prefix that many rows share, is held
-once (``stem.py``). Nothing is left-padded. The active rows are the first ``size`` ones: when rows
-finish, the last ones move into the gaps. The cache rows behind them are scratch, in which prompts
-and given tokens are computed.
+Each row has a cache row for its own tokens. The stem, a prefix that many rows share, is stored once
+(``stem.py``). Nothing is left-padded. The active rows are the first ``size`` ones: when rows
+finish, the last ones move into the gaps. The cache rows behind them are scratch space for computing
+prompts and given tokens.
 
 Shapes: B rows, T tokens a row, L cache length, P tokens of the stem, Hkv key heads, G queries a key
 head, D head size, V vocabulary.
@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evert.trainers.engine.common.parallel import in_stretches
-from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
+from evert.trainers.engine.common.parallel import in_chunks
+from evert.trainers.engine.models.lean import Attend, LeanModel, mix_adapters
 from evert.trainers.engine.models.products import float_product
-from evert.trainers.engine.sampling.batches import Batch, FrozenModel, pad, places_wanted
+from evert.trainers.engine.sampling.batches import Batch, FrozenModel, logit_places, pad
 from evert.trainers.engine.sampling.graphs import Graphs, rounded
 from evert.trainers.engine.sampling.prefill import Job
-from evert.trainers.engine.sampling.prefix_cache import Kept
+from evert.trainers.engine.sampling.prefix_cache import KeyValues
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96  # Fewest rows of a step for each core
-_LANE_TOKENS = 256  # Fewest prompt tokens for each core
+_LANE_ROWS = 96  # Minimum rows of a step per core
+_LANE_TOKENS = 256  # Minimum prompt tokens per core
 
 
 class LeanBatch(Batch):
@@ -42,11 +42,11 @@ class LeanBatch(Batch):
         self._starts: list[int] = []  # For each row, the number of its tokens in the stem
         self._stem: Stem | None = None
         self._stem_weights = weights
-        self._open, self._shut = (
+        self._visible_bias, self._masked_bias = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """Added to the attention score of a token that a row has, and of one that it has not."""
+        """Added to the attention scores of tokens that a row has, and of those that it lacks."""
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
         self._sync()
@@ -58,15 +58,15 @@ class LeanBatch(Batch):
         self._positions = lengths
         self._columns = lengths - starts
         """[B] index of each row's next token: in the whole row, and in its row of the cache."""
-        own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
+        widths = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._longest = max(self._lengths, default=0)
-        self._widest = max(own, default=0)
+        self._widest = max(widths, default=0)
         if not any(self._starts):
             self._stem = None
         # [B] True for rows without the stem; None if all have it
-        self._without = None if all(self._starts) else starts == 0
+        self._without_stem = None if all(self._starts) else starts == 0
         # Steps all rows, whatever their adapters
-        self._decoder = _together(self._weights or [self.weights])
+        self._decoder = _joined_model(self._weights or [self.weights])
 
     @property
     def size(self) -> int:
@@ -78,65 +78,65 @@ class LeanBatch(Batch):
         rows = self.size if self._graphs is None else rounded(self.size)
         self._cache.reserve(rows, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        # With several adapters their model takes all rows together: no fewer, and no more.
+        # The joined model of several adapters takes exactly all rows.
         is_single = self._decoder is self._weights[0].model
         if self._graphs is not None and is_single:
             logits = self._step_by_graph(tokens, self._graphs)
         else:
             least = _LANE_ROWS if is_single else self.size
-            logits = in_stretches(partial(self._step, tokens), self.size, least, self.device)
+            logits = in_chunks(partial(self._step, tokens), self.size, least, self.device)
         self._lengths = [length + 1 for length in self._lengths]
         self._positions, self._columns = self._positions + 1, self._columns + 1
         self._longest, self._widest = self._longest + 1, self._widest + 1
         return logits
 
-    def _step(self, tokens: Tensor, ours: slice) -> Tensor:
+    def _step(self, tokens: Tensor, part: slice) -> Tensor:
         length = min(-(-(self._widest + 1) // 16) * 16, self._cache.length)
-        without = None if self._without is None else self._without[ours]
-        inputs = tokens[ours], self._positions[ours], self._columns[ours], without
-        return self._decoder.logits(self._hidden(ours, length, *inputs))
+        without_stem = None if self._without_stem is None else self._without_stem[part]
+        inputs = tokens[part], self._positions[part], self._columns[part], without_stem
+        return self._decoder.logits(self._hidden(part, length, *inputs))
 
     def _step_by_graph(self, tokens: Tensor, graphs: Graphs) -> Tensor:
         rows = rounded(self.size)
         length = min(rounded(self._widest + 1, parts=8, least=128), self._cache.length)
         inputs = [tokens, self._positions, self._columns]
-        if self._stem is not None and self._without is not None:
-            inputs.append(self._without)
+        if self._stem is not None and self._without_stem is not None:
+            inputs.append(self._without_stem)
         owners = self._decoder, self._decoder.rotary, self._cache.keys[0], self._stem
         call = partial(self._hidden, slice(0, rows), length)
         return self._decoder.logits(graphs.run(owners, (rows, length, len(inputs)), call, inputs))
 
     def _hidden(
         self,
-        ours: slice,
+        part: slice,
         length: int,
         tokens: Tensor,
         positions: Tensor,
         columns: Tensor,
-        without: Tensor | None = None,
+        without_stem: Tensor | None = None,
     ) -> Tensor:
         """The hidden states [B, H] of one token a row, of the cache's first ``length`` columns."""
-        rows = torch.arange(ours.start, ours.stop, device=self.device)
-        seen = self._cache.places[:length] <= columns[:, None]
-        bias = torch.where(seen, self._open, self._shut)[:, None, None]
+        rows = torch.arange(part.start, part.stop, device=self.device)
+        visible = self._cache.places[:length] <= columns[:, None]
+        bias = torch.where(visible, self._visible_bias, self._masked_bias)[:, None, None]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self._cache.keys[layer][rows, :, columns] = keys[:, 0]
             self._cache.values[layer][rows, :, columns] = values[:, 0]
-            keys = self._cache.keys[layer][ours, :, :length]
-            values = self._cache.values[layer][ours, :, :length]
+            keys = self._cache.keys[layer][part, :, :length]
+            values = self._cache.values[layer][part, :, :length]
             if self._stem:
-                return self._stem.attend(layer, queries, keys, values, bias, without)
-            return _attention_of_one(queries, keys, values, bias)
+                return self._stem.attend(layer, queries, keys, values, bias, without_stem)
+            return _decode_attention(queries, keys, values, bias)
 
         return self._decoder.hidden(tokens[:, None], positions[:, None], attend)[:, 0]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all rows but these; the last rows kept fill the gaps."""
-        kept = sorted(rows)
-        count = len(kept)
-        gaps = sorted(set(range(count)) - set(kept))
-        movers = [row for row in kept if row >= count]
+        remaining = sorted(rows)
+        count = len(remaining)
+        gaps = sorted(set(range(count)) - set(remaining))
+        movers = [row for row in remaining if row >= count]
         self._move(movers, gaps)
         origin = list(range(count))
         for gap, mover in zip(gaps, movers, strict=True):
@@ -147,66 +147,66 @@ class LeanBatch(Batch):
         self._sync()
         return origin
 
-    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+    def _reserve(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         if not any(self._starts):
             self._stem, self._stem_weights = self._find_stem(rows, copies), self.weights
-        own = max(len(row) - self._stem_of(row) for row in rows)
-        self._cache.reserve(self.size + sum(copies), own + 1)
+        width = max(len(row) - self._stem_length(row) for row in rows)
+        self._cache.reserve(self.size + sum(copies), width + 1)
 
     def _find_stem(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> Stem | None:
         tokens = best_stem(rows, copies)
         prefixes = self.weights.prefixes
         if tokens is None or len(tokens) > prefixes.max_tokens:
             return None
-        self._compute_ahead([tokens])
+        self._precompute([tokens])
         length, pieces = prefixes.longest(tokens, len(tokens))
         return Stem(tokens, pieces) if length == len(tokens) else None
 
-    def _stem_of(self, tokens: np.ndarray) -> int:
+    def _stem_length(self, tokens: np.ndarray) -> int:
         if not self._stem or self._stem_weights is not self.weights:
             return 0
         return len(self._stem) if self._stem.begins(tokens) else 0
 
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
         row, device = self.size, self.device
-        stems = [self._stem_of(job.tokens[: job.start + 1]) if join else 0 for job in jobs]
-        own = max(len(job.tokens) - stem for job, stem in zip(jobs, stems, strict=True))
-        self._cache.reserve(row + len(jobs), own + 1)
+        stems = [self._stem_length(job.tokens[: job.start + 1]) if join else 0 for job in jobs]
+        width = max(len(job.tokens) - stem for job, stem in zip(jobs, stems, strict=True))
+        self._cache.reserve(row + len(jobs), width + 1)
         for place, (job, stem) in enumerate(zip(jobs, stems, strict=True), row):
-            self._restore(place, job.kept, stem)
+            self._restore(place, job.pieces, stem)
         tokens = pad([job.tokens[job.start :] for job in jobs], device)
         starts = torch.tensor([job.start for job in jobs], device=device)
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
         self.weights.model.reserve(int(starts.max()) + tokens.shape[1])
         offsets = torch.tensor(stems, device=device)
-        # Padding is written behind a row's tokens, and overwritten before it is read.
+        # Padding is written after a row's tokens, and overwritten before it is read.
         columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
 
-        def compute(ours: slice) -> Tensor:
-            first = row + ours.start
+        def compute(part: slice) -> Tensor:
+            first = row + part.start
             if resumed:
-                attend = self._attend_resumed(first, columns[ours], offsets[ours])
+                attend = self._attend_resumed(first, columns[part], offsets[part])
             else:
                 attend = self._attend_fresh(first)
-            hidden: Tensor = self.weights.model.hidden(tokens[ours], positions[ours], attend)
+            hidden: Tensor = self.weights.model.hidden(tokens[part], positions[part], attend)
             return hidden
 
-        hidden = in_stretches(compute, len(jobs), -(-_LANE_TOKENS // tokens.shape[1]), device)
-        self._remember(jobs, lambda at, a, b: self._copy(row + at, stems[at], a, b))
+        hidden = in_chunks(compute, len(jobs), -(-_LANE_TOKENS // tokens.shape[1]), device)
+        self._cache_jobs(jobs, lambda at, a, b: self._copy(row + at, stems[at], a, b))
         if join:
             self._lengths += [len(job.tokens) for job in jobs]
             self._starts += stems
             self._weights += [self.weights] * len(jobs)
-        rows, places = places_wanted(jobs, device)
-        for wanted in torch.split(hidden[rows, places - starts[rows]], self._most_logits):
-            yield self.weights.model.logits(wanted)
+        rows, places = logit_places(jobs, device)
+        for states in torch.split(hidden[rows, places - starts[rows]], self._max_logits):
+            yield self.weights.model.logits(states)
 
     def _attend_fresh(self, row: int) -> Attend:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            stretch = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
-            self._cache.keys[layer][stretch] = keys.transpose(1, 2)
-            self._cache.values[layer][stretch] = values.transpose(1, 2)
+            span = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
+            self._cache.keys[layer][span] = keys.transpose(1, 2)
+            self._cache.values[layer][span] = values.transpose(1, 2)
             return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
 
         return attend
@@ -214,33 +214,35 @@ class LeanBatch(Batch):
     def _attend_resumed(self, row: int, columns: Tensor, stems: Tensor) -> Attend:
         rows = torch.arange(row, row + columns.shape[0], device=columns.device)[:, None]
         length = int(columns.max()) + 1
-        seen = torch.arange(length, device=columns.device) <= columns[..., None]
+        visible = torch.arange(length, device=columns.device) <= columns[..., None]
         stem = self._stem if stems.any() else None
         if stem:
-            on_it = (stems > 0)[:, None, None].expand(*seen.shape[:2], len(stem))
-            seen = torch.cat([on_it, seen], dim=-1)
-        mask = mask_of(seen, self.weights.model)
+            on_stem = (stems > 0)[:, None, None].expand(*visible.shape[:2], len(stem))
+            visible = torch.cat([on_stem, visible], dim=-1)
+        mask = mask_of(visible, self.weights.model)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self._cache.keys[layer][rows, :, columns] = keys
             self._cache.values[layer][rows, :, columns] = values
-            stretch = slice(row, row + keys.shape[0]), slice(None), slice(length)
-            both = self._cache.keys[layer][stretch], self._cache.values[layer][stretch]
-            return attention(queries, *(stem.before(layer, *both) if stem else both), mask=mask)
+            span = slice(row, row + keys.shape[0]), slice(None), slice(length)
+            key_values = self._cache.keys[layer][span], self._cache.values[layer][span]
+            if stem:
+                key_values = stem.prepend(layer, *key_values)
+            return attention(queries, *key_values, mask=mask)
 
         return attend
 
-    def _read(self, row: int, start: int, end: int) -> Kept:
+    def _read(self, row: int, start: int, end: int) -> KeyValues:
         return self._copy(row, self._starts[row], start, end)
 
-    def _copy(self, row: int, stem: int, start: int, end: int) -> Kept:
+    def _copy(self, row: int, stem: int, start: int, end: int) -> KeyValues:
         """Keys and values of some tokens of a row, whose first ``stem`` tokens are the stem's."""
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
-            copy = torch.cat([self._stem.whole[:, :, start:end], copy], dim=2)
+            copy = torch.cat([self._stem.key_values[:, :, start:end], copy], dim=2)
         return [copy]
 
-    def _restore(self, row: int, pieces: Sequence[Kept], stem: int) -> None:
+    def _restore(self, row: int, pieces: Sequence[KeyValues], stem: int) -> None:
         end = -stem
         for [piece] in pieces:
             start, end = end, end + piece.shape[2]
@@ -261,16 +263,17 @@ class LeanBatch(Batch):
         self._cache.move(sources, targets, max(lengths, default=0))
 
 
-def _together(weights: Sequence[FrozenModel]) -> LeanModel:
+def _joined_model(weights: Sequence[FrozenModel]) -> LeanModel:
     different = [*dict.fromkeys(weights)]
     if len(different) == 1:
         return different[0].model  # type: ignore[no-any-return]
-    numbers = {each: number for number, each in enumerate(different)}
-    which = torch.tensor([numbers[each] for each in weights])
-    return mixed([each.model for each in different], which.to(different[0].model.device))
+    numbers = {frozen: number for number, frozen in enumerate(different)}
+    indices = torch.tensor([numbers[frozen] for frozen in weights])
+    models = [frozen.model for frozen in different]
+    return mix_adapters(models, indices.to(models[0].device))
 
 
-def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Attention of [B,1,Hq,D] queries over [B,Hkv,L,D] keys; adds ``bias`` [B,1,1,L] to scores."""
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
@@ -279,21 +282,21 @@ def _attention_of_one(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     scores = float_product(grouped, keys.transpose(-1, -2)) + bias
     if queries.device.type == "cuda":
         heads = torch.softmax(scores, dim=-1).to(values.dtype) @ values
-    else:  # Rounds as PyTorch's kernel does: the trainer runs it, but it is slow here
+    else:  # Rounds like PyTorch's kernel, which the trainer runs, but which is slow here
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = float_product(shares.to(values.dtype), values) / shares.sum(-1, keepdim=True)
     return heads.flatten(1)[:, None].to(queries.dtype)
 
 
-def mask_of(seen: Tensor, model: LeanModel) -> Tensor:
+def mask_of(visible: Tensor, model: LeanModel) -> Tensor:
     """[B,T,L], True for tokens that a query sees -> the mask for ``attention``, in any layer."""
-    if seen.device.type == "cpu":
-        return seen[:, None]
-    rows, count, length = seen.shape
+    if visible.device.type == "cpu":
+        return visible[:, None]
+    rows, count, length = visible.shape
     groups = model.query_heads // model.key_heads
     # CUDA's kernels add numbers; each row of them begins at a multiple of 16 bytes.
-    bias = torch.zeros(rows, count, -(-length // 8) * 8, dtype=model.dtype, device=seen.device)
-    bias[..., :length].masked_fill_(~seen, float("-inf"))
+    bias = torch.zeros(rows, count, -(-length // 8) * 8, dtype=model.dtype, device=visible.device)
+    bias[..., :length].masked_fill_(~visible, float("-inf"))
     return bias[:, None, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)[..., :length]
 
 

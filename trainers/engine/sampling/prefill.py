@@ -1,7 +1,7 @@
 """The order of the tokens to compute: common prefixes of rows go first, and once.
 
-``shared`` finds common prefixes of rows that are not cached yet, shorter ones before the longer
-ones that extend them. ``chunks`` puts rows of similar lengths into one pass.
+``shared_prefixes`` finds common prefixes that are not cached yet, each before the longer ones that
+extend it. ``chunks`` puts rows of similar lengths into one pass.
 
 Shapes: T tokens.
 """
@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from evert.trainers.engine.sampling.prefix_cache import Kept, in_line
+from evert.trainers.engine.sampling.prefix_cache import KeyValues, sort_by_tokens
 
-LOGITS_BYTES = 2**29  # Most bytes of logits held at once
+LOGITS_BYTES = 2**29  # Maximum size of logits held at once
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
 _PASS_SHARE = 32  # An extra pass costs as much as a chunk's tokens divided by this
 
@@ -26,9 +26,9 @@ class Job:
     """A row to be computed."""
 
     tokens: np.ndarray  # [T] int64
-    first: int  # First token whose logits are wanted; T for none
-    start: int = 0  # How many of the tokens are cached
-    kept: list[Kept] = field(default_factory=list)  # Their keys and values, in pieces
+    first: int  # First token whose logits are needed; T for none
+    start: int = 0  # Number of tokens that are cached
+    pieces: list[KeyValues] = field(default_factory=list)  # Their keys and values, in pieces
 
     @property
     def todo(self) -> int:
@@ -40,7 +40,7 @@ SomeJob = TypeVar("SomeJob", bound=Job)
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedPrefix:
     """A common prefix of several rows."""
 
     length: int  # In tokens
@@ -48,21 +48,21 @@ class Shared:
 
 
 def chunk_tokens(device: torch.device) -> int:
-    """Most tokens of a pass over given tokens, padding included; larger on a GPU."""
+    """Maximum number of given tokens per pass, padding included; larger on a GPU."""
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
-def forget_little(jobs: Sequence[Job], device: torch.device) -> None:
-    """Drop short cached prefixes if computing them again saves a pass."""
+def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
+    """Drop short cached prefixes if recomputing them saves a pass."""
     least = chunk_tokens(device) // _PASS_SHARE
     fresh = any(not job.start for job in jobs)
     if fresh and sum(job.start for job in jobs) < least:
         for job in jobs:
-            job.start, job.kept = 0, []
+            job.start, job.pieces = 0, []
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget: those with nothing cached first, apart."""
+    """Group jobs of similar lengths within a budget; uncached ones come first, in own groups."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
@@ -74,37 +74,37 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
         yield chunk
 
 
-def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
+def common_prefixes(rows: Sequence[np.ndarray]) -> Iterator[SharedPrefix]:
     """The longest common prefix of each group of two or more rows; the shorter ones first."""
-    order, alike = in_line(rows)
+    order, overlaps = sort_by_tokens(rows)
     stack = [(0, len(order))]
     while stack:
         low, high = stack.pop()
         if high - low < 2:
             continue
-        length = min(alike[low + 1 : high])
-        yield Shared(length, order[low:high])
-        cuts = [low, *(at for at in range(low + 1, high) if alike[at] == length), high]
+        length = min(overlaps[low + 1 : high])
+        yield SharedPrefix(length, order[low:high])
+        cuts = [low, *(at for at in range(low + 1, high) if overlaps[at] == length), high]
         stack += pairwise(cuts)
 
 
-def shared(
-    rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, most: int
-) -> list[list[Shared]]:
+def shared_prefixes(
+    rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, limit: int
+) -> list[list[SharedPrefix]]:
     """Common prefixes to compute once, before the rows that begin with them, level by level.
 
-    ``starts[i]`` tokens of row i are cached. Prefixes of more than ``most`` tokens cannot be cached
-    and are left out, as are those that save less than a pass costs. Each level extends the last.
+    ``starts[i]`` tokens of row i are cached. Prefixes of more than ``limit`` tokens cannot be
+    cached and are left out, as are those that save less than a pass costs.
     """
     least = chunk_tokens(device) // _PASS_SHARE
-    known, depth = list(starts), [0] * len(rows)
-    levels: list[list[Shared]] = []
-    for part in beginnings(rows):
-        todo = [max(0, part.length - known[row]) for row in part.rows]
-        if part.length <= most and sum(todo) - max(todo) >= least:
+    cached, depth = list(starts), [0] * len(rows)
+    levels: list[list[SharedPrefix]] = []
+    for part in common_prefixes(rows):
+        todo = [max(0, part.length - cached[row]) for row in part.rows]
+        if part.length <= limit and sum(todo) - max(todo) >= least:
             level = depth[part.rows[0]]
             levels += [[] for _ in range(level + 1 - len(levels))]
             levels[level].append(part)
             for row in part.rows:
-                known[row], depth[row] = max(known[row], part.length), level + 1
+                cached[row], depth[row] = max(cached[row], part.length), level + 1
     return levels

@@ -1,8 +1,8 @@
-"""Keys and values of one set of weights, found by the tokens that they belong to: a radix tree.
+"""Keys and values of one set of weights, looked up by their tokens: a radix tree.
 
-A node holds the tokens that follow its parent's. Where two rows diverge, their node is cut in two,
-so that a later row finds all of its cached prefix, to the token. The least recently used leaves are
-dropped first; using a node also uses its parents, so they are never dropped before it.
+A node holds the tokens that follow its parent's. Where two rows diverge, their node is split, so a
+later row finds its whole cached prefix, to the token. The least recently used leaves are dropped
+first; using a node also uses its parents, so they are never dropped before it.
 
 Shapes: T tokens.
 """
@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Kept: TypeAlias = Sequence[Tensor]
+KeyValues: TypeAlias = Sequence[Tensor]
 """Keys and values of T tokens: tensors [..., T, D], of all layers in the owner's order."""
 
 
 class _Node:
-    def __init__(self, tokens: np.ndarray, kept: Kept, parent: "_Node | None") -> None:
+    def __init__(self, tokens: np.ndarray, key_values: KeyValues, parent: "_Node | None") -> None:
         self.tokens = tokens
-        self.kept = kept
+        self.key_values = key_values
         self.parent = parent
         self.children: dict[int, _Node] = {}  # By their first token
 
@@ -33,45 +33,46 @@ class PrefixCache:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0  # Tokens in the cache; shared ones count once
+        self.tokens = 0  # Number of cached tokens; shared ones count once
         self._root = _Node(np.zeros(0, np.int64), (), None)
-        self._used: OrderedDict[_Node, None] = OrderedDict()  # The last used last, parents included
+        self._used: OrderedDict[_Node, None] = OrderedDict()  # Latest last, parents included
 
-    def longest(self, tokens: np.ndarray, most: int) -> tuple[int, list[Kept]]:
-        """How many of a row's first ``most`` tokens are cached; their keys and values in pieces."""
-        path, length = self._walk(tokens[:most])
-        return length, [_cut(node.kept, 0, same) for node, same in path]
+    def longest(self, tokens: np.ndarray, limit: int) -> tuple[int, list[KeyValues]]:
+        """Number of a row's first ``limit`` tokens that are cached, and their keys and values."""
+        path, length = self._walk(tokens[:limit])
+        return length, [_cut(node.key_values, 0, matched) for node, matched in path]
 
-    def put(self, tokens: np.ndarray, read: Callable[[int, int], Kept]) -> None:
-        """Cache a row, unless it is too long; ``read(start, end)`` copies the part that is new."""
+    def put(self, tokens: np.ndarray, copy_span: Callable[[int, int], KeyValues]) -> None:
+        """Cache a row, unless it is too long; ``copy_span(start, end)`` copies the new part."""
         path, length = self._walk(tokens)
         if length == len(tokens) or len(tokens) > self.max_tokens:
             return
-        node, same = path[-1] if path else (self._root, 0)
-        if same < len(node.tokens):
-            node = self._split(node, same)
-        new, kept = tokens[length:], read(length, len(tokens))
+        node, matched = path[-1] if path else (self._root, 0)
+        if matched < len(node.tokens):
+            node = self._split(node, matched)
+        new, new_key_values = tokens[length:], copy_span(length, len(tokens))
         if node.children or node is self._root:
-            child = node.children[int(new[0])] = _Node(new, kept, node)
+            child = node.children[int(new[0])] = _Node(new, new_key_values, node)
             self._touch(child)
         else:  # The row extends a leaf, which stays one piece.
             node.tokens = np.concatenate([node.tokens, new])
-            node.kept = [torch.cat(pair, dim=-2) for pair in zip(node.kept, kept, strict=True)]
+            pairs = zip(node.key_values, new_key_values, strict=True)
+            node.key_values = [torch.cat(pair, dim=-2) for pair in pairs]
         self.tokens += len(new)
         while self.tokens > self.max_tokens:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """The nodes that match a prefix of ``tokens``, with each matched length; and their sum."""
+        """The nodes that match a prefix of ``tokens``, with their matched lengths, and the sum."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
             if child is None:
                 break
-            same = common_length(child.tokens, tokens[length:])
-            path.append((child, same))
-            length += same
-            if same < len(child.tokens):
+            matched = common_length(child.tokens, tokens[length:])
+            path.append((child, matched))
+            length += matched
+            if matched < len(child.tokens):
                 break
             node = child
         if path:
@@ -88,10 +89,11 @@ class PrefixCache:
         """Cut a node in two; returns the first."""
         parent = node.parent or self._root
         # Copies, not views: a dropped part must free its memory.
-        kept, rest = _copy(node.kept, 0, length), _copy(node.kept, length, len(node.tokens))
-        first = _Node(node.tokens[:length], kept, parent)
+        head = _copy(node.key_values, 0, length)
+        tail = _copy(node.key_values, length, len(node.tokens))
+        first = _Node(node.tokens[:length], head, parent)
         parent.children[int(first.tokens[0])] = first
-        node.kept, node.tokens, node.parent = rest, node.tokens[length:], first
+        node.key_values, node.tokens, node.parent = tail, node.tokens[length:], first
         first.children[int(node.tokens[0])] = node
         self._touch(node)
         return first
@@ -107,20 +109,20 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
     """The length of the common prefix of two rows."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
-    at = int(differ.argmax()) if length else 0
-    return at if length and differ[at] else length
+    index = int(differ.argmax()) if length else 0
+    return index if length and differ[index] else length
 
 
-def in_line(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """Sort rows by their tokens: their indices, and the length each shares with the one before."""
+def sort_by_tokens(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
+    """Sort rows by tokens: their indices, and the length that each shares with its predecessor."""
     # Big-endian, so that bytes sort as tokens do.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     return order, [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
 
 
-def _cut(kept: Kept, start: int, end: int) -> Kept:
-    return [tensor[..., start:end, :] for tensor in kept]
+def _cut(key_values: KeyValues, start: int, end: int) -> KeyValues:
+    return [tensor[..., start:end, :] for tensor in key_values]
 
 
-def _copy(kept: Kept, start: int, end: int) -> Kept:
-    return [tensor.clone() for tensor in _cut(kept, start, end)]
+def _copy(key_values: KeyValues, start: int, end: int) -> KeyValues:
+    return [tensor.clone() for tensor in _cut(key_values, start, end)]

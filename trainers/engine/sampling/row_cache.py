@@ -50,7 +50,7 @@ class RowCache:
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of some rows to others.
 
-        A row that is given several times in a row is copied to rows that follow one another.
+        Consecutive copies of the same source must have consecutive targets.
         """
         runs = [
             (row, [pair[1] for pair in run])
@@ -63,8 +63,8 @@ class RowCache:
 
     def read(self, row: int, start: int, end: int) -> Tensor:
         """A copy of some tokens of a row: [2 layers, Hkv, end - start, D], keys, then values."""
-        own = slice(start, end)
-        return torch.stack([tensor[row, :, own] for tensor in (*self.keys, *self.values)])
+        span = slice(start, end)
+        return torch.stack([tensor[row, :, span] for tensor in (*self.keys, *self.values)])
 
     def write(self, row: int, start: int, piece: Tensor) -> None:
         """Write into a row what ``read`` returned."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import FrozenModel
-from evert.trainers.engine.sampling.drawing import Stops, Temper, draw, uniforms
+from evert.trainers.engine.sampling.drawing import BatchParams, Stops, draw, uniforms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,10 +28,10 @@ class Request:
     params: types.SamplingParams
     stops: Stops
     max_tokens: int
-    keys: list[int]  # Random stream of each sample that is wanted
+    keys: list[int]  # Random stream of each sample
     pictures: Sequence[Picture] = ()  # Those in the prompt; held while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
-    done: dict[int, types.SampledSequence] = field(default_factory=dict)  # Finished, by index
+    finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # Finished, by index
     watch: Callable[[list[int]], None] | None = None  # Gets a sample's tokens after each new one
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -50,17 +50,17 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def begun(self) -> list[int]:
+    def context(self) -> list[int]:
         """The prompt, and the tokens sampled so far."""
         return self.request.prompt + self.tokens
 
     @property
     def length(self) -> int:
-        """Number of tokens in ``begun``."""
+        """Number of tokens in ``context``."""
         return len(self.request.prompt) + len(self.tokens)
 
 
-Ended: TypeAlias = tuple[Row, types.StopReason]
+EndedRow: TypeAlias = tuple[Row, types.StopReason]
 
 
 class RunningBatch:
@@ -69,22 +69,22 @@ class RunningBatch:
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
         self.rows: list[Row] = []
-        # Tokens are drawn in float64, which MPS has not.
+        # Tokens are drawn in float64, which MPS lacks.
         on_host = self.batch.device.type == "mps"
         self._device = torch.device("cpu") if on_host else self.batch.device
         self.is_ahead = self._device.type == "cuda"
         """Whether to call ``step`` before ``read``: a GPU computes while the host looks at tokens.
 
-        Rows that end are computed once in vain.
+        Finished rows are then computed once in vain.
         """
         self._logits: Tensor | None = None  # [B, V] of the next tokens, until they are drawn
         self._tokens: Tensor | None = None  # [B] drawn, until they are run
-        self._drawn = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to be read
+        self._samples = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to be read
         self._describe_rows()
 
     @property
     def is_last(self) -> bool:
-        """Whether no row may have a token after those that were drawn and not yet read."""
+        """Whether the drawn, unread tokens are the last that any row may have."""
         return all(len(row.tokens) + 1 >= row.request.max_tokens for row in self.rows)
 
     def _describe_rows(self) -> None:
@@ -95,7 +95,7 @@ class RunningBatch:
         params = [row.request.params for row in self.rows]
         top_k = any(p.top_k > 0 for p in params)
         top_p = any(p.top_p < 1 for p in params)
-        self._temper = Temper(
+        self._params = BatchParams(
             self._column([p.temperature for p in params], torch.float32),
             self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
             self._column([p.top_p for p in params], torch.float32) if top_p else None,
@@ -109,7 +109,7 @@ class RunningBatch:
             waiting: dict[tuple[int, ...], list[Row]] = {}
             for row in rows:
                 if row.request.model is model:
-                    waiting.setdefault(tuple(row.begun), []).append(row)
+                    waiting.setdefault(tuple(row.context), []).append(row)
             groups = list(waiting.values())
             owners, logits = self.batch.admit(list(waiting), [len(group) for group in groups])
             logits = logits.to(self._device)
@@ -122,24 +122,24 @@ class RunningBatch:
         uniform = torch.from_numpy(uniforms(self._keys, self._steps))
         assert self._logits is not None
         self._tokens, logprobs = draw(
-            self._logits, self._temper, uniform.to(self._device, non_blocking=True)
+            self._logits, self._params, uniform.to(self._device, non_blocking=True)
         )
         self._logits = None
         self._steps = self._steps + np.uint64(1)
         # One wait, not two; float32 has all integers up to 2**24.
-        both = torch.stack([self._tokens.float(), logprobs])
-        self._drawn = both.to("cpu", non_blocking=True)
+        samples = torch.stack([self._tokens.float(), logprobs])
+        self._samples = samples.to("cpu", non_blocking=True)
         if self.is_ahead:
-            self._is_drawn = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._is_drawn.record(torch.cuda.current_stream(self._device))
+            self._samples_ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._samples_ready.record(torch.cuda.current_stream(self._device))
 
-    def read(self) -> list[Ended]:
-        """Read the sampled tokens; drops rows that ended, and returns those not cancelled."""
+    def read(self) -> list[EndedRow]:
+        """Read the sampled tokens, drop finished rows, and return those not cancelled."""
         if self.is_ahead:
-            self._is_drawn.synchronize()
-        drawn = self._drawn.tolist()
+            self._samples_ready.synchronize()
+        samples = self._samples.tolist()
         ended: dict[int, types.StopReason | None] = {}
-        for i, (row, token, logprob) in enumerate(zip(self.rows, *drawn, strict=True)):
+        for i, (row, token, logprob) in enumerate(zip(self.rows, *samples, strict=True)):
             row.tokens.append(int(token))
             row.logprobs.append(logprob)
             if row.request.watch is not None:
@@ -153,17 +153,17 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[Row]:
-        """Drop and return the rows that there is no memory for, the shortest replies first.
+        """Drop and return the rows that do not fit into memory, the shortest replies first.
 
-        To be called before ``draw``: the rows that are dropped have no token that was not read.
+        Call it before ``draw``, so that the dropped rows have no unread token.
         """
         longest = int((self._prompts + self._steps).max()) + 1
-        most = max(1, self.rows[0].request.model.cache_tokens // longest)
-        if len(self.rows) <= most:  # the usual case
+        limit = max(1, self.rows[0].request.model.cache_tokens // longest)
+        if len(self.rows) <= limit:  # the usual case
             return []
         order = sorted(range(len(self.rows)), key=lambda i: -len(self.rows[i].tokens))
-        dropped = [self.rows[i] for i in order[most:]]
-        self._keep(order[:most])
+        dropped = [self.rows[i] for i in order[limit:]]
+        self._keep(order[:limit])
         return dropped
 
     def step(self) -> None:
@@ -172,20 +172,20 @@ class RunningBatch:
         self._logits = self.batch.step(self._tokens.to(self.batch.device)).to(self._device)
         self._tokens = None
 
-    def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
+    def _drop(self, ended: dict[int, types.StopReason | None]) -> list[EndedRow]:
         answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
         for i in ended:
             row = self.rows[i]
-            self.batch.park(i, row.begun, row.request.model.prefixes)
+            self.batch.park(i, row.context, row.request.model.prefixes)
         self._keep([i for i in range(len(self.rows)) if i not in ended])
         return answers
 
     def _keep(self, rows: Sequence[int]) -> None:
         origin = self.batch.keep(rows)
         self.rows = [self.rows[i] for i in origin]
-        left = torch.tensor(origin, dtype=torch.long, device=self._device)
-        self._tokens = None if self._tokens is None else self._tokens[left]
-        self._logits = None if self._logits is None else self._logits[left]
+        indices = torch.tensor(origin, dtype=torch.long, device=self._device)
+        self._tokens = None if self._tokens is None else self._tokens[indices]
+        self._logits = None if self._logits is None else self._logits[indices]
         self._describe_rows()
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:

@@ -26,13 +26,13 @@ from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
 from evert.trainers.engine.sampling.running_batch import Request, Row
-from evert.trainers.engine.sampling.scheduler import Asked, Scheduler, SchedulerStats
-from evert.trainers.engine.sampling.scoring import Read, log_probabilities
+from evert.trainers.engine.sampling.scheduler import Scheduler, SchedulerStats, ScoreRequest
+from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REMEMBERED = 2**16  # Prompts whose requests are counted: 15 MB
+_COUNTED_PROMPTS = 2**16  # Prompts whose requests are counted: 15 MB
 
 
 class Sampler:
@@ -54,13 +54,13 @@ class Sampler:
         self._seed = seed
         self._context_length = context_length
         self._end_tokens = end_tokens
-        self._asked: OrderedDict[int, int] = OrderedDict()  # Number of requests, by prompt's digest
-        self._forgotten = 0  # Highest count of a prompt dropped from ``_asked``
-        self._counting = Lock()
+        self._request_counts: OrderedDict[int, int] = OrderedDict()  # By the prompt's digest
+        self._dropped_count = 0  # Highest count of a prompt dropped from ``_request_counts``
+        self._count_lock = Lock()
 
     @property
     def stats(self) -> SchedulerStats:
-        """Counts of its scheduler's work, also for other samplers of the same base."""
+        """Counts of its scheduler's work, including that for other samplers of the same base."""
         return self.scheduler.stats
 
     def sample(
@@ -73,8 +73,8 @@ class Sampler:
     ) -> "Future[list[types.SampledSequence]]":
         """Sample replies to a prompt; cancelling the future stops the work.
 
-        ``watch`` is called in the worker's thread with a sample's tokens, after each new one. The
-        list is the scheduler's own: copy it.
+        ``watch`` is called in the worker's thread with a sample's tokens, after each new one. Copy
+        the list: the scheduler keeps changing it.
         """
         max_tokens = self._check(prompt, num_samples, params, pictures)
         request = Request(
@@ -95,39 +95,39 @@ class Sampler:
         self,
         tokens: Sequence[int],
         last_n: int | None = None,
-        read: Read = log_probabilities,
+        reader: Reader = log_probabilities,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
         """Compute the log-probability of each of the last n tokens (None: all), given all before.
 
-        ``read`` may read other values from the logits; requests with the same object are read
+        ``reader`` may read other values from the logits; requests with the same object are read
         together. The future has a value for each token: None for the first and for unwanted ones.
         """
-        return self.score_all(tokens, [(last_n, read)], pictures)[0]
+        return self.score_all(tokens, [(last_n, reader)], pictures)[0]
 
     def score_all(
         self,
         tokens: Sequence[int],
-        reads: Sequence[tuple[int | None, Read]],
+        reads: Sequence[tuple[int | None, Reader]],
         pictures: Sequence[Picture] = (),
     ) -> "list[Future[list[Any]]]":
         """As ``score``, for several pairs of (last n, reader), in one pass over the tokens."""
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
-                f"Log-probabilities were asked for {len(tokens)} tokens; expected between 1 and "
-                f"the model's context of {self._context_length}. Shorten the input."
+                f"Log-probabilities of {len(tokens)} tokens were requested; expected 1 to the "
+                f"model's context of {self._context_length}. Shorten the input."
             )
         self._check_ids(tokens, pictures)
         row = np.asarray(tokens, dtype=np.int64)
         requests = [
-            Asked(
+            ScoreRequest(
                 row,
                 1 if last_n is None else max(1, len(tokens) - last_n),
-                read,
+                reader,
                 model=self._model,
                 pictures=pictures,
             )
-            for last_n, read in reads
+            for last_n, reader in reads
         ]
         self.scheduler.score(requests)
         return [request.future for request in requests]
@@ -154,19 +154,19 @@ class Sampler:
             raise SamplingRequestError(
                 f"A prompt of {len(prompt)} tokens and max_tokens={max_tokens} need "
                 f"{len(prompt) + max_tokens}; the model's context holds {self._context_length}. "
-                f"Shorten the prompt, or ask for at most {max(room, 0)} tokens."
+                f"Shorten the prompt, or request at most {max(room, 0)} tokens."
             )
         return max_tokens
 
     def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
         if pictures and tokens[-1] < 0:
             raise SamplingRequestError(
-                "The prompt ends with an image; expected text at its end. Add text after it."
+                "The prompt ends with an image; expected text at its end. Add text after the image."
             )
         if (min(tokens) < 0 and not pictures) or max(tokens) >= self._model.vocabulary:
             raise SamplingRequestError(
                 f"The prompt has token ids from {min(tokens)} to {max(tokens)}; the model knows 0 "
-                f"to {self._model.vocabulary - 1}. Write the prompt with the model's own tokenizer."
+                f"to {self._model.vocabulary - 1}. Encode the prompt with its tokenizer."
             )
 
     def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:
@@ -174,9 +174,10 @@ class Sampler:
         if seed is not None:
             return [stream_key(content, seed, index) for index in range(count)]
         digest = stream_key(content)
-        with self._counting:
-            asked = self._asked.pop(digest, self._forgotten)
-            self._asked[digest] = asked + 1
-            if len(self._asked) > _REMEMBERED:
-                self._forgotten = max(self._forgotten, self._asked.popitem(last=False)[1])
-        return [stream_key(content, self._seed, asked, index) for index in range(count)]
+        with self._count_lock:
+            earlier = self._request_counts.pop(digest, self._dropped_count)
+            self._request_counts[digest] = earlier + 1
+            if len(self._request_counts) > _COUNTED_PROMPTS:
+                _, dropped = self._request_counts.popitem(last=False)
+                self._dropped_count = max(self._dropped_count, dropped)
+        return [stream_key(content, self._seed, earlier, index) for index in range(count)]

@@ -6,10 +6,10 @@ the worker looks at their tokens. Requests join between two steps. The worker st
 request and ends after a while without work. Samplers of several adapters of one base share a
 scheduler, and their rows share a batch.
 
-Rows are admitted as long as there is memory for their expected length. If replies grow longer, the
+Rows are admitted while there is memory for their expected length. If replies grow longer, the
 rows with the shortest replies are put back and resumed later; the sampled tokens stay the same. If
 memory still runs out, all rows of the batch are put back, and half as many run at a time. A request
-fails if one of its rows alone needs more memory than there is.
+fails if one of its rows alone does not fit into memory.
 """
 
 import itertools
@@ -27,21 +27,21 @@ import torch
 from tinker import types
 
 from evert.trainers.engine.common.errors import EngineClosedError
-from evert.trainers.engine.common.parallel import give_back_threads
+from evert.trainers.engine.common.parallel import release_threads
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import Batch, FrozenModel
 from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
-MAX_ROWS = 256  # Most rows decoded together; further requests wait
+MAX_ROWS = 256  # Maximum number of rows decoded together; further requests wait
 
 CLOSED = (
     "This sampling client belongs to an embedded engine that is no longer in use. "
     "Sample inside the engine's block."
 )
 
-_EXPECTED_REPLY = 1024  # Most further tokens that a reply is expected to have
+_EXPECTED_REPLY = 1024  # Maximum number of further tokens expected of a reply
 
 _sequence_numbers = itertools.count()  # Of all sequences, so that their ids differ
 
@@ -58,11 +58,11 @@ class SchedulerStats:
     prompt_tokens: int = 0  # Given tokens computed, to sample or to score; shared ones count once
     sampled_tokens: int = 0
     scored_tokens: int = 0  # Values read from the logits of given tokens
-    largest_batch: int = 0  # Most rows decoded together
+    largest_batch: int = 0  # Maximum number of rows decoded together so far
 
 
 @dataclass(eq=False, kw_only=True)
-class Asked(Scoring):
+class ScoreRequest(Scoring):
     """A request to score."""
 
     model: FrozenModel
@@ -77,9 +77,9 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._lock = threading.Condition()
         self._waiting: deque[Row] = deque()
-        self._scores: list[Asked] = []
+        self._scores: list[ScoreRequest] = []
         self._runs: list[RunningBatch] = []
-        self._most = MAX_ROWS  # Most rows at a time; less after memory ran out
+        self._max_rows = MAX_ROWS  # Lower after memory ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
@@ -89,14 +89,14 @@ class Scheduler:
             self._wake()
             self._waiting.extend(rows)
 
-    def score(self, requests: Sequence[Asked]) -> None:
+    def score(self, requests: Sequence[ScoreRequest]) -> None:
         """Queue tokens to be scored, all in one pass; each request's future has its answer."""
         with self._lock:
             self._wake()
             self._scores.extend(requests)
 
     def close(self) -> None:
-        """Stop the worker; requests that have no answer yet fail. Further calls do nothing."""
+        """Stop the worker; unanswered requests fail. Further calls do nothing."""
         with self._lock:
             self._closed = True
             worker = self._worker
@@ -124,13 +124,13 @@ class Scheduler:
             self._fail_all(EngineClosedError("The embedded engine was closed before it answered."))
 
     def _wait_for_work(self) -> bool:
-        """Block until there is something to do; False when this worker is to end."""
+        """Block until there is work; False if this worker should end."""
         with self._lock:
             if not self._has_work():
-                give_back_threads()
+                release_threads()
                 self._lock.wait_for(lambda: self._has_work() or self._closed, _LINGER_SECONDS)
             if self._closed or not self._has_work():
-                self._worker, self._most = None, MAX_ROWS
+                self._worker, self._max_rows = None, MAX_ROWS
                 return False
         if not self._runs:
             self._gather()
@@ -140,7 +140,7 @@ class Scheduler:
         return bool(self._waiting or self._scores or self._runs)
 
     def _gather(self) -> None:
-        """Wait for a burst of requests to be complete, so that equal prompts run together."""
+        """Wait until a burst of requests is complete, so that equal prompts run together."""
         for _ in range(_GATHER_ROUNDS):
             before = len(self._waiting) + len(self._scores)
             time.sleep(_GATHER_SECONDS)
@@ -176,23 +176,23 @@ class Scheduler:
         return True
 
     def _try_fewer(self, rows: Sequence[Row], error: Exception) -> None:
-        """Put back rows that ran out of memory, to run half as many; other errors fail them."""
+        """Requeue rows that ran out of memory, to run half as many; fail them on other errors."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)
             return
-        self._most = len(rows) // 2
+        self._max_rows = len(rows) // 2
         with self._lock:
             self._waiting.extendleft(reversed(rows))
 
     def _answer_scores(self) -> None:
         with self._lock:
             scores, self._scores = self._scores, []
-        scores = [asked for asked in scores if not asked.future.cancelled()]
-        for model in dict.fromkeys(asked.model for asked in scores):
-            self._score([asked for asked in scores if asked.model is model], model)
+        scores = [request for request in scores if not request.future.cancelled()]
+        for model in dict.fromkeys(request.model for request in scores):
+            self._score([request for request in scores if request.model is model], model)
 
-    def _score(self, scores: Sequence[Asked], model: FrozenModel) -> None:
+    def _score(self, scores: Sequence[ScoreRequest], model: FrozenModel) -> None:
         try:
             batch = model.new_batch()
             self.stats.scored_tokens += score(batch, scores)
@@ -202,14 +202,14 @@ class Scheduler:
                 self._score(scores[:half], model)
                 self._score(scores[half:], model)
                 return
-            for asked in scores:
-                _fail(asked.future, error)
+            for request in scores:
+                _fail(request.future, error)
             return
         self._count(batch)
-        for asked in scores:
+        for request in scores:
             with suppress(InvalidStateError):
-                unknown = [None] * (len(asked.tokens) - len(asked.values))
-                asked.future.set_result([*unknown, *asked.values])
+                unknown = [None] * (len(request.tokens) - len(request.values))
+                request.future.set_result([*unknown, *request.values])
 
     def _admit(self) -> None:
         if not self._waiting:
@@ -240,32 +240,32 @@ class Scheduler:
     def _take(self) -> list[Row]:
         present = [row for run in self._runs for row in run.rows]
         longest = max(map(_expected_length, present), default=0)
-        taken: list[Row] = []
+        admitted: list[Row] = []
         with self._lock:
             while self._waiting:
                 row = self._waiting[0]
                 if not row.request.future.done():
                     longest = max(longest, _expected_length(row))
-                    count = len(present) + len(taken) + 1
-                    fits = count <= self._most and count * longest <= row.request.model.cache_tokens
-                    if not fits and count > 1:
+                    count = len(present) + len(admitted) + 1
+                    fits = count * longest <= row.request.model.cache_tokens
+                    if count > 1 and not (fits and count <= self._max_rows):
                         break
-                    taken.append(row)
+                    admitted.append(row)
                 self._waiting.popleft()
-        return taken
+        return admitted
 
     def _finish(self, row: Row, reason: types.StopReason) -> None:
         request = row.request
         self.stats.sampled_tokens += len(row.tokens)
-        request.done[row.index] = types.SampledSequence(
+        request.finished[row.index] = types.SampledSequence(
             stop_reason=reason,
             sequence_id=f"sequence-{next(_sequence_numbers)}",
             tokens_np=np.array(row.tokens, dtype=np.int32),
             logprobs_np=np.array(row.logprobs, dtype=np.float32),
         )
-        if len(request.done) == len(request.keys):
+        if len(request.finished) == len(request.keys):
             with suppress(InvalidStateError):
-                request.future.set_result([request.done[i] for i in range(len(request.keys))])
+                request.future.set_result([request.finished[i] for i in range(len(request.keys))])
 
     def _fail_all(self, error: Exception) -> None:
         with self._lock:
@@ -278,8 +278,8 @@ class Scheduler:
 
 
 def _expected_length(row: Row) -> int:
-    most = len(row.request.prompt) + row.request.max_tokens
-    return min(most, row.length + _EXPECTED_REPLY)
+    longest = len(row.request.prompt) + row.request.max_tokens
+    return min(longest, row.length + _EXPECTED_REPLY)
 
 
 def _fail(future: "Future[Any]", error: Exception) -> None:

@@ -1,7 +1,7 @@
 """Scoring given tokens: reads a value from the logits of each, without holding all logits.
 
-Common prefixes of rows are run once, and read once for all rows with the same reader. If only the
-last tokens of a row are wanted, the row starts from its cached prefix.
+Common prefixes of rows run once, and are read once for all rows with the same reader. If only a
+row's last tokens are needed, the row starts from its cached prefix.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -18,30 +18,30 @@ from torch import Tensor
 from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.prefill import Job
 
-Read: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
+Reader: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
 """(logits [N, V], [N] their tokens, [N] the tokens' indices in their rows) -> N values.
 
-A token's logits are those from which it is sampled. A reader gets the tokens of all rows that use
-it, some of them at a time.
+A token's logits are those from which it is sampled. A reader gets the tokens of all its rows, in
+several calls.
 """
 
 
 def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float | None]:
     """Log-probability of each token; None for those of pictures, which are never sampled."""
     targets = torch.from_numpy(tokens.clip(0)).to(logits.device)
-    found: list[float | None] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
+    logprobs: list[float | None] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
     for place in np.flatnonzero(tokens < 0).tolist():
-        found[place] = None
-    return found
+        logprobs[place] = None
+    return logprobs
 
 
 @dataclass(eq=False)
 class Scoring:
-    """A row of tokens, and the values wanted of them."""
+    """A row of tokens, and the values read from their logits."""
 
     tokens: np.ndarray  # [T] int64
-    next: int = 1  # The first token whose value is still wanted; nothing precedes token 0
-    read: Read = log_probabilities
+    next: int = 1  # The next token to read; nothing precedes token 0
+    reader: Reader = log_probabilities
     values: list[Any] = field(default_factory=list)  # Filled by ``score``
 
 
@@ -52,17 +52,18 @@ class _Part(Job):
 
 
 def score(batch: Batch, rows: Sequence[Scoring]) -> int:
-    """Fill in the values of some rows, which do not join the batch; returns how many were read."""
+    """Fill in the values of rows, which do not join the batch; returns how many were read."""
     computed = 0
-    for level in batch.shared([row.tokens for row in rows], [row.next - 1 for row in rows]):
+    limits = [row.next - 1 for row in rows]
+    for level in batch.shared_prefixes([row.tokens for row in rows], limits):
         parts = [
             _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
             for part in level
             if rows[part.rows[0]].tokens[part.length - 1] >= 0  # pictures are not cut
         ]
         computed += _compute(batch, parts)
-    rest = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]
-    return computed + _compute(batch, rest)
+    remaining = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]
+    return computed + _compute(batch, remaining)
 
 
 def _part(tokens: np.ndarray, askers: Sequence[Scoring]) -> _Part:
@@ -77,35 +78,38 @@ def _compute(batch: Batch, parts: Sequence[_Part]) -> int:
         places = np.concatenate([np.arange(job.first, len(job.tokens)) for job in jobs]) + 1
         tokens = np.concatenate([job.following[job.first :] for job in jobs])
         ends = np.cumsum([len(job.tokens) - job.first for job in jobs]).tolist()
-        asked = [
+        pending = [
             (asker, slice(end - len(job.tokens) - 1 + asker.next, end))
             for job, end in zip(jobs, ends, strict=True)
             for asker in job.askers
         ]
-        wanted: dict[Read, np.ndarray] = {}
-        for asker, span in asked:
-            wanted.setdefault(asker.read, np.zeros(len(tokens), bool))[span] = True
-        found = _read(logits, tokens, places, wanted)
-        for asker, span in asked:
-            before = int(wanted[asker.read][: span.start].sum())
-            values = found[asker.read][before : before + span.stop - span.start]
+        masks: dict[Reader, np.ndarray] = {}
+        for asker, span in pending:
+            masks.setdefault(asker.reader, np.zeros(len(tokens), bool))[span] = True
+        results = _read(logits, tokens, places, masks)
+        for asker, span in pending:
+            before = int(masks[asker.reader][: span.start].sum())
+            values = results[asker.reader][before : before + span.stop - span.start]
             asker.values += values
             asker.next += len(values)
-        computed += sum(map(len, found.values()))
+        computed += sum(map(len, results.values()))
     return computed
 
 
 def _read(
-    logits: Iterator[Tensor], tokens: np.ndarray, places: np.ndarray, wanted: dict[Read, np.ndarray]
-) -> dict[Read, list[Any]]:
-    found: dict[Read, list[Any]] = {read: [] for read in wanted}
+    logits: Iterator[Tensor],
+    tokens: np.ndarray,
+    places: np.ndarray,
+    masks: dict[Reader, np.ndarray],
+) -> dict[Reader, list[Any]]:
+    results: dict[Reader, list[Any]] = {reader: [] for reader in masks}
     start = 0
     for part in logits:
         end = start + len(part)
-        for read, chosen in wanted.items():
+        for reader, chosen in masks.items():
             picks = chosen[start:end].nonzero()[0]
             if len(picks):
                 rows = part if len(picks) == len(part) else part[torch.from_numpy(picks)]
-                found[read] += read(rows, tokens[start:end][picks], places[start:end][picks])
+                results[reader] += reader(rows, tokens[start:end][picks], places[start:end][picks])
         start = end
-    return found
+    return results

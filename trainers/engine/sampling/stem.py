@@ -1,7 +1,7 @@
-"""The common prefix of many rows of a batch, held once for all of them while they are decoded.
+"""The common prefix of many rows of a batch, stored once while they are decoded.
 
 Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention).
-For many rows with a long prompt in common, a step is two to four times faster than over copies.
+For many rows with a long common prompt, a step is two to four times faster than over copies.
 
 Shapes: B rows, Hkv key heads, G queries a key head, D head size, P stem tokens, L own columns.
 """
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from evert.trainers.engine.models.products import float_product
-from evert.trainers.engine.sampling.prefill import beginnings
-from evert.trainers.engine.sampling.prefix_cache import Kept
+from evert.trainers.engine.sampling.prefill import common_prefixes
+from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
-_LEAST_SAVED = 2048  # Fewest copies of tokens that a stem must save
-_LEAST_LENGTH = 128  # Fewest tokens of a stem; attention over copies of fewer is no slower
-_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as its cache holds the scores of
+_LEAST_SAVED = 2048  # Minimum number of token copies that a stem must save
+_LEAST_LENGTH = 128  # Minimum length: attention over copies of fewer tokens is no slower
+_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have their scores in its cache
 
 
 class Stem:
     """Keys and values of the common prefix."""
 
-    def __init__(self, tokens: np.ndarray, pieces: Sequence[Kept]) -> None:
+    def __init__(self, tokens: np.ndarray, pieces: Sequence[KeyValues]) -> None:
         self.tokens = tokens
-        self.whole = torch.cat([piece for [piece] in pieces], dim=2)
+        self.key_values = torch.cat([piece for [piece] in pieces], dim=2)
         """[2 layers, Hkv, P, D]: the keys of all layers, then their values."""
-        self._keys, self._values = self.whole.chunk(2)
+        self._keys, self._values = self.key_values.chunk(2)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,11 +37,11 @@ class Stem:
         """Whether a row begins with the stem and is longer."""
         return len(row) > len(self) and bool((row[: len(self)] == self.tokens).all())
 
-    def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def prepend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put the stem before keys and values [B, Hkv, L, D] of rows: [B, Hkv, P + L, D]."""
         stem = self._keys[layer], self._values[layer]
-        ours, theirs = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)
-        return torch.cat([ours, keys], dim=2), torch.cat([theirs, values], dim=2)
+        stem_keys, stem_values = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)
+        return torch.cat([stem_keys, keys], dim=2), torch.cat([stem_values, values], dim=2)
 
     def attend(
         self,
@@ -50,46 +50,47 @@ class Stem:
         keys: Tensor,
         values: Tensor,
         bias: Tensor,
-        without: Tensor | None,
+        without_stem: Tensor | None,
     ) -> Tensor:
         """Attention [B, 1, Hkv G D] of a token a row over the stem and [B, Hkv, L, D] of its own.
 
-        ``bias`` [B, 1, 1, L] is 0 for tokens that a row has, else minus infinity. ``without`` [B]
-        is True for rows without the stem; None if all rows have it. Summed in float32.
+        ``bias`` [B, 1, 1, L] is 0 for tokens that a row has, else minus infinity. ``without_stem``
+        [B] is True for rows without the stem; None if all rows have it. Sums are in float32.
         """
-        most = _ROWS.get(queries.device.type, len(queries))
-        if len(queries) > most:
+        limit = _ROWS.get(queries.device.type, len(queries))
+        if len(queries) > limit:
             parts = []
-            for at in (slice(i, i + most) for i in range(0, len(queries), most)):
-                off = None if without is None else without[at]
+            for at in (slice(i, i + limit) for i in range(0, len(queries), limit)):
+                off = None if without_stem is None else without_stem[at]
                 parts.append(self.attend(layer, queries[at], keys[at], values[at], bias[at], off))
             return torch.cat(parts)
         batch, heads, _, size = keys.shape
         grouped = queries.view(batch, heads, -1, size)
-        own = (float_product(grouped, keys.transpose(-1, -2)) + bias).transpose(0, 1)
+        row_scores = (float_product(grouped, keys.transpose(-1, -2)) + bias).transpose(0, 1)
         flat = grouped.transpose(0, 1).flatten(1, 2)
-        ours = float_product(flat, self._keys[layer].transpose(-1, -2)).view(*own.shape[:-1], -1)
-        if without is not None:
-            ours = ours.masked_fill_(without[None, :, None, None], float("-inf"))
-        weights = torch.softmax(torch.cat([ours, own], dim=-1), dim=-1)
-        ours, own = weights[..., : len(self)], weights[..., len(self) :]
-        mixed = float_product(ours.flatten(1, 2), self._values[layer])
-        mixed = mixed.view(*own.shape[:-1], size).transpose(0, 1)
-        mixed = mixed + float_product(own.transpose(0, 1), values)
+        stem_scores = float_product(flat, self._keys[layer].transpose(-1, -2))
+        stem_scores = stem_scores.view(*row_scores.shape[:-1], -1)
+        if without_stem is not None:
+            stem_scores = stem_scores.masked_fill_(without_stem[None, :, None, None], float("-inf"))
+        weights = torch.softmax(torch.cat([stem_scores, row_scores], dim=-1), dim=-1)
+        on_stem, on_row = weights[..., : len(self)], weights[..., len(self) :]
+        mixed = float_product(on_stem.flatten(1, 2), self._values[layer])
+        mixed = mixed.view(*on_row.shape[:-1], size).transpose(0, 1)
+        mixed = mixed + float_product(on_row.transpose(0, 1), values)
         return mixed.flatten(1)[:, None].to(queries.dtype)
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """The prefix that saves most copies of tokens when rows join; None if it is not worth it."""
+    """The prefix that saves the most token copies when rows join; None if it does not pay."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None
-    found = [(part.length, part.rows) for part in beginnings(rows)]
-    found += [(len(row) - 1, [i]) for i, row in enumerate(rows)]
-    saved = [length * (sum(copies[i] for i in members) - 1) for length, members in found]
+    candidates = [(part.length, part.rows) for part in common_prefixes(rows)]
+    candidates += [(len(row) - 1, [i]) for i, row in enumerate(rows)]
+    saved = [length * (sum(copies[i] for i in members) - 1) for length, members in candidates]
     best = int(np.argmax(saved))
-    length, members = found[best]
-    # A row without the stem stores all of its tokens, and all cache rows are equally wide.
+    length, members = candidates[best]
+    # A row without the stem stores all its tokens, and all cache rows have the same width.
     widest = max(len(row) - length * (i in members) for i, row in enumerate(rows))
     pays = min(length, longest - widest) >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
     return rows[members[0]][:length] if pays else None

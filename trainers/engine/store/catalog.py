@@ -21,7 +21,7 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
     """The run of a path, with its last checkpoints."""
     info, run_id = store.run_info(path), parse_path(path)[0]
     saved = checkpoints(store, run_id)
-    last = {one.checkpoint_type: one for one in reversed(saved)}
+    last = {checkpoint.checkpoint_type: checkpoint for checkpoint in reversed(saved)}
     return types.TrainingRun(
         training_run_id=run_id,
         base_model=info.base_model,
@@ -37,13 +37,13 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
 
 def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpoint]:
     """The checkpoints of one run, or of all, the latest first; damaged ones are left out."""
-    found = []
+    entries = []
     for kind in KINDS:
         for file in store.root.glob(f"{run_id}/{kind}/[!.]*/{MANIFEST}"):
             path = f"tinker://{file.parents[2].name}/{kind}/{file.parent.name}"
             with suppress(CheckpointError):
-                found.append(_checkpoint(store, path))
-    return sorted(found, key=lambda one: one.time, reverse=True)
+                entries.append(_checkpoint(store, path))
+    return sorted(entries, key=lambda checkpoint: checkpoint.time, reverse=True)
 
 
 def _checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
@@ -70,22 +70,22 @@ def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsRes
 
 def page_of_runs(store: CheckpointStore, offset: int, limit: int) -> types.TrainingRunsResponse:
     """One page of the runs, the latest first; those that cannot be read are left out."""
-    found = []
+    runs = []
     for file in store.root.glob("*/run.json"):
         with suppress(CheckpointError):
-            found.append(training_run(store, f"tinker://{file.parent.name}/weights/any"))
-    found.sort(key=lambda run: run.last_request_time, reverse=True)
-    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(found))
-    return types.TrainingRunsResponse(training_runs=found[offset:][:limit], cursor=cursor)
+            runs.append(training_run(store, f"tinker://{file.parent.name}/weights/any"))
+    runs.sort(key=lambda run: run.last_request_time, reverse=True)
+    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(runs))
+    return types.TrainingRunsResponse(training_runs=runs[offset:][:limit], cursor=cursor)
 
 
 def page_of_checkpoints(
     store: CheckpointStore, offset: int, limit: int
 ) -> types.CheckpointsListResponse:
     """One page of the checkpoints of all runs."""
-    found = checkpoints(store)
-    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(found))
-    return types.CheckpointsListResponse(checkpoints=found[offset:][:limit], cursor=cursor)
+    entries = checkpoints(store)
+    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(entries))
+    return types.CheckpointsListResponse(checkpoints=entries[offset:][:limit], cursor=cursor)
 
 
 def checkpoints_of(store: CheckpointStore, run_id: str) -> types.CheckpointsListResponse:

@@ -6,7 +6,7 @@ A path names a run, a kind and a name, and maps to a folder under the store's ro
     tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
     tinker://<run>/external_weights/<name>  <root>/<run>/external_weights/<name>/
 
-Readers also take the folder itself; that is how checkpoints of another store are used. Each folder
+Readers also accept the folder itself, for checkpoints of another store. Each folder
 holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state if training can
 resume from it, and ``evert.json``: facts about the weights, and the size and CRC-32 of every other
 file. A checkpoint is written to a draft folder and moved into place when it is complete. So every
@@ -46,7 +46,7 @@ OPTIMIZER = "optimizer.safetensors"
 _OLD = ".old-"
 """Prefix of a checkpoint's folder while a new one replaces it."""
 _MOVING = threading.RLock()
-"""Held while checkpoints are moved: a thread that reads must not undo another thread's move."""
+"""Held while checkpoints are moved: a reading thread must not undo another thread's move."""
 
 _PART = r"([A-Za-z0-9_][A-Za-z0-9_.+=-]*)"
 PATH = re.compile(rf"tinker://{_PART}/({'|'.join(KINDS)})/{_PART}")
@@ -65,7 +65,7 @@ class CheckpointInfo:
     """The content of a checkpoint's ``evert.json``."""
 
     base_model: str
-    """Name by which the base was asked for."""
+    """Name under which the base was requested."""
     lora_rank: int | None
     """Rank of the adapter in the folder; None if the folder holds a whole model."""
     steps: int
@@ -114,8 +114,8 @@ class CheckpointStore:
             return RunInfo(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise NoCheckpointError(
-                f"The training run of {path} is not known here: {file} cannot be read ({error}). "
-                f"The store is {self.root}; set EVERT_HOME or pass the root it was written under."
+                f"The training run of {path} is unknown: {file} cannot be read ({error}). The "
+                f"store is {self.root}; set EVERT_HOME or pass the root it was written under."
             ) from error
 
     def folder(self, path: str) -> Path:
@@ -139,7 +139,7 @@ class CheckpointStore:
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
             raise CheckpointExistsError(
-                f"There is a checkpoint {path} already. Save under another name, or pass "
+                f"The checkpoint {path} exists already. Save under another name, or pass "
                 "overwrite=True to replace it."
             )
         draft = folder.parent / f".draft-{uuid.uuid4().hex[:8]}"
@@ -235,7 +235,7 @@ def _not_a_path(path: str) -> CheckpointError:
             "merged into its base: peft's merge_and_unload, then save_pretrained."
         )
     return CheckpointError(
-        f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> (or "
+        f"{path!r} is not a checkpoint path; expected tinker://<run>/weights/<name> (or "
         "sampler_weights, or external_weights), with letters, digits and . _ + = - in each "
         "part, or the folder of a checkpoint. Pass the path that saving returned."
     )
@@ -264,7 +264,7 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
         fsync(folder / name)
     _write_json(folder / MANIFEST, {**asdict(info), "files": files})
     for name in files:
-        # safetensors makes files that only their owner can read, whatever the umask.
+        # safetensors writes files that only their owner can read, whatever the umask.
         shutil.copymode(folder / MANIFEST, folder / name)
 
 
@@ -282,24 +282,24 @@ def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
     try:
         return CheckpointInfo(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise _damaged(path, file, f"it cannot be read ({error})") from error
+        raise _damage_error(path, file, f"it cannot be read ({error})") from error
 
 
 def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
     reason = ""
     try:
-        found = file.stat().st_size
-        if found != size:
-            reason = f"it has {found} bytes instead of {size}"
+        actual = file.stat().st_size
+        if actual != size:
+            reason = f"it has {actual} bytes instead of {size}"
         elif _crc32(file) != checksum:
             reason = "its content does not match its checksum"
     except OSError as error:
-        raise _damaged(path, file, f"it cannot be read ({error})") from error
+        raise _damage_error(path, file, f"it cannot be read ({error})") from error
     if reason:
-        raise _damaged(path, file, reason)
+        raise _damage_error(path, file, reason)
 
 
-def _damaged(path: str, file: Path, reason: str) -> CheckpointError:
+def _damage_error(path: str, file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one "
         "(evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log removes damaged ones "

@@ -14,8 +14,11 @@ def encrypt(folder: Path, recipients: Sequence[str]) -> None:
     """Replace every file of a folder by its encrypted form, with ``.age`` after its name."""
     age: Any = importlib.import_module("pyrage")  # untyped; it comes with the Cookbook
     try:
-        kinds = [(age.ssh if one.startswith("ssh-") else age.x25519, one) for one in recipients]
-        keys = [kind.Recipient.from_str(one) for kind, one in kinds]
+        kinds = [
+            (age.ssh if recipient.startswith("ssh-") else age.x25519, recipient)
+            for recipient in recipients
+        ]
+        keys = [kind.Recipient.from_str(recipient) for kind, recipient in kinds]
     except age.RecipientError as error:
         raise CheckpointError(
             f"age_encryption_recipients has a key that cannot be read ({error}); expected age1... "

@@ -1,7 +1,7 @@
 """Reads and checks training requests as tensors, and cuts them into micro-batches.
 
-A request is read when it is made, before the worker gets it. So a refused request affects no other:
-nothing was computed, the accumulated gradient stays, and the calls before and after it are served.
+A request is read when it is made, before the worker gets it. So a refused request leaves the
+accumulated gradient and all other calls unaffected.
 
 Shapes: N tokens of a datum, K targets a token.
 """
@@ -45,19 +45,19 @@ class Example:
 
 @dataclass(frozen=True)
 class Limits:
-    """What data a model accepts."""
+    """Limits of the data that a model accepts."""
 
     vocabulary: int
     """Size of its vocabulary."""
     context: int
-    """Most tokens of a datum."""
+    """Maximum number of tokens of a datum."""
     reader: PictureReader
     """Reads its images."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A training request: its data, on the CPU, and their loss."""
+    """A training request: its data, on the CPU, and its loss."""
 
     examples: list[Example]
     loss: Loss
@@ -82,11 +82,11 @@ def read_work(
 
 
 def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
-    """Read data for a custom loss, which may read any inputs, as data for cross-entropy.
+    """Read data for a custom loss as data for cross-entropy with weights 0.
 
-    Their weights are 0. Raises as ``read_work``.
+    Any further loss inputs are left to the custom loss. Raises the errors of ``read_work``.
     """
-    bare = []
+    plain = []
     for i, datum in enumerate(data):
         targets = datum.loss_fn_inputs.get("target_tokens")
         if targets is None:
@@ -96,8 +96,8 @@ def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
             )
         weights = types.TensorData.from_torch(torch.zeros(targets.to_torch().shape))
         inputs = {"target_tokens": targets, "weights": weights}
-        bare.append(types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
-    return read_work(bare, "cross_entropy", None, limits)
+        plain.append(types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+    return read_work(plain, "cross_entropy", None, limits)
 
 
 def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Example:
@@ -140,8 +140,8 @@ def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < limits.vocabulary:
         wrong = ids[(ids < 0) | (ids >= limits.vocabulary)]
         raise LossInputError(
-            f"{what} has token id {wrong[0]}; the model knows 0 to {limits.vocabulary - 1}. Use "
-            "its own tokenizer; a target that is not to be learned has weight (or advantage) 0."
+            f"{what} has token id {wrong[0]}; the model knows 0 to {limits.vocabulary - 1}. "
+            "Use the model's own tokenizer; to skip a target, set its weight (or advantage) to 0."
         )
 
 
@@ -158,8 +158,8 @@ def _check_finite(inputs: Mapping[str, Tensor], where: str) -> None:
 def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:
     """Divide examples into micro-batches, each of one kind; returns the indices in each.
 
-    ``budget``: most tokens, padding included; a longer example is alone. ``folds``: group examples
-    by common prefixes instead of by length.
+    ``budget``: maximum tokens of each, padding included; a longer example is alone. ``folds``:
+    group examples by common prefixes instead of by length.
     """
     # Examples of one kind have the same K and the same inputs; others cannot share a batch.
     kinds: dict[tuple[Any, ...], list[int]] = {}

@@ -1,8 +1,8 @@
-"""Groups of rows with a common prefix, which training computes once.
+"""Groups rows by common prefixes, which training computes once.
 
-A ``Family`` is a group of rows that go through the model together: first the ``stem``, their common
-prefix, then the ``tail`` of each row, which attends to the stem and to itself. Equal tails run
-once. Up to rounding, the gradient is that of single rows (Prefix Grouper, arXiv:2506.05433).
+A ``Family`` is a group of rows that run together: first the ``stem``, their common prefix, then the
+``tail`` of each row, which attends to the stem and to itself. Equal tails run once. Up to rounding,
+the gradient equals that of separate rows (Prefix Grouper, arXiv:2506.05433).
 
 Shapes: N tokens of all rows.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evert.trainers.engine.sampling.prefix_cache import in_line
+from evert.trainers.engine.sampling.prefix_cache import sort_by_tokens
 
-_MOST_ROWS = 32  # Most rows of a family: more would save little, and the search is quadratic
-_PRICE = 16  # Tokens that a family must save to pay for its second pass
-_SEEN_AGAIN = 16  # A copied token of keys and values costs 1/16 of a computed one
+_MAX_FAMILY = 32  # Maximum rows of a family: more save little, and the search is quadratic
+_PASS_TOKENS = 16  # Tokens that a family must save to pay for its second pass
+_COPY_SHARE = 16  # A copied token of keys and values costs 1/16 of a computed one
 
 
 @dataclass(frozen=True)
@@ -40,44 +40,44 @@ class Folded:
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
-    """Divide rows into families, so that the fewest tokens are computed."""
-    order, alike = in_line(rows)
+    """Group rows into families so that as few tokens as possible are computed."""
+    order, overlaps = sort_by_tokens(rows)
     saved, begins = [0], [0]
     for end in range(1, len(order) + 1):
         best, at, low = saved[-1], end - 1, len(rows[order[end - 1]])
-        for first in range(end - 2, max(-1, end - 1 - _MOST_ROWS), -1):
-            low = min(low, alike[first + 1])
+        for first in range(end - 2, max(-1, end - 1 - _MAX_FAMILY), -1):
+            low = min(low, overlaps[first + 1])
             if not low:
                 break
-            whole = saved[first] + (end - first - 1) * low - _PRICE
-            if whole > best:
-                best, at = whole, first
+            total = saved[first] + (end - first - 1) * low - _PASS_TOKENS
+            if total > best:
+                best, at = total, first
         saved.append(best)
         begins.append(at)
-    found: list[Family] = []
+    groups: list[Family] = []
     end = len(order)
     while end:
         members = order[begins[end] : end]
-        found.append(_family(rows, members, min(alike[begins[end] + 1 : end], default=None)))
+        groups.append(_family(rows, members, min(overlaps[begins[end] + 1 : end], default=None)))
         end = begins[end]
-    return found
+    return groups
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Cut rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
-    fitting = [part for family in families(rows) for part in _halved(rows, family, budget)]
+    """Split rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
+    fitting = [part for family in families(rows) for part in _split_family(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
-    most = budget
+    limit = budget
     if total > budget // 2:
         # An even number of parts, so that two cores get equal work.
         parts = 2 * -(-total // (2 * budget))
-        most = min(budget, total // parts + max(_size([family]) for family in fitting) // 2)
-    found: list[list[Family]] = []
+        limit = min(budget, total // parts + max(_size([family]) for family in fitting) // 2)
+    bins: list[list[Family]] = []
     for family in sorted(fitting, key=lambda family: (-family.tail, -family.stem)):
-        if not found or _size([*found[-1], family]) > most:
-            found.append([])
-        found[-1].append(family)
-    return [[row for family in part for row in family.rows] for part in found]
+        if not bins or _size([*bins[-1], family]) > limit:
+            bins.append([])
+        bins[-1].append(family)
+    return [[row for family in part for row in family.rows] for part in bins]
 
 
 def fold(rows: Sequence[np.ndarray]) -> Folded:
@@ -114,18 +114,18 @@ def _family(rows: Sequence[np.ndarray], members: list[int], stem: int | None) ->
     return Family(members, stem, longest - stem, len(tails))
 
 
-def _halved(rows: Sequence[np.ndarray], family: Family, budget: int) -> Iterator[Family]:
+def _split_family(rows: Sequence[np.ndarray], family: Family, budget: int) -> Iterator[Family]:
     if len(family.rows) == 1 or _size([family]) <= budget:
         yield family
         return
     half = len(family.rows) // 2
     for members in (family.rows[:half], family.rows[half:]):
         stem = family.stem if len(members) > 1 else None
-        yield from _halved(rows, _family(rows, members, stem), budget)
+        yield from _split_family(rows, _family(rows, members, stem), budget)
 
 
-def _size(found: Sequence[Family]) -> int:
+def _size(part: Sequence[Family]) -> int:
     """Cost of a part in tokens, padding included."""
-    stem, tail = max(f.stem for f in found), max(f.tail for f in found)
-    tails = sum(f.tails for f in found)
-    return len(found) * stem + tails * tail + tails * (stem + tail) // _SEEN_AGAIN
+    stem, tail = max(f.stem for f in part), max(f.tail for f in part)
+    tails = sum(f.tails for f in part)
+    return len(part) * stem + tails * tail + tails * (stem + tail) // _COPY_SHARE

@@ -1,4 +1,4 @@
-"""The names of the losses, without torch: the settings of a run read them, too."""
+"""The names of the losses, without torch: a run's settings read them as well."""
 
 from typing import Literal
 

@@ -52,10 +52,11 @@ class Loss:
     from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1), from the provenance
 
     def total(self, logprobs: Tensor, data: Sequence[Inputs], settings: Settings) -> Tensor:
-        """The summed loss of several data; ``logprobs`` of all targets, datum after datum."""
+        """The summed loss of several data; ``logprobs`` has all targets, datum after datum."""
         if self.by_datum:
             parts = torch.split(logprobs, [len(inputs["logprobs"]) for inputs in data])
-            losses = [self.formula(*each, settings) for each in zip(parts, data, strict=True)]
+            pairs = zip(parts, data, strict=True)
+            losses = [self.formula(part, inputs, settings) for part, inputs in pairs]
             return torch.stack(losses).sum()
         joined = {key: torch.cat([inputs[key] for inputs in data]) for key in data[0]}
         return self.formula(logprobs, joined, settings)
@@ -79,7 +80,7 @@ def get_loss(name: str) -> Loss:
 
 
 def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, float]:
-    """The loss's defaults, overridden by ``loss_fn_config``."""
+    """The loss's default settings, overridden by ``loss_fn_config``."""
     defaults = get_loss(name).settings
     settings = dict(defaults)
     for key, value in (config or {}).items():
@@ -97,7 +98,7 @@ def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, f
 
 
 def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
-    """Check that a datum, called ``where``, carries exactly the tensors the loss reads."""
+    """Check that a datum has exactly the tensors that the loss reads; errors name it ``where``."""
     loss = get_loss(name)
     required = {"target_tokens", *loss.required}
     missing = sorted(required - set(keys))
@@ -105,7 +106,7 @@ def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
     if missing or extra:
         raise LossInputError(
             f"{where} for {name!r} has loss_fn_inputs {sorted(keys)}: "
-            f"missing {missing or 'none'}, not understood {extra or 'none'}. "
+            f"missing {missing or 'none'}, unknown {extra or 'none'}. "
             f"Pass exactly {sorted(required)}."
         )
 
@@ -146,7 +147,7 @@ def gspo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
 
 
 def stable_reinforce(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
-    """REINFORCE on sampled tokens, with a quadratic pull towards the sampler if it is asked for."""
+    """REINFORCE on sampled tokens, with a quadratic pull towards the sampler by ``kl_coeff``."""
     distance = (logprobs - inputs["logprobs"]) ** 2
     gain = logprobs * inputs["advantages"] - 0.5 * settings["kl_coeff"] * distance
     return -(gain * inputs["sampled"]).sum()

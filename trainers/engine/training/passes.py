@@ -1,8 +1,8 @@
 """A pass of a model in training: from rows of tokens to log-probabilities of their targets.
 
 A Llama-like model uses its sampler's forward pass, and computes common prefixes once. Any other
-model uses transformers' forward pass. Large logits are computed in slices. For other models this
-requires a plain output layer, which is tested once, on a few tokens.
+model uses transformers' forward pass. Large logits are computed in slices; for the other models
+this requires a plain output layer, which is checked once, on a few tokens.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import Attend, LeanModel, can_be_lean
 from evert.trainers.engine.models.logits import float_logits, logprobs_of, target_logprobs
-from evert.trainers.engine.models.pictures import sight_of
+from evert.trainers.engine.models.pictures import vision_inputs
 from evert.trainers.engine.sampling.batches import pad
 from evert.trainers.engine.sampling.lean_batch import attention, mask_of
 from evert.trainers.engine.training.families import Folded, fold
@@ -27,7 +27,7 @@ class Passes:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._sight = sight_of(model)
+        self._vision = vision_inputs(model)
         self.folds = can_be_lean(model)  # Whether common prefixes are computed once
         self._checkpointing = False
 
@@ -46,52 +46,52 @@ class Passes:
         """Size of the model's vocabulary."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
-    def set_checkpointing(self, wanted: bool) -> None:
-        """Set whether later backward passes compute each layer again."""
+    def set_checkpointing(self, enabled: bool) -> None:
+        """Set whether later backward passes recompute each layer."""
         base: Any = base_of(self.model)
-        if wanted == self._checkpointing or not base.supports_gradient_checkpointing:
+        if enabled == self._checkpointing or not base.supports_gradient_checkpointing:
             return
-        self._checkpointing = wanted
+        self._checkpointing = enabled
         if self.folds:
             return
         name = "activation_checkpointing"  # older transformers have the other name only
         if not hasattr(base, f"{name}_enable"):
             name = "gradient_checkpointing"
-        if wanted:
+        if enabled:
             options = {"use_reentrant": False, "preserve_rng_state": False}
             getattr(base, f"{name}_enable")(options)
         else:
             getattr(base, f"{name}_disable")()
         for module in base.modules():
-            # Layers obey it in training mode only; their submodules must not use dropout.
+            # Layers checkpoint in training mode only; their submodules must not use dropout.
             if hasattr(module, "gradient_checkpointing"):
-                module.training = wanted
+                module.training = enabled
 
     def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
         """Log-probabilities of [N] or [N, K] targets in float32, row by row; thread-safe."""
         if self.folds:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)
-        real = _real(rows, self.device)
+        token_mask = _token_mask(rows, self.device)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
-        given = self._given(rows, tokens)
+        inputs = self._model_inputs(rows, tokens)
         if self._plain_decoder is None:
-            logits = self.model(**given, use_cache=False).logits
-            return logprobs_of(logits[real].float(), targets)
-        hidden = self._plain_decoder(**given, use_cache=False).last_hidden_state
-        return target_logprobs(hidden[real], self._head, targets, self.vocabulary)
+            logits = self.model(**inputs, use_cache=False).logits
+            return logprobs_of(logits[token_mask].float(), targets)
+        hidden = self._plain_decoder(**inputs, use_cache=False).last_hidden_state
+        return target_logprobs(hidden[token_mask], self._head, targets, self.vocabulary)
 
-    def _given(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
+    def _model_inputs(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
         """The inputs of the model's own forward pass for some rows: [B, T] ids, and images."""
-        if self._sight is None:
+        if self._vision is None:
             return {"input_ids": tokens}
         places = np.zeros((3, *tokens.shape), np.int64)
         for number, row in enumerate(rows):
-            places[:, number, : len(row)] = self._sight.positions(row)
+            places[:, number, : len(row)] = self._vision.positions(row)
         return {
-            "input_ids": self._sight.ids(tokens),
+            "input_ids": self._vision.ids(tokens),
             "position_ids": torch.from_numpy(places).to(self.device),
-            **self._sight.pixels(rows, self.device),
+            **self._vision.pixels(rows, self.device),
         }
 
     def _folded_logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ class Passes:
         places = torch.from_numpy(folded.places).to(self.device)
         if targets.ndim > 1 or len(hidden) == len(places):
             return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
-        # Rows want the same target of a shared token, except where tails begin: compute it once.
-        asked, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
-        places, targets = asked // self.vocabulary, asked % self.vocabulary
+        # A shared token has the same target in all rows, except where tails begin: compute it once.
+        pairs, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
+        places, targets = pairs // self.vocabulary, pairs % self.vocabulary
         return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]
 
     def _folded_hidden(self, lean: LeanModel, folded: Folded) -> Tensor:
@@ -111,19 +111,21 @@ class Passes:
         tokens = pad(folded.stems, self.device)
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         lean.reserve(max(map(len, folded.stems)) + max(map(len, folded.tails), default=0))
-        again = self._checkpointing
-        kept: dict[int, tuple[Tensor, Tensor]] = {}
-        hidden = lean.hidden(tokens, positions, _keeping(kept), checkpointing=again)
-        flat = hidden[_real(folded.stems, self.device)]
+        checkpointing = self._checkpointing
+        stem_cache: dict[int, tuple[Tensor, Tensor]] = {}
+        hidden = lean.hidden(
+            tokens, positions, _caching_attention(stem_cache), checkpointing=checkpointing
+        )
+        flat = hidden[_token_mask(folded.stems, self.device)]
         if not folded.tails:
             return flat
         tokens = pad(folded.tails, self.device)
         owners = torch.tensor(folded.owners, device=self.device)
         starts = torch.tensor([len(stem) for stem in folded.stems], device=self.device)[owners]
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
-        attend = _after(lean, kept, owners, starts, tokens.shape[1])
-        hidden = lean.hidden(tokens, positions, attend, checkpointing=again)
-        return torch.cat([flat, hidden[_real(folded.tails, self.device)]])
+        attend = _tail_attention(lean, stem_cache, owners, starts, tokens.shape[1])
+        hidden = lean.hidden(tokens, positions, attend, checkpointing=checkpointing)
+        return torch.cat([flat, hidden[_token_mask(folded.tails, self.device)]])
 
     def _head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
@@ -135,30 +137,30 @@ class Passes:
     def _plain_decoder(self) -> Any:
         """The layers below the output layer; None if the model changes that layer's logits."""
         base: Any = base_of(self.model)
-        decoder = base.model if self._sight is not None else base.get_decoder()
+        decoder = base.model if self._vision is not None else base.get_decoder()
         return decoder if _is_plain(self.model, decoder) else None
 
 
-def _real(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
+def _token_mask(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
     """[B, T] True for tokens of the rows, False for padding."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.arange(int(lengths.max()), device=device) < lengths[:, None]
 
 
-def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
-    """Causal attention within each row; keeps all keys and values in ``kept``."""
+def _caching_attention(stem_cache: dict[int, tuple[Tensor, Tensor]]) -> Attend:
+    """Causal attention within each row; keeps all keys and values in ``stem_cache``."""
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        both = keys.transpose(1, 2), values.transpose(1, 2)
-        kept.setdefault(layer, both)
-        return attention(queries, *both, mask=None)
+        key_values = keys.transpose(1, 2), values.transpose(1, 2)
+        stem_cache.setdefault(layer, key_values)
+        return attention(queries, *key_values, mask=None)
 
     return attend
 
 
-def _after(
+def _tail_attention(
     lean: LeanModel,
-    kept: dict[int, tuple[Tensor, Tensor]],
+    stem_cache: dict[int, tuple[Tensor, Tensor]],
     owners: Tensor,
     starts: Tensor,
     count: int,
@@ -167,14 +169,14 @@ def _after(
 
     ``owners`` [B] is the index of a row's stem, ``starts`` [B] the stem's length.
     """
-    length, device = kept[0][0].shape[2], owners.device
+    length, device = stem_cache[0][0].shape[2], owners.device
     on_stem = torch.arange(length, device=device) < starts[:, None]
     causal = torch.ones(count, count, dtype=torch.bool, device=device).tril()
     parts = on_stem[:, None].expand(-1, count, -1), causal.expand(len(owners), -1, -1)
     mask = mask_of(torch.cat(parts, dim=-1), lean)
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        before = kept[layer]
+        before = stem_cache[layer]
         keys = torch.cat([before[0][owners], keys.transpose(1, 2)], dim=2)
         values = torch.cat([before[1][owners], values.transpose(1, 2)], dim=2)
         return attention(queries, keys, values, mask)

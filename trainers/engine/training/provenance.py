@@ -1,8 +1,8 @@
-"""The origin of a datum's tokens, for the loss that trains on sampled tokens only.
+"""The provenance of a datum's tokens, for the loss that trains on sampled tokens only.
 
 A sampling client made with ``record_stability_info=True`` marks the ids of its sequences
-(``recorded``), and a datum names them by ``Datum.with_provenance``. The datum also has the samples'
-log-probabilities, so the engine stores nothing.
+(``mark_recorded``), and ``Datum.with_provenance`` puts these ids into a datum. The datum also has
+the samples' log-probabilities, so the engine stores nothing.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from evert.trainers.engine.common.errors import LossInputError
 _RECORDED = "recorded-"
 
 
-def recorded(sequences: Sequence[types.SampledSequence]) -> list[types.SampledSequence]:
+def mark_recorded(sequences: Sequence[types.SampledSequence]) -> list[types.SampledSequence]:
     """The same sequences, with ids that mark them as recorded."""
-    return [replace(each, sequence_id=_RECORDED + each.sequence_id) for each in sequences]
+    return [replace(s, sequence_id=_RECORDED + s.sequence_id) for s in sequences]
 
 
 def sampled_mask(datum: types.Datum) -> Tensor:
@@ -45,12 +45,12 @@ def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
     if unknown:
         raise LossInputError(
             f"{where} for {loss_fn!r} names the sequence {unknown[0]!r}, which was not recorded. "
-            "Sample by a client made with record_stability_info=True."
+            "Sample with a client made with record_stability_info=True."
         )
     advantages, sampled = datum.loss_fn_inputs["advantages"].to_numpy(), sampled_mask(datum).numpy()
     if len(sampled) != len(advantages) or np.any(advantages[sampled == 0]):
         raise LossInputError(
             f"{where} for {loss_fn!r} has spans over {len(sampled)} targets of {len(advantages)}, "
             "or an advantage on a target that was not sampled; expected spans over all targets, "
-            "and advantage 0 on tokens not sampled. Correct the spans, or the advantages."
+            "and advantage 0 on tokens that were not sampled. Fix the spans or the advantages."
         )

@@ -1,8 +1,8 @@
 """Trains one model: forward, backward, optimizer step, saving and loading.
 
-Calls run in order on the worker thread of the training client; the passes of one call may run side
-by side. Data are cut into micro-batches that fit into memory. If memory runs out, they are cut into
-smaller ones. Every loss is a sum over tokens, so the gradient is that of the whole batch.
+Calls run in order on the training client's worker thread; the passes of one call may run in
+parallel. Data are split into micro-batches that fit into memory, and into smaller ones if memory
+runs out. Every loss is a sum over tokens, so the gradient is that of the whole batch.
 """
 
 import logging
@@ -18,7 +18,7 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.common.errors import CheckpointError, TrainingError
-from evert.trainers.engine.common.parallel import side_by_side
+from evert.trainers.engine.common.parallel import bounded_map
 from evert.trainers.engine.models.base_models import base_of, context_length, no_progress_bars
 from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.sampling.memory import PassBudget, is_out_of_memory, pass_budget
@@ -56,8 +56,8 @@ class Trainer:
     ) -> None:
         """Train the parameters that require a gradient.
 
-        ``checkpointing`` None: only where a pass would not fit otherwise. ``check_needed`` is
-        called before each micro-batch and raises to end the pass.
+        ``checkpointing`` None: only if a pass would not fit otherwise. ``check_needed`` is called
+        before each micro-batch; if it raises, the pass ends.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -73,11 +73,11 @@ class Trainer:
     def read(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None = None
     ) -> Work:
-        """Read a request to train; see ``read_work``. Any thread may call it."""
+        """Read a training request; see ``read_work``. Thread-safe."""
         return read_work(data, loss_fn, config, self._limits)
 
     def read_custom(self, data: Sequence[types.Datum]) -> Work:
-        """Read a request with a custom loss; see ``examples.py``. Any thread may call it."""
+        """Read a request with a custom loss; see ``examples.py``. Thread-safe."""
         return read_custom(data, self._limits)
 
     def forward(self, work: Work) -> types.ForwardBackwardOutput:
@@ -95,9 +95,9 @@ class Trainer:
     def forward_backward_custom(
         self, work: Work, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with the caller's own loss of the log-probabilities.
+        """Like ``forward_backward``, with a custom loss of the log-probabilities.
 
-        ``work`` is what ``read_custom`` made of ``data``.
+        ``work`` is the result of ``read_custom(data)``.
         """
         with self._all_or_nothing():
             first = self._run(work, backward=False)
@@ -122,7 +122,8 @@ class Trainer:
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
         """Take one AdamW step with the accumulated gradient, then drop the gradient.
 
-        A failed pass or a gradient that is not finite refuses it; the weights stay unchanged then.
+        The step is refused, and the weights stay unchanged, if a pass failed or the gradient is
+        not finite.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -154,14 +155,14 @@ class Trainer:
             return {k: v.clone() for k, v in self.model.state_dict().items() if "lora_" in k}
         first: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.model.state_dict().items():
-            # Weights that two names share are saved under the first, and tied again on loading.
+            # Tied weights are saved under their first name, and tied again on loading.
             first.setdefault(tensor.data_ptr(), (name, tensor))
         return {name: tensor.clone() for name, tensor in first.values()}
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the optimizer's state, from which training can resume exactly."""
         tensors = {}
-        for name, parameter in self._trained().items():
+        for name, parameter in self._trained_parameters().items():
             state = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
             tensors.update({f"{name}:{key}": value.contiguous() for key, value in state.items()})
         safetensors.torch.save_file(tensors, folder / OPTIMIZER, {"steps": str(self.steps)})
@@ -171,31 +172,31 @@ class Trainer:
         file = folder / OPTIMIZER
         if not file.is_file():
             raise CheckpointError(
-                f"{folder} has no {OPTIMIZER}: it was saved to sample from, not to train on. "
-                "Load its weights alone, or use a checkpoint that save_state made."
+                f"{folder} has no {OPTIMIZER}: it was saved for sampling, not for training. "
+                "Load only its weights, or use a checkpoint written by save_state."
             )
         with safetensors.safe_open(file, "pt") as archive:
             self.steps = int(archive.metadata()["steps"])
         tensors = safetensors.torch.load_file(file)
-        trained = self._trained()
+        trained = self._trained_parameters()
         optimizer = self._prepared_optimizer(types.AdamParams())
         for key, value in tensors.items():
             name, _, field = key.rpartition(":")
             if name not in trained:
                 raise CheckpointError(
                     f"{file} has a state for {name!r}, which this model does not train. "
-                    "Load it with the base model and rank it was saved with."
+                    "Load it with the base model and the rank that it was saved with."
                 )
             # AdamW keeps its step counter on the CPU.
             place = value if field == "step" else value.to(self.passes.device)
             optimizer.state[trained[name]][field] = place
 
-    def _trained(self) -> dict[str, Tensor]:
+    def _trained_parameters(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _prepared_optimizer(self, params: types.AdamParams) -> torch.optim.AdamW:
         if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(self._trained().values(), lr=0.0)
+            self._optimizer = torch.optim.AdamW(self._trained_parameters().values(), lr=0.0)
         for group in self._optimizer.param_groups:
             group.update(
                 lr=params.learning_rate,
@@ -216,8 +217,8 @@ class Trainer:
             self.model.zero_grad()
             raise TrainingError(
                 f"The optimizer step was refused: the gradient's norm is {float(norm)}. The "
-                "weights are unchanged. Look for advantages or log-probabilities that are not "
-                "finite, or lower the learning rate."
+                "weights are unchanged. Check the advantages and log-probabilities for values "
+                "that are not finite, or lower the learning rate."
             )
 
     @contextmanager
@@ -231,7 +232,7 @@ class Trainer:
 
     def _run(self, work: Work, *, backward: bool) -> types.ForwardBackwardOutput:
         device = self.passes.device
-        examples = [each.to(device) for each in work.examples]
+        examples = [example.to(device) for example in work.examples]
         lengths = [len(example.tokens) for example in examples]
         budget: PassBudget | None = pass_budget(
             lengths,
@@ -239,34 +240,34 @@ class Trainer:
             self.passes.dtype,
             device,
             checkpointing=self._checkpointing if backward else True,  # forward keeps nothing
-            slopes=sum(p.nbytes for p in self._trained().values()),
+            gradient_bytes=sum(p.nbytes for p in self._trained_parameters().values()),
         )
         before = self._gradient() if backward else {}
         while budget is not None:
             try:
-                return self._sum_over(examples, work, budget, backward=backward)
+                return self._run_batches(examples, work, budget, backward=backward)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 logger.warning("Memory ran out in a pass with %s; trying a smaller one.", budget)
             budget = budget.smaller(lengths)
             if backward:
-                self._put_back(before)
+                self._restore_gradient(before)
         raise TrainingError(
-            f"There is not enough memory on {device} for a pass over {max(lengths)} tokens, "
-            "one datum at a time and with gradient checkpointing. Train an adapter "
+            f"{device} has too little memory for a pass over {max(lengths)} tokens, even with one "
+            "datum at a time and gradient checkpointing. Train an adapter "
             "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
         )
 
     def _gradient(self) -> dict[Tensor, Tensor]:
         return {p: p.grad.clone() for p in self.model.parameters() if p.grad is not None}
 
-    def _put_back(self, gradients: Mapping[Tensor, Tensor]) -> None:
+    def _restore_gradient(self, gradients: Mapping[Tensor, Tensor]) -> None:
         self.model.zero_grad()
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
 
-    def _sum_over(
+    def _run_batches(
         self,
         examples: Sequence[Example],
         work: Work,
@@ -274,7 +275,7 @@ class Trainer:
         *,
         backward: bool,
     ) -> types.ForwardBackwardOutput:
-        trained = [*self._trained().values()] if backward else []
+        trained = [*self._trained_parameters().values()] if backward else []
         self.passes.set_checkpointing(budget.checkpointing and backward)
 
         def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
@@ -282,38 +283,38 @@ class Trainer:
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
-            with torch.set_grad_enabled(backward):  # it is set by thread
+            with torch.set_grad_enabled(backward):  # the setting is per thread
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
                 value = work.loss.total(logprobs, inputs, work.settings)
-            slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
-            return logprobs.detach().cpu(), float(value.detach()), slopes
+            gradients = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
+            return logprobs.detach().cpu(), float(value.detach()), gradients
 
         outputs: list[types.LossFnOutput] = [{} for _ in examples]
         total = 0.0
         groups = micro_batches(examples, budget.tokens, folds=self.passes.folds)
-        done = side_by_side(run, groups, budget.at_once)
-        for group, (logprobs, value, slopes) in zip(groups, done, strict=True):
+        results = bounded_map(run, groups, budget.parallel)
+        for group, (logprobs, value, gradients) in zip(groups, results, strict=True):
             total += value
-            _accumulate(trained, slopes)
+            _accumulate(trained, gradients)
             parts = torch.split(logprobs, [len(examples[i].tokens) for i in group])
             for i, part in zip(group, parts, strict=True):
                 outputs[i] = {"logprobs": types.TensorData.from_torch(part.clone())}
         return types.ForwardBackwardOutput("TensorData", outputs, {"loss:sum": total})
 
 
-def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
-    for parameter, slope in zip(parameters, slopes, strict=True):
-        if slope is not None:
-            parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
+def _accumulate(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def _check_custom(loss: Any) -> None:
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return
     shape = f" of shape {[*loss.shape]}" if isinstance(loss, Tensor) else ""
-    slope = ", without a gradient" if shape and not loss.requires_grad else ""
+    detached = ", without a gradient" if shape and not loss.requires_grad else ""
     raise TrainingError(
-        f"The custom loss is a {type(loss).__name__}{shape}{slope}; expected a tensor of one "
+        f"The custom loss is a {type(loss).__name__}{shape}{detached}; expected a tensor of one "
         "number, computed from the log-probabilities. Sum it up, and detach nothing."
     )
 
@@ -322,6 +323,6 @@ def _gradient_of(logprobs: Tensor, index: int) -> Tensor:
     if logprobs.grad is None:
         raise TrainingError(
             f"The custom loss does not depend on the log-probabilities of datum {index}; expected "
-            "it to use every datum it is given. Leave that datum out, or add 0 times its sum."
+            "it to use every datum. Leave that datum out, or add 0 times its sum."
         )
     return -logprobs.grad

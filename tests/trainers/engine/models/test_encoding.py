@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from evert.bridge.tokens.bases import base_path
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.models.encoding import one_at_a_time
+from evert.trainers.engine.models.encoding import make_thread_safe
 
 TEXT = "What is it?<|im_end|>" * 40
 
@@ -34,14 +34,14 @@ def encode_in_threads(tokenizer: Any) -> set[tuple[bool, int]]:
 
 
 def test_threads_encode_in_both_ways_at_once(tokenizer: Any, tmp_path: Path) -> None:
-    assert len(encode_in_threads(one_at_a_time(tokenizer))) == 2
+    assert len(encode_in_threads(make_thread_safe(tokenizer))) == 2
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": str(base_path())}):
         assert len(encode_in_threads(get_tokenizer("Qwen/Qwen3-8B"))) == 2
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_copies_encode_alike_and_wait_for_nobody_else(tokenizer: Any, again: Any) -> None:
-    mine = one_at_a_time(one_at_a_time(tokenizer))
+    mine = make_thread_safe(make_thread_safe(tokenizer))
     theirs = again(mine)
     assert theirs.encode(TEXT) == mine.encode(TEXT)
     assert theirs._encode_plus._tokenizer is theirs
@@ -50,4 +50,4 @@ def test_copies_encode_alike_and_wait_for_nobody_else(tokenizer: Any, again: Any
 
 def test_what_is_no_tokenizer_of_transformers_is_left_alone() -> None:
     other = object()
-    assert one_at_a_time(other) is other
+    assert make_thread_safe(other) is other

@@ -220,7 +220,7 @@ def test_pieces_of_a_gguf_are_joined_and_a_missing_one_is_named(
 
     import_model(str(parts), tmp_path / "out")
     (parts / "base.gguf.part1").unlink()
-    with pytest.raises(InvalidModelError, match="the numbers 1 are missing"):
+    with pytest.raises(InvalidModelError, match="got .* Missing or duplicate: 1[.]"):
         import_model(str(parts / "base.gguf.part0"), tmp_path / "again")
 
     import_model(str(tmp_path / "base.gguf"), tmp_path / "single")

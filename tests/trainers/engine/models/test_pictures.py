@@ -23,7 +23,7 @@ from evert.trainers.engine.common.errors import LossInputError, SamplingRequestE
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models import pictures
 from evert.trainers.engine.models.base_models import load_model
-from evert.trainers.engine.models.pictures import PictureReader, sight_of, whole_from
+from evert.trainers.engine.models.pictures import PictureReader, uncut_start, vision_inputs
 
 IMAGE_PAD = 514
 CPU = torch.device("cpu")
@@ -88,11 +88,11 @@ def test_the_pictures_read_last_are_kept_and_all_others_go(seeing: str, monkeypa
     first = reader.read(prompt(image("red"), text(1))).pictures[0]
     assert reader.read(prompt(image("red"), text(1))).pictures[0] is first
     name = first.name
-    monkeypatch.setattr(pictures, "_KEPT_BYTES", first.patches.nbytes)
+    monkeypatch.setattr(pictures, "_CACHE_BYTES", first.patches.nbytes)
     reader.read(prompt(image("blue"), text(1)))
     del first
     gc.collect()
-    assert name not in pictures._named
+    assert name not in pictures._in_use
 
 
 def test_threads_that_read_a_picture_at_once_hold_the_same(seeing: str, monkeypatch: Any) -> None:
@@ -164,7 +164,7 @@ def family(name: str) -> Any:
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, seeing: str) -> None:
     model, reader = family(name), PictureReader(seeing)
-    sight = sight_of(model)
+    sight = vision_inputs(model)
     assert sight is not None
     images = image("red", (48, 32)), image("blue")
     row = reader.read(prompt(text(1, 2, 60), images[0], text(3, 60), images[1], text(4, 5)))
@@ -182,11 +182,11 @@ def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, se
 
 
 def test_a_texts_own_image_token_is_no_picture_and_no_picture_is_cut(seeing: str) -> None:
-    sight = sight_of(load_model(seeing, CPU, torch.float32))
+    sight = vision_inputs(load_model(seeing, CPU, torch.float32))
     assert sight is not None
     assert sight.ids(torch.tensor([[3, IMAGE_PAD, -9, 4]])).tolist() == [[3, 515, IMAGE_PAD, 4]]
     row = np.array([1, -5, -5, -6, -6, -6, 2])
-    assert [whole_from(row, start) for start in range(8)] == [0, 1, 1, 3, 3, 3, 6, 7]
+    assert [uncut_start(row, start) for start in range(8)] == [0, 1, 1, 3, 3, 3, 6, 7]
 
 
 @cache
@@ -198,7 +198,7 @@ def logprobs_of_whole(seeing: str, whole: types.ModelInput) -> np.ndarray:
     """Each token's, by a forward pass of transformers alone."""
     row = PictureReader(seeing).read(whole)
     model, ids = loaded(seeing), np.asarray(row.ids)
-    sight = sight_of(model)
+    sight = vision_inputs(model)
     assert sight is not None
     call: Any = model
     with torch.no_grad():

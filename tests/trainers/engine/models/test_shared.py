@@ -174,8 +174,8 @@ def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16() -> None:
     loader = Loader(EngineSettings())
     for device, trained_in in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
         loader.device = torch.device(device)
-        assert loader.dtype(whole=False) == trained_in
-        assert loader.dtype(whole=True) == torch.float32
+        assert loader.dtype(full_parameter=False) == trained_in
+        assert loader.dtype(full_parameter=True) == torch.float32
 
 
 def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
@@ -186,7 +186,7 @@ def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
         train(client)
         sampler = client.save_weights_and_get_sampling_client().result()
         assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
-        assert engine.models.dtype(whole=True) == torch.bfloat16
+        assert engine.models.dtype(full_parameter=True) == torch.bfloat16
     with (
         pytest.raises(ModelNotFoundError, match="dtype is 'int8'; expected auto, float32, bf"),
         embedded_engine(tmp_path, dtype="int8"),

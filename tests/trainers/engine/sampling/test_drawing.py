@@ -8,15 +8,21 @@ import pytest
 import torch
 
 from evert.trainers.engine.common.errors import SamplingRequestError
-from evert.trainers.engine.sampling.drawing import Temper, draw, make_stops, stream_key, uniforms
+from evert.trainers.engine.sampling.drawing import (
+    BatchParams,
+    draw,
+    make_stops,
+    stream_key,
+    uniforms,
+)
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
 
 
-def temper(
+def params(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> Temper:
-    return Temper(
+) -> BatchParams:
+    return BatchParams(
         torch.tensor([temperature]).expand(4000),
         None if top_k is None else torch.tensor([top_k]).expand(4000),
         None if top_p is None else torch.tensor([top_p]).expand(4000),
@@ -24,7 +30,7 @@ def temper(
     )
 
 
-def shares(how: Temper, count: int = 2000) -> list[float]:
+def shares(how: BatchParams, count: int = 2000) -> list[float]:
     """How often each token is drawn when the uniform numbers cover [0, 1) evenly."""
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     drawn, _ = draw(LOGITS.expand(count, -1), how.of(slice(count)), grid)
@@ -40,19 +46,19 @@ def test_a_draw_keeps_the_likeliest_tokens_in_their_proportions_at_its_temperatu
     ]:  # fmt: skip
         left = np.array([0.5, 0.3, 0.15, 0.05])
         left[kept:] = 0
-        found = shares(temper(top_k=top_k, top_p=top_p))
+        found = shares(params(top_k=top_k, top_p=top_p))
         assert found == pytest.approx(left / left.sum(), abs=1e-3), (top_k, top_p)
     squares = np.array([0.5, 0.3, 0.15, 0.05]) ** 2
-    assert shares(temper(0.5)) == pytest.approx(squares / squares.sum(), abs=1e-3)
+    assert shares(params(0.5)) == pytest.approx(squares / squares.sum(), abs=1e-3)
     for greedy in (0.0, 1e-40):
-        assert shares(temper(greedy), 20) == [1.0, 0.0, 0.0, 0.0]
+        assert shares(params(greedy), 20) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     for u in (0.0, 0.5, 1 - 2**-53):
         number = torch.tensor([u], dtype=torch.float64)
-        assert int(draw(logits, temper().of(slice(1)), number)[0]) == 1
+        assert int(draw(logits, params().of(slice(1)), number)[0]) == 1
 
 
 @pytest.mark.parametrize("size", [1, 100, 1025, 1536, 5000])
@@ -65,7 +71,7 @@ def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size:
     for number in (0.0, 1e-40, 0.3, 0.999999, 1 - 2**-53):
         target = number * sums[:, -1:]
         uniform = torch.full((3,), number, dtype=torch.float64)
-        tokens = draw(logits, temper().of(slice(3)), uniform)[0][:, None]
+        tokens = draw(logits, params().of(slice(3)), uniform)[0][:, None]
         passed, weight = sums.gather(1, tokens), weights.gather(1, tokens)
         assert bool((passed >= target - 1e-15).all())
         assert bool((passed - weight <= target + 1e-15).all())
@@ -78,9 +84,9 @@ def test_logits_that_are_no_numbers_leave_the_other_rows_alone(
     size: int, temperature: float
 ) -> None:
     logits, numbers = torch.randn(3, size), torch.full((3,), 0.5, dtype=torch.float64)
-    expected = draw(logits, temper(temperature).of(slice(3)), numbers)[0]
+    expected = draw(logits, params(temperature).of(slice(3)), numbers)[0]
     logits[1] = float("nan")
-    tokens, logprobs = draw(logits, temper(temperature).of(slice(3)), numbers)
+    tokens, logprobs = draw(logits, params(temperature).of(slice(3)), numbers)
     assert 0 <= int(tokens[1]) < size
     assert logprobs.isnan().tolist() == [False, True, False]
     assert tokens[::2].tolist() == expected[::2].tolist()
@@ -89,7 +95,7 @@ def test_logits_that_are_no_numbers_leave_the_other_rows_alone(
 def test_many_rows_are_drawn_as_each_alone() -> None:
     logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
     numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for how in (temper(), temper(0.5, top_k=40), temper(top_p=0.9)):
+    for how in (params(), params(0.5, top_k=40), params(top_p=0.9)):
         rows = [slice(row, row + 1) for row in range(300)]
         alone = [draw(logits[row], how.of(row), numbers[row]) for row in rows]
         tokens, logprobs = draw(logits, how.of(slice(300)), numbers)

@@ -13,7 +13,7 @@ from tinker import types
 
 from evert.trainers.engine.sampling import batches, lean_batch
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean
-from evert.trainers.engine.sampling.prefill import shared
+from evert.trainers.engine.sampling.prefill import shared_prefixes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scoring import Scoring, score
@@ -100,11 +100,11 @@ def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
     start, more = tokens(100, 0), tokens(50, 1)
     rows = [start + more + [1], start + more + [2], [*start, 3], [*start[:5], 4]]
     arrays = [np.array(row) for row in rows]
-    levels = shared(arrays, [0] * 4, CPU, 999)
+    levels = shared_prefixes(arrays, [0] * 4, CPU, 999)
     found = [(part.length, sorted(part.rows)) for [part] in levels]
     assert found == [(100, [0, 1, 2]), (150, [0, 1])]
-    assert shared(arrays, [100, 100, 100, 5], CPU, 999) == levels[1:]
-    assert shared(arrays[:1], [0], CPU, 999) == []
+    assert shared_prefixes(arrays, [100, 100, 100, 5], CPU, 999) == levels[1:]
+    assert shared_prefixes(arrays[:1], [0], CPU, 999) == []
 
 
 @KINDS

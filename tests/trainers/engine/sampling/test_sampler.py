@@ -88,12 +88,12 @@ def test_a_special_token_may_be_named_as_text(make: Make) -> None:
 
 
 def test_what_is_remembered_is_bounded_and_none_drawn_twice(make: Make, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sampler_module, "_REMEMBERED", 2)
+    monkeypatch.setattr(sampler_module, "_COUNTED_PROMPTS", 2)
     sampler, (first, *others) = make(), prompts(10, 11, 12, 13)
     drawn = {tuple(one(sampler.sample(first, 1, params())).tokens) for _ in range(3)}
     for prompt in others:
         one(sampler.sample(prompt, 1, params()))
-    assert len(sampler._asked) == 2
+    assert len(sampler._request_counts) == 2
     drawn.add(tuple(one(sampler.sample(first, 1, params())).tokens))
     assert len(drawn) == 4
 
@@ -112,7 +112,7 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
     ([1], {"max_tokens": -1}, "max_tokens=-1; expected a whole number of 1 or more"),
     ([1], {"seed": 2**128}, "seed=.*expected a whole number of at most 63 bits"),
     ([1] * 512, {"max_tokens": None}, "context holds 512"),
-    ([1] * 500, {"max_tokens": 13}, "ask for at most 12 tokens"),
+    ([1] * 500, {"max_tokens": 13}, "request at most 12 tokens"),
     ([1], {"stop": [""]}, "non-empty texts"),
 ]
 

@@ -241,7 +241,7 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(prefill._CHUNK_TOKENS, "cpu", way["chunk"])
-        patch.setattr(logits, "STRETCH_BYTES", way["stretch"])
+        patch.setattr(logits, "SLICE_BYTES", way["stretch"])
         patch.setattr(parallel, "cores", lambda: way["cores"] * torch.get_num_threads())
         kind._checkpointing = way["checkpointing"]
         silent = kind.forward(kind.read(data, loss, config))
