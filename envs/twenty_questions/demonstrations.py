@@ -30,7 +30,7 @@ def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _conversations(seed: int, rules: Rules) -> Iterator[list[dict[str, Any]]]:
-    rng, known = random.Random(seed), Knowledge()
+    rng, knowledge = random.Random(seed), Knowledge()
     nouns = of_split(shipped_nouns(), "train")
-    for player in players(known, rng, named=known.set_of(nouns)):
+    for player in players(knowledge, rng, allowed=knowledge.set_of(nouns)):
         yield conversation(play(player, rng.choice(nouns), rules), "short")
