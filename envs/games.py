@@ -98,27 +98,27 @@ class Game:
 @cache
 def games() -> Mapping[str, Game]:
     """The games in this folder, by the names of their files, and their variants."""
-    found = dict[str, Game]()
+    by_name = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
         if not hasattr(module, "GAME"):
             continue
-        own = {entry.name: game_of(module), **getattr(module, "VARIANTS", {})}
-        for name, game in own.items():
-            twin = next((other for other in found if found[other].id == game.id), None)
+        variants = {entry.name: game_of(module), **getattr(module, "VARIANTS", {})}
+        for name, game in variants.items():
+            twin = next((earlier for earlier in by_name if by_name[earlier].id == game.id), None)
             if twin is not None:
                 raise GameError(
                     f"The games {twin} and {name} have the same id, {game.id!r}. Give one of them "
                     "another name, or the next version."
                 )
-            found[name] = game
-    return MappingProxyType(found)
+            by_name[name] = game
+    return MappingProxyType(by_name)
 
 
 def metrics_of(game: Game | None = None) -> dict[str, Metric]:
     """The metrics of the games in this folder and of ``game``, by name."""
-    told = [*games().values(), *([game] if game else [])]
-    return {name: metric for each in told for name, metric in each.metrics.items()}
+    all_games = [*games().values(), *([game] if game else [])]
+    return {name: metric for entry in all_games for name, metric in entry.metrics.items()}
 
 
 def find_game(name: str) -> Game | None:
@@ -127,13 +127,13 @@ def find_game(name: str) -> Game | None:
     A hyphen may stand for an underscore, and evert's games ignore case. None: there is neither.
     """
     name = name.replace("-", "_")
-    if own := games().get(name.lower()):
-        return own
-    module = imported(name)
+    if game := games().get(name.lower()):
+        return game
+    module = import_user_module(name)
     return game_of(module) if module else None
 
 
-def imported(name: str) -> ModuleType | None:
+def import_user_module(name: str) -> ModuleType | None:
     """Import a user's module ('package.module'). None: there is no module of this name.
 
     Raises:
@@ -149,8 +149,8 @@ def imported(name: str) -> ModuleType | None:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             return None
-        said = f"{type(error).__name__}: {error}{place_of(error)}"
-        raise GameError(f"The module {name} cannot be imported: {said}. Fix the module.") from error
+        cause = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise GameError(f"The module {name} cannot be imported: {cause}. Fix it.") from error
 
 
 def game_of(module: ModuleType) -> Game:
@@ -161,12 +161,12 @@ def game_of(module: ModuleType) -> Game:
     """
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
-        given = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
+        problem = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
         if hasattr(module, "taskset"):
-            given += f", but a function taskset: tasks={module.__name__}:NAME"
+            problem += f", but a function taskset: tasks={module.__name__}:NAME"
         raise GameError(
             f"The module {module.__name__} ({getattr(module, '__file__', None)}) is not a game: "
-            f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
+            f"{problem}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
         )
     return game
 
@@ -187,9 +187,9 @@ class MadeTasks(Sequence[T]):
         return self._make(self._places[index])
 
 
-def literals(given: Mapping[str, Any]) -> dict[str, Any]:
+def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments without ``id``. A text that is a Python literal is replaced by its value."""
-    return {key: _literal(value) for key, value in given.items() if key != "id"}
+    return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 
 def _literal(value: Any) -> Any:
