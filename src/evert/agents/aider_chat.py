@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import ProcessOptions, as_text, made
+from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
 """Aider's cache of models' prices. Aider downloads none when it finds this file."""
@@ -63,7 +63,7 @@ def aider(
     command = [program, *QUIET, "--model", model, "--weak-model", model]
     if edit_format is not None:
         command += ["--edit-format", edit_format]
-    return made(
+    return make_agent(
         [*command, *arguments, f"--message={as_text(prompt)}", "--", *edit],
         options,
         files={"{home}/.aider/caches/model_prices_and_context_window.json": PRICES},

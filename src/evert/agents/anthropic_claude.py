@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import ProcessOptions, as_text, made
+from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 ENVIRONMENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
@@ -76,7 +76,7 @@ def claude_code(
     env: dict[str, str | None] = dict(ENVIRONMENT)
     if permission_mode == "bypassPermissions":
         env["IS_SANDBOX"] = "1"  # else it refuses to run as root, the usual user of containers
-    return made(
+    return make_agent(
         [*command, *arguments, "--", as_text(prompt)],
         options,
         env=env,

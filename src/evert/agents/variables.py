@@ -38,12 +38,12 @@ PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_
 
 def harmless(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the trainer's variables that hold no secret, and those of ``PROGRAMS``."""
-    found = {name: value for name, value in variables.items() if _is_harmless(name, value)}
+    environment = {name: value for name, value in variables.items() if _is_harmless(name, value)}
     for name, usual in PROGRAMS.items():
         folder = Path(variables.get(name) or usual).expanduser()
         if folder.is_dir():
-            found[name] = str(folder)
-    return found
+            environment[name] = str(folder)
+    return environment
 
 
 def _is_harmless(name: str, value: str) -> bool:
