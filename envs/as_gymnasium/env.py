@@ -256,7 +256,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
     def detach_episode(self, why: str) -> Episode | None:
-        """Forget the running episode, and return it to be closed. None: there is none."""
+        """Detach the running episode, for the caller to close. None: no episode is running."""
         self._notice_fork()
         episode, self._episode = self._episode, None
         self._why_over = why

@@ -103,7 +103,7 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
     except asyncio.CancelledError:
         future.cancel()
         raise
-    except BaseException as error:  # also an agent's KeyboardInterrupt: others share the loop
+    except BaseException as error:  # even an agent's KeyboardInterrupt: others share the loop
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
     else:
@@ -167,6 +167,6 @@ def _shared(pid: int) -> _Shared:
 
 
 @atexit.register
-def _finish_all() -> None:  # the loop is not ended: that would start threads, which fails now
+def _finish_all() -> None:  # does not end the loop: that would start threads, which now fails
     for loop in list(_shared(os.getpid()).users):
         loop.finish()

@@ -29,7 +29,7 @@ VECTOR_ENTRY_POINT = "evert.envs.as_gymnasium.vector:AgentVectorEnv"
 
 
 def register_games() -> None:
-    """Register the games with their training tasks. Ids that are registered do not change."""
+    """Register the games with their training tasks. Ids already registered are left alone."""
     for game in games().values():
         if game.id not in gymnasium.registry:
             register_agent(game.id, game.agent, game.train_tasks)
@@ -127,7 +127,7 @@ def check_some_tasks(tasks: Any) -> None:
 
 
 def import_path(value: Any) -> str | None:
-    """The path 'package.module:name' at which ``value`` can be imported; None: there is none."""
+    """The path 'package.module:name' at which ``value`` can be imported. None: no such path."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")

@@ -167,8 +167,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             for i, env in enumerate(self.envs)
             if i not in over and env.failure is None
         }
-        renewed = {i: self.envs[i].prepare_reset(seed=None, options=None) for i in over}
-        results = self._play(works | renewed)
+        resets = {i: self.envs[i].prepare_reset(seed=None, options=None) for i in over}
+        results = self._play(works | resets)
         for i, env in enumerate(self.envs):
             if i in over:
                 env.queue_reset(results[i])
@@ -197,7 +197,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
 
 class Member(AgentGymEnv):
-    """One environment of a vector: ``reset`` and ``step`` return results that are prepared before.
+    """One environment of a vector: ``reset`` and ``step`` return results prepared in advance.
 
     Attributes:
         results: The prepared results, in order. Empty: ``reset`` and ``step`` play.
@@ -278,7 +278,7 @@ def _action_tuple(actions: Any, length: int) -> tuple[Any, ...]:
         value = f"{len(items)} actions" if is_many else f"{actions!r:.200}"
         raise error.InvalidAction(
             f"{length} environments take a tuple, list or array of {length} actions; got {value}. "
-            "Give one for each, also for those whose episode is over: that action does nothing."
+            "Give one for each, even if its episode is over: that action is ignored."
         )
     return items
 
