@@ -114,14 +114,14 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
     arrays = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if parse is None and not isinstance(space, spaces.Text | arrays):
         raise EnvArgumentError(
-            f"The actions of {env.spec.id if env.spec else env} are in {space}, and no reply is "
-            "read as one. Pass parse=, a function from a reply to an action."
+            f"The actions of {env.spec.id if env.spec else env} are in {space}, and evert cannot "
+            "read a reply as one. Pass parse=, a function from a reply to an action."
         )
     return Actions(space, {}, parse)
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """The actions that the ``action_mask`` in ``info`` allows; None: there is no such mask."""
+    """The actions that the ``action_mask`` in ``info`` allows; None: ``info`` has no such mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None

@@ -39,7 +39,7 @@ PATIENCE = 3
 """Illegal replies in a row after which ``illegal="explain"`` ends the episode."""
 
 DEMONSTRATED = 8
-"""Most actions of a demonstration."""
+"""Maximum number of actions in a demonstration."""
 
 
 class GymAgent:
@@ -90,7 +90,7 @@ class GymAgent:
         options = {key: value for key, value in agent_options.items() if value is not None}
         self._arguments = {**options, **make}
         if not isinstance(id, str):
-            raise EnvArgumentError(f"An environment's id is a text like 'Taxi-v4'; got {id!r:.200}")
+            raise EnvArgumentError(f"An environment id is a string like 'Taxi-v4'; got {id!r:.200}")
         is_number = isinstance(illegal, int | float) and math.isfinite(illegal)
         if illegal not in ("explain", "end") and not is_number:
             raise EnvArgumentError(
@@ -113,7 +113,7 @@ class GymAgent:
         """Make the environment of an episode.
 
         Raises:
-            gymnasium.error.Error: There is no environment of this id.
+            gymnasium.error.Error: No environment has this id.
         """
         return gymnasium.make(self.id, **self._make)
 
@@ -157,7 +157,7 @@ class GymAgent:
         finally:
             if self.off_loop:
                 await finished(call(env.close))
-            else:  # without a wait, so also if the event loop is closed
+            else:  # without await, so that it works even if the loop is closed
                 env.close()
 
     def _illegal_outcome(self, wrong: int) -> Outcome:
@@ -192,7 +192,7 @@ class GymAgent:
         return {"role": "user", "content": text}
 
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
-        """Conversations with random actions, without end; legal ones if there is an action mask.
+        """Endless conversations with random actions; legal ones if there is an action mask.
 
         They show how to reply, not how to play. Each has at most ``DEMONSTRATED`` actions.
 
@@ -222,8 +222,8 @@ class GymAgent:
             messages.append({"role": "assistant", "content": reply})
             if why := actions.read(reply)[1]:
                 raise EnvArgumentError(
-                    f"parse does not take {reply!r}, an action of {self.id}, as "
-                    f"demonstrations need: {why} Make it take this, or leave parse out."
+                    f"parse rejects {reply!r}, an action of {self.id} that demonstrations use: "
+                    f"{why} Make parse accept it, or leave parse out."
                 )
             observation, _, over, cut, info = env.step(action)
             if over or cut:
@@ -239,7 +239,7 @@ def start_of(task: Any, seed: int) -> dict[str, Any]:
         seed: The episode's seed, for a task without one.
 
     Raises:
-        EnvArgumentError: The task is none of these.
+        EnvArgumentError: The task has another form.
     """
     arguments = task if isinstance(task, Mapping) else {"seed": task}
     start = {"seed": seed, **{key: value for key, value in arguments.items() if value is not None}}
