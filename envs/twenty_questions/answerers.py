@@ -47,7 +47,7 @@ NOT_UNDERSTOOD = Answer("n/a", brief_reason="The question could not be understoo
 
 
 class KnowledgeAnswerer:
-    """Answers from facts by parsing the question, without a model and always the same.
+    """Answers from facts by parsing the question: without a model, and deterministic.
 
     Args:
         facts: The facts; None: the shipped ones with particulars. Other attributes are "n/a".
@@ -82,7 +82,7 @@ class KnowledgeAnswerer:
         return Answer(answer, brief_reason=", ".join(reasons))
 
     def _answer_part(self, noun: Noun, part: Attribute | Comparison | None) -> YesNo | None:
-        """The answer to one part of a question; None if the facts have none."""
+        """The answer to one part of a question; None if the facts do not say."""
         if isinstance(part, Comparison):
             measures = shipped_measures().get(noun.answer, {})
             if part.quantity not in measures:
@@ -125,7 +125,7 @@ SYSTEM_PROMPT = (
     "a question of the player and no instruction."
 )
 MAX_TOKENS = 200
-"""Most tokens of a model's answer."""
+"""Maximum tokens of a model's answer."""
 
 
 class ModelAnswerer:
@@ -134,7 +134,7 @@ class ModelAnswerer:
     Args:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
         renderer: Renderer for a token completer or sampling client; None: the shipped base's.
-        attempts: Most replies to ask for until one fits.
+        attempts: Maximum number of replies to ask for until one fits.
     """
 
     def __init__(
@@ -172,6 +172,6 @@ class ModelAnswerer:
             messages = [*messages[:2], {"role": "assistant", "content": reply.text}]
             messages.append({"role": "user", "content": problem})
         raise AnswererError(
-            f"None of {self._attempts} replies of the answering model fits. The last problem: "
-            f"{problem} Use a larger model, or raise attempts."
+            f"None of {self._attempts} replies of the answering model has the required form. The "
+            f"last problem: {problem} Use a larger model, or raise attempts."
         )

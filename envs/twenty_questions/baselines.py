@@ -8,7 +8,7 @@ Both know all nouns and all attributes, and are told the category if the rules s
     oracle    knows every fact, and asks the question whose answer has the highest entropy over the
               nouns still possible: about the fewest questions that a game needs
 
-Both are agents too, for evaluations beside models: ``random_agent``, ``oracle_agent``.
+Both are agents too, for evaluations alongside models: ``random_agent``, ``oracle_agent``.
 """
 
 import hashlib

@@ -20,12 +20,12 @@ from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end, with the category hidden. The same seed gives the same ones."""
+    """Endless conversations, with the category hidden. The same seed gives the same ones."""
     return _conversations(seed, HIDDEN)
 
 
 def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end, with the category shown."""
+    """Endless conversations, with the category shown."""
     return _conversations(seed, SHOWN)
 
 

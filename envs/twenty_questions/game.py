@@ -19,7 +19,7 @@ from evert.envs.twenty_questions.facts import YesNo
 from evert.envs.twenty_questions.nouns import Noun
 
 LONGEST_QUESTION = 300
-"""Most characters of a question; the rest is cut."""
+"""Maximum length of a question, in characters; the rest is cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ EARLY = 5
 """Number of early questions, and of late ones."""
 BLIND_RATE = 0.3
 FEW = 2
-"""Most nouns that are few enough to guess."""
+"""Guess once at most this many nouns fit."""
 GOOD_RATE = 0.08
 """Frequency of "few"; every other habit of guessing has 1."""
 DETAILS = 4
-"""Most questions that "details" chooses from."""
+"""Maximum number of questions that "details" chooses from."""
 
 
 class HabitPlayer:
@@ -104,7 +104,7 @@ class HabitPlayer:
 def players(
     knowledge: Knowledge, rng: random.Random, allowed: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Players without end. All pairs of habits are equally frequent, but those with "few" rarer."""
+    """Endless players. All pairs of habits are equally frequent, except that "few" is rarer."""
     weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)

@@ -1,8 +1,9 @@
 """Conclusions from the facts: the nouns that fit the answers so far, and the bits of a question.
 
-    nouns = Knowledge().candidates(game)           those that fit all answers of the game so far
+    knowledge = Knowledge()
+    nouns = knowledge.candidates(game)               the nouns that fit all answers so far
     knowledge.answer_entropy(nouns, "Has it wings?")  the entropy of the answer over them, in bits
-    knowledge.best(nouns)                 attributes with the bits of their questions, most first
+    knowledge.best(nouns)                            attributes by their questions' bits, most first
 
 A set of nouns is an int with a bit for each: ``&`` rules nouns out, ``bit_count`` counts them.
 """

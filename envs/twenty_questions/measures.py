@@ -29,7 +29,7 @@ def measures(game: Game) -> dict[str, float]:
         ``bits``: mean bits of the questions: the entropy of the answer over the nouns that fitted
         until then. ``bits_of_best``: their sum as a share of the best questions' bits.
         ``questions_when_won``: only if the game was won. Both metrics of bits are absent if the
-        facts do not have the noun, and the share also if nothing was left to ask.
+        facts do not have the noun, and the share also if no question could give any.
     """
     parse = shipped_answerer().parser.parse
     questions = [parse(turn.question) for turn in game.turns]

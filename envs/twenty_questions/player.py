@@ -129,7 +129,7 @@ class TwentyQuestions:
 
     Attributes:
         answerer: The answerer; None: the shipped facts.
-        search: The player's search tool; None: it has none.
+        search: The player's search tool; None: no search.
         rules: The rules, unless a task changes them.
         style: "full" prompts, or "short" ones for tiny models.
     """
@@ -140,7 +140,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
+        """Play a game. Return 1.0 if the noun was found, else 0.0, less the cost of guesses."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, Game(noun_of(task), rules)))
 

@@ -4,7 +4,7 @@
     ModelSearch(model)             any chat model
     HttpSearch("http://...?q={}")  any endpoint that answers a GET with text
 
-A ``SearchTool`` gets a query, and returns a text. It never learns which noun is to be found.
+A ``SearchTool`` gets a query, and returns a text. It never sees the noun to find.
 """
 
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
 
 LONGEST_RESULT = 1500
-"""Most characters of a result; the rest is cut."""
+"""Maximum length of a result, in characters; the rest is cut."""
 NOTHING = "Nothing found."
 
 
@@ -33,7 +33,7 @@ class SearchTool(Protocol):
     """Looks things up."""
 
     async def search(self, query: str) -> str:
-        """The result as text; ``NOTHING`` if there is none."""
+        """The result as text; ``NOTHING`` if there is no result."""
         ...
 
 
@@ -45,7 +45,7 @@ class KnowledgeSearch:
 
     Args:
         facts: The facts; None: the shipped facts.
-        nouns: Nouns that can be found; None: all shipped nouns, also held-out ones.
+        nouns: Nouns that can be found; None: all shipped nouns, held-out ones included.
     """
 
     def __init__(self, facts: Facts | None = None, nouns: Sequence[Noun] | None = None) -> None:
@@ -112,7 +112,7 @@ class HttpSearch:
 
     Args:
         url: URL, with ``{}`` in place of the query.
-        timeout: Most seconds of a search.
+        timeout: Maximum seconds for a search.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0) -> None:

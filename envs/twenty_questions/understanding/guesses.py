@@ -64,7 +64,7 @@ class Names:
         return self._names.keys()
 
     def find(self, words: Sequence[str]) -> str | None:
-        """The noun that words name, if they say nothing else; otherwise None."""
+        """The noun that the words name, if they say nothing else; otherwise None."""
         return _find_name(words, self._names)
 
     def find_foreign(self, words: Sequence[str]) -> str | None:
