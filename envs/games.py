@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class GameError(EvertError, ValueError):
-    """A game's module or a taskset cannot be imported, or gives no game that can be played."""
+    """A game's module or a taskset cannot be imported, or provides no playable game."""
 
 
 class EnvArgumentError(EvertError, ValueError):
@@ -44,7 +44,7 @@ class Metric:
     Attributes:
         title: Title of its figures in a report, "Bits a question".
         unit: Unit in its figures.
-        drawn: Episodes that a report has a figure of: "train", "test" (held-out), or both.
+        drawn: Episodes for which a report draws a figure: "train", "test" (held-out), or both.
         tabled: Whether an evaluation's table and CSV have its mean over the episodes.
         about: A sentence for the report, if the title is not enough.
     """
@@ -67,7 +67,8 @@ class Game:
         test_tasks: Import path of the held-out tasks; "" for none.
         recipe: Defaults of a training run with a shipped base, by name (``evert train --help``).
         full_size: Changes to the recipe for any other model.
-        players: Players without a model, by name: import paths of functions: a seed -> an agent.
+        players: Players without a model, by name: import paths of functions
+            from a seed to an agent.
         opponents: Players without a model for a game's seats, by name: import paths of functions
             from a seed to a function from the messages to the reply's text.
         searching: Import path of an agent -> import path of the same agent with a search tool.
@@ -124,7 +125,7 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or that of a user's module ('package.module').
 
-    A hyphen may stand for an underscore, and evert's games ignore case. None: there is neither.
+    A hyphen may stand for an underscore, and evert's games ignore case. None: no game or module.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):
@@ -134,7 +135,7 @@ def find_game(name: str) -> Game | None:
 
 
 def import_user_module(name: str) -> ModuleType | None:
-    """Import a user's module ('package.module'). None: there is no module of this name.
+    """Import a user's module ('package.module'). None: no module has this name.
 
     Raises:
         GameError: The module cannot be imported.
@@ -172,7 +173,7 @@ def game_of(module: ModuleType) -> Game:
 
 
 class MadeTasks(Sequence[T]):
-    """A sequence of ``size`` tasks. Each is made when it is asked for, from its index."""
+    """A sequence of ``size`` tasks. Each is made from its index, on access."""
 
     def __init__(self, size: int, make: Callable[[int], T]) -> None:
         self._places, self._make = range(size), make
@@ -188,7 +189,7 @@ class MadeTasks(Sequence[T]):
 
 
 def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without ``id``. A text that is a Python literal is replaced by its value."""
+    """The arguments without ``id``; strings that are Python literals become their values."""
     return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 

@@ -118,7 +118,7 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Games of a player who guesses at random inside the known bounds, without end.
+    """Endless games of a player who guesses at random inside the known bounds.
 
     The same seed gives the same games. No target is a held-out number.
     """

@@ -109,7 +109,7 @@ def word_question(hint: str) -> str:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Random hints and guesses, without end. They show the form of a reply, not its meaning."""
+    """Endless random hints and guesses. They show the form of a reply, not its meaning."""
     rng = random.Random(seed)
     while True:
         hint = rng.choice(LETTERS)

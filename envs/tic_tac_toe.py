@@ -103,7 +103,7 @@ def best(board: Board) -> list[int]:
 
 
 def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
-    """Boards of unfinished games after at most ``max_moves`` random moves, without end."""
+    """Endless boards of unfinished games after at most ``max_moves`` random moves."""
     while True:
         board, moves = EMPTY, rng.randint(0, max_moves)
         while moves and winner(board) is None:
@@ -153,7 +153,7 @@ def read_board(text: str) -> Board:
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """The cell of an answer's first digit. None: there is no digit, or the cell is not free."""
+    """The cell of an answer's first digit. None: no digit, or the cell is not free."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
@@ -295,7 +295,7 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 def habits(board: Board) -> list[list[int]]:
     """The cells among which each of four habits picks at random.
 
-    The habits: any free cell; cells that win; cells that keep the other from winning; cells that do
+    The habits: any free cell; cells that win; cells that block a win of the opponent; cells that do
     neither. A habit without cells picks any free cell.
     """
     cells, seat = free(board), mover(board)
@@ -308,7 +308,7 @@ def habits(board: Board) -> list[list[int]]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Moves on random boards, without end. All habits are equally frequent."""
+    """Endless moves on random boards. All habits are equally frequent."""
     rng = random.Random(seed)
     for board in boards(rng):
         answer = str(rng.choice(rng.choice(habits(board))) + 1)
