@@ -5,7 +5,7 @@ separate environment and pass the path of its ``aider`` as ``program``.
 
 - Analytics, updates and the download of models' prices are switched off.
 - Its caches and settings lie in the episode's home; yours are not read.
-- It would run what follows "/run" or "!" at the beginning of a task, so a new line is put before.
+- It would run what follows "/run" or "!" at the beginning of a task, so a newline is put first.
 """
 
 import json

@@ -3,7 +3,7 @@
 https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -g
 @anthropic-ai/claude-code``.
 
-- Model calls beside the task (session titles) and traffic to other hosts are switched off.
+- Model calls besides the task (session titles) and traffic to other hosts are switched off.
 - Its settings, memories and sessions lie in the episode's home; yours are not read.
 - It changes tool calls before it sends them back: it adds ``replace_all: false``, strips white
   space from the ends of lines, and turns strings into numbers. With ``keep_completed_arguments``

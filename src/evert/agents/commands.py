@@ -2,8 +2,8 @@
 
 ``Place`` is where an episode's commands run: its folders, its environment variables, and the values
 of ``{task}`` and the other placeholders. ``Place.run`` runs a command to its end and returns a
-``ProcessResult``. A command's outputs go to unnamed temporary files, of which only the ends are
-read, so no output is too long. A command may leave files of any kind: ``read_left`` reads only
+``ProcessResult``. A command's outputs go to unnamed temporary files; only their ends are read,
+so no output is too long. A command may leave files of any kind: ``read_left`` reads only
 regular files up to a size, and follows no link.
 """
 
@@ -129,7 +129,7 @@ class Place:
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files of this place. Paths are copied, also whole folders."""
+        """Write the files of this place. Paths are copied, folders included."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:
@@ -175,7 +175,7 @@ class Place:
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
     def _check_program(self, program: str) -> None:
-        """Raise if there is no such program. In a sandbox the supervisor would not notice."""
+        """Raise if the program does not exist. In a sandbox the supervisor would not notice."""
         path = os.path.join(self.folder, program) if "/" in program else program
         executable = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
         if executable is None or not os.access(executable, os.X_OK):

@@ -12,8 +12,8 @@ copy of the policy's renderer that remembers the messages of each prompt (``Prom
 The action is the sampled tokens of the reply. If the reply came as text, these are unknown, and the
 action is tokens that this renderer parses as that reply.
 
-The environment of the recipe ``math_rl`` computes on answers with sympy, without end if an
-answer is made for that. They are graded in an isolate (``_ReportingEnv``).
+The environment of the recipe ``math_rl`` computes on answers with sympy, which a crafted answer can
+keep busy for ever. So they are graded in an isolate (``_ReportingEnv``).
 """
 
 import copy
@@ -83,7 +83,7 @@ class CookbookAgent:
     client as they come, and the reward of the ``Outcome`` is 0.
 
     Raises (when it plays):
-        InvalidAgentError: ``make`` returns none of these, or the client is not one of evert's.
+        InvalidAgentError: ``make`` returns something else, or the client is not one of evert's.
         UnsupportedPromptError: The environment returns a prompt that it did not make with
             ``renderer``, or stops at token ids that are not among the renderer's.
     """
@@ -95,8 +95,8 @@ class CookbookAgent:
         """Play one episode."""
         if not isinstance(client, AgentClient):
             raise InvalidAgentError(
-                f"A CookbookAgent needs the client of an Env of evert's, got {repr_of(client)}: "
-                "its environment needs the policy's renderer. Play it by ChatAgentEnv(...)."
+                f"A CookbookAgent needs the client of an evert Env, got {repr_of(client)}: its "
+                "environment needs the policy's renderer. Play it with ChatAgentEnv(...)."
             )
         recorder = PromptRecorder(renderer_of(client))
         async with AsyncExitStack() as stack:
@@ -125,8 +125,8 @@ async def _env_of(environment: object, recorder: "PromptRecorder", stack: AsyncE
         if len(envs) != 1:
             raise InvalidAgentError(
                 f"{type(environment).__name__} makes a group of {len(envs)} Envs; expected one, "
-                "since an agent plays one episode. Make it with a group size of 1; evert's group_size "
-                "makes the group. For a game of several players, write an agent with seats."
+                "since an agent plays one episode. Make it with a group size of 1; evert's "
+                "group_size makes the group. For several players, write an agent with seats."
             )
         environment = envs[0]
     for owner in (environment, getattr(environment, "message_env", None)):
@@ -217,7 +217,7 @@ class _ReportingEnv(Env):
 
 
 def _is_maths(env: Env) -> bool:
-    """Whether the Env checks answers as the recipe does, whose clock waits for a slow grader."""
+    """Whether the Env checks answers like the recipe, whose clock does not stop a slow grader."""
     check = getattr(type(env), "check_answer", None)
     return MATHS in sys.modules and check is sys.modules[MATHS].MathEnv.check_answer
 

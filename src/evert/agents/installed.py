@@ -1,7 +1,7 @@
 """The paths that a program needs to see in a sandbox: its installation, and its arguments' files.
 
 A sandbox has the system's folders and no home. But programs are often installed in the home (npm,
-nvm, pyenv, pipx, uv), beside keys and work, so only the folders of installations are shown. Of an
+nvm, pyenv, pipx, uv), next to keys and work, so only the folders of installations are shown. Of an
 installation these are ``PREFIX/bin`` and the other ``PARTS``, and the targets of links in ``bin``:
 pipx, uv and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
 """
@@ -19,7 +19,7 @@ PARTS = "bin sbin lib lib32 lib64 libexec include share pyvenv.cfg conda-meta ss
 
 
 def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
-    """Return the paths to show to a command beside the system's: path -> the same as a ``Path``.
+    """Return the paths to show to a command besides the system's: path -> the same as a ``Path``.
 
     Args:
         command: Program and arguments. Absolute paths in the arguments are shown.
@@ -47,18 +47,18 @@ def _paths(texts: Iterable[str]) -> list[str]:
 def _installation_paths(starts: tuple[str, ...]) -> frozenset[Path]:
     paths: set[Path] = set()
     visited: set[Path] = set()
-    waiting = [*map(Path, starts)]
-    while waiting:
-        path = waiting.pop()
+    queue = [*map(Path, starts)]
+    while queue:
+        path = queue.pop()
         if path in visited or not os.path.exists(path):  # Path.exists may raise
             continue
         visited.add(path)
-        waiting += _link_targets(path)
+        queue += _link_targets(path)
         folder = path if path.is_dir() else path.parent
         if not _is_system(folder):
             paths.update(_parts_of(folder) or ([path] if path != folder else []))
             if folder.name == "bin" and os.access(folder, os.R_OK):
-                waiting += [entry for entry in folder.iterdir() if entry.is_symlink()]
+                queue += [entry for entry in folder.iterdir() if entry.is_symlink()]
     return frozenset(paths)
 
 

@@ -161,7 +161,7 @@ class ProcessAgent:
         """
         async with new_folder() as scratch, self._serve(client) as address:
             place = self._place(client, address, task, scratch)
-            with _reporting(client, place):
+            with _report_last_words(client, place):
                 await asyncio.to_thread(place.lay, self.files)
                 await self._set_up(place)
                 command = self.command if place.sandbox is None else self.command_in_sandbox
@@ -194,8 +194,9 @@ class ProcessAgent:
         home, temporary = scratch / "home", scratch / "tmp"
         if address.socket is not None and outside and scratch.is_relative_to(folder):
             raise InvalidAgentError(
-                f"cwd={str(self.cwd)!r} holds {scratch.parent}, where episodes and judges have "
-                "their folders, so a command could write them. Choose another cwd=, or set TMPDIR."
+                f"cwd={str(self.cwd)!r} contains {scratch.parent}, where episodes and judges "
+                "have their folders, so a command could write to them. Choose another cwd=, or set "
+                "TMPDIR."
             )
         for path in (folder, home, temporary):
             path.mkdir(parents=True, exist_ok=True)
@@ -207,8 +208,8 @@ class ProcessAgent:
             "folder": str(agent_place.folder if agent_place else folder),
             "home": str(home),
         }
-        beside = [] if address.socket is None else [Path(address.socket).parent]
-        folders = [scratch, *(agent_place.scratch if agent_place else beside)]
+        socket_folder = [] if address.socket is None else [Path(address.socket).parent]
+        folders = [scratch, *(agent_place.scratch if agent_place else socket_folder)]
         rooms = {IN_JUDGE if agent_place else "": folder, IN_HOME: home}
         place = Place(folders, folder, rooms, task, values, install=self.install)
         user_env = {
@@ -280,7 +281,7 @@ class ProcessAgent:
             return await _call(self.reward, result, _task_or_none(place.task))
         async with new_folder() as scratch:
             judge = self._place(client, address, place.task, scratch, place)
-            with _reporting(client, judge):
+            with _report_last_words(client, judge):
                 await asyncio.to_thread(judge.lay, self.files)
                 verdict = await judge.run(self.reward, "reward", judge.sandbox)
         _log(client, verdict, "reward_status", "reward_stdout", "reward_stderr")
@@ -344,7 +345,7 @@ def _check_files(files: Mapping[str, str | bytes | Path]) -> dict[str, str | byt
 
 
 def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Refuse a reward command that is not told where the agent ran: it would find nothing."""
+    """Refuse a reward command that does not get the agent's folder: it would find nothing."""
     if callable(reward) or reward in ("exit", "file"):
         return
     texts = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
@@ -357,7 +358,7 @@ def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path])
 
 
 @contextmanager
-def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
+def _report_last_words(client: AgentClient, place: Place) -> Iterator[None]:
     """Add what the command wrote last to the error that ends an episode."""
     try:
         yield

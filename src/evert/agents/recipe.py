@@ -34,7 +34,7 @@ class ProcessOptions(CommonOptions, total=False):
 def as_text(prompt: str) -> str:
     """Return a prompt that no program mistakes for one of its commands: "/run", "!ls", "-".
 
-    Programs look for commands at the very beginning. A new line is put there if the prompt begins
+    Programs look for commands at the very beginning. A newline is put there if the prompt begins
     with a placeholder; a command that the prompt's author wrote, "/ask {task}", still works.
     """
     return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt

@@ -47,7 +47,7 @@ SETTINGS = "sys sysrq-trigger fs driver acpi scsi mtrr"
 """Files of ``/proc`` that change kernel settings; root may write them even without capabilities."""
 
 MACHINE_FILES = "kcore keys key-users kmsg latency_stats sched_debug timer_list"
-"""Files of ``/proc`` that tell of the whole machine, such as its users' keys."""
+"""Files of ``/proc`` that describe the whole machine, such as its users' keys."""
 
 OWN = {
     "/proc": ["--proc", "/proc"],
@@ -101,7 +101,7 @@ class Sandbox:
 
     Attributes:
         writable: Files and folders to read and write: path inside -> path outside.
-        readonly: Files and folders to read, beside the system's, ``system_folders()``.
+        readonly: Files and folders to read, besides the system's, ``system_folders()``.
         hidden: Files and folders that cannot be read; their paths inside and outside are equal.
         ports: Ports of 127.0.0.1 inside -> the Unix socket outside that each is forwarded to.
         folder: Where inside a program starts; None: the caller's folder, or ``/``.

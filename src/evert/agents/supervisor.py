@@ -15,8 +15,8 @@ The command may send signals to the supervisor. It cannot block two of them: SIG
 from which SIGCONT wakes it. The trainer sends that at the end, and the kernel when the trainer
 dies.
 
-The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors), of which
-only the end is kept, so that long outputs do not fill the disk. To start fast it imports nothing of
+The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors). Only the
+ends are kept, so that long outputs do not fill the disk. To start fast it imports nothing of
 evert's.
 """
 
@@ -208,7 +208,7 @@ def _report(line: str) -> None:
 
 
 def _end_all(pid: int) -> None:
-    """Kill and reap children until none is left, and so no descendant.
+    """Kill and reap children until no child is left, and so no descendant.
 
     A process group is killed in one call, so that no fork of a member escapes. A descendant of
     another group loses its parent and becomes a child, which the next round kills.
@@ -259,8 +259,8 @@ def remove(folder: str) -> str:
     import subprocess
 
     parent, name = os.path.split(folder)
-    if mounted := _mounts_in(os.path.join(os.path.realpath(parent), name)):
-        return f"something is mounted in it: {', '.join(mounted)}"
+    if mounts := _mounts_in(os.path.join(os.path.realpath(parent), name)):
+        return f"something is mounted in it: {', '.join(mounts)}"
     delete = ["rm", "-rf", "--", folder]  # Python's rmtree fails at a depth of 1,000
     unlock = ["find", folder, "-type", "d", "!", "-perm", "-700", "-execdir", "chmod", "700", "{}"]
     for step in (delete, [*unlock, ";"], delete):

@@ -21,7 +21,7 @@ VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYENV_VERSION NODE_PATH NVM_DIR JAVA_
 PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 CUDA_VISIBLE_DEVICES OMP_NUM_THREADS
 """
-"""The trainer's variables that a command gets, beside ``LC_*`` and proxies without a login."""
+"""The trainer's variables that a command gets, besides ``LC_*`` and proxies without a login."""
 
 PROGRAMS = {
     "PYTHONUSERBASE": site.getuserbase(),
