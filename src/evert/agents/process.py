@@ -194,9 +194,8 @@ class ProcessAgent:
         home, temporary = scratch / "home", scratch / "tmp"
         if address.socket is not None and outside and scratch.is_relative_to(folder):
             raise InvalidAgentError(
-                f"cwd={str(self.cwd)!r} contains {scratch.parent}, where episodes and judges "
-                "have their folders, so a command could write to them. Choose another cwd=, or set "
-                "TMPDIR."
+                f"cwd={str(self.cwd)!r} contains {scratch.parent}, where episodes and judges have "
+                "their folders: a command could write there. Choose another cwd=, or set TMPDIR."
             )
         for path in (folder, home, temporary):
             path.mkdir(parents=True, exist_ok=True)
