@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class GameError(EvertError, ValueError):
-    """A game's module or a taskset cannot be imported, or gives no game that can be played."""
+    """A game's module or a taskset cannot be imported, or provides no playable game."""
 
 
 class EnvArgumentError(EvertError, ValueError):
@@ -44,7 +44,7 @@ class Metric:
     Attributes:
         title: Title of its figures in a report, "Bits a question".
         unit: Unit in its figures.
-        drawn: Episodes that a report has a figure of: "train", "test" (held-out), or both.
+        drawn: Episodes for which a report draws a figure: "train", "test" (held-out), or both.
         tabled: Whether an evaluation's table and CSV have its mean over the episodes.
         about: A sentence for the report, if the title is not enough.
     """
@@ -67,7 +67,8 @@ class Game:
         test_tasks: Import path of the held-out tasks; "" for none.
         recipe: Defaults of a training run with a shipped base, by name (``evert train --help``).
         full_size: Changes to the recipe for any other model.
-        players: Players without a model, by name: import paths of functions: a seed -> an agent.
+        players: Players without a model, by name: import paths of functions
+            from a seed to an agent.
         opponents: Players without a model for a game's seats, by name: import paths of functions
             from a seed to a function from the messages to the reply's text.
         searching: Import path of an agent -> import path of the same agent with a search tool.
@@ -98,43 +99,43 @@ class Game:
 @cache
 def games() -> Mapping[str, Game]:
     """The games in this folder, by the names of their files, and their variants."""
-    found = dict[str, Game]()
+    by_name = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
         if not hasattr(module, "GAME"):
             continue
-        own = {entry.name: game_of(module), **getattr(module, "VARIANTS", {})}
-        for name, game in own.items():
-            twin = next((other for other in found if found[other].id == game.id), None)
+        variants = {entry.name: game_of(module), **getattr(module, "VARIANTS", {})}
+        for name, game in variants.items():
+            twin = next((earlier for earlier in by_name if by_name[earlier].id == game.id), None)
             if twin is not None:
                 raise GameError(
                     f"The games {twin} and {name} have the same id, {game.id!r}. Give one of them "
                     "another name, or the next version."
                 )
-            found[name] = game
-    return MappingProxyType(found)
+            by_name[name] = game
+    return MappingProxyType(by_name)
 
 
 def metrics_of(game: Game | None = None) -> dict[str, Metric]:
     """The metrics of the games in this folder and of ``game``, by name."""
-    told = [*games().values(), *([game] if game else [])]
-    return {name: metric for each in told for name, metric in each.metrics.items()}
+    all_games = [*games().values(), *([game] if game else [])]
+    return {name: metric for entry in all_games for name, metric in entry.metrics.items()}
 
 
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or that of a user's module ('package.module').
 
-    A hyphen may stand for an underscore, and evert's games ignore case. None: there is neither.
+    A hyphen may stand for an underscore, and evert's games ignore case. None: no game or module.
     """
     name = name.replace("-", "_")
-    if own := games().get(name.lower()):
-        return own
-    module = imported(name)
+    if game := games().get(name.lower()):
+        return game
+    module = import_user_module(name)
     return game_of(module) if module else None
 
 
-def imported(name: str) -> ModuleType | None:
-    """Import a user's module ('package.module'). None: there is no module of this name.
+def import_user_module(name: str) -> ModuleType | None:
+    """Import a user's module ('package.module'). None: no module has this name.
 
     Raises:
         GameError: The module cannot be imported.
@@ -149,8 +150,8 @@ def imported(name: str) -> ModuleType | None:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             return None
-        said = f"{type(error).__name__}: {error}{place_of(error)}"
-        raise GameError(f"The module {name} cannot be imported: {said}. Fix the module.") from error
+        cause = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise GameError(f"The module {name} cannot be imported: {cause}. Fix it.") from error
 
 
 def game_of(module: ModuleType) -> Game:
@@ -161,18 +162,18 @@ def game_of(module: ModuleType) -> Game:
     """
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
-        given = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
+        problem = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
         if hasattr(module, "taskset"):
-            given += f", but a function taskset: tasks={module.__name__}:NAME"
+            problem += f", but a function taskset: tasks={module.__name__}:NAME"
         raise GameError(
             f"The module {module.__name__} ({getattr(module, '__file__', None)}) is not a game: "
-            f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
+            f"{problem}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
         )
     return game
 
 
 class MadeTasks(Sequence[T]):
-    """A sequence of ``size`` tasks. Each is made when it is asked for, from its index."""
+    """A sequence of ``size`` tasks. Each is made from its index, on access."""
 
     def __init__(self, size: int, make: Callable[[int], T]) -> None:
         self._places, self._make = range(size), make
@@ -187,9 +188,9 @@ class MadeTasks(Sequence[T]):
         return self._make(self._places[index])
 
 
-def literals(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without ``id``. A text that is a Python literal is replaced by its value."""
-    return {key: _literal(value) for key, value in given.items() if key != "id"}
+def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without ``id``; strings that are Python literals become their values."""
+    return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 
 def _literal(value: Any) -> Any:

@@ -48,8 +48,8 @@ FORMAT_PENALTY = -1.0
 
 
 _NUMBERS = random.Random(0).sample(range(UPPER_BOUND), UPPER_BOUND)  # the Cookbook's order
-_TRAINED = int(0.9 * UPPER_BOUND)
-TRAIN_TASKS, TEST_TASKS = _NUMBERS[:_TRAINED], _NUMBERS[_TRAINED:]
+_TRAIN_SIZE = int(0.9 * UPPER_BOUND)
+TRAIN_TASKS, TEST_TASKS = _NUMBERS[:_TRAIN_SIZE], _NUMBERS[_TRAIN_SIZE:]
 
 
 async def guess_number_agent(client: "AgentClient", task: int) -> float:
@@ -118,7 +118,7 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Games of a player who guesses at random inside the known bounds, without end.
+    """Endless games of a player who guesses at random inside the known bounds.
 
     The same seed gives the same games. No target is a held-out number.
     """

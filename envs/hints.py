@@ -82,16 +82,16 @@ async def seated_hints_agent(client: "AgentClient", task: str) -> float:
 
 
 async def _play(hinter: "AgentClient", guesser: "AgentClient", word: str) -> float:
-    hint = await _said(hinter, hint_question(word))
+    hint = await _ask(hinter, hint_question(word))
     if word in re.sub("[^a-z]", "", hint.lower()):  # "S-U-N" contains "sun"
         hinter.metric("told", 1.0)
         return 0.0
-    guess = await _said(guesser, word_question(hint))
+    guess = await _ask(guesser, word_question(hint))
     hinter.log(word=word, hint=hint, guess=guess)
     return float(guess.strip() == word)
 
 
-async def _said(client: "AgentClient", question: str) -> str:
+async def _ask(client: "AgentClient", question: str) -> str:
     completion = await client.chat.completions.create(
         messages=[{"role": "user", "content": question}]
     )
@@ -109,7 +109,7 @@ def word_question(hint: str) -> str:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Random hints and guesses, without end. They show the form of a reply, not its meaning."""
+    """Endless random hints and guesses. They show the form of a reply, not its meaning."""
     rng = random.Random(seed)
     while True:
         hint = rng.choice(LETTERS)

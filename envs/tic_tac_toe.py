@@ -91,9 +91,9 @@ def winner(board: Board) -> str | None:
 @cache
 def value(board: Board) -> int:
     """The mover's reward if both seats play perfectly: 1, 0 or -1."""
-    won = winner(board)
-    if won is not None:
-        return 0 if not won else 1 if won == mover(board) else -1
+    victor = winner(board)
+    if victor is not None:
+        return 0 if not victor else 1 if victor == mover(board) else -1
     return max(-value(put(board, cell, mover(board))) for cell in free(board))
 
 
@@ -102,10 +102,10 @@ def best(board: Board) -> list[int]:
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
-def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
-    """Boards of unfinished games after at most ``most`` random moves, without end."""
+def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
+    """Endless boards of unfinished games after at most ``max_moves`` random moves."""
     while True:
-        board, moves = EMPTY, rng.randint(0, most)
+        board, moves = EMPTY, rng.randint(0, max_moves)
         while moves and winner(board) is None:
             board, moves = put(board, rng.choice(free(board)), mover(board)), moves - 1
         if winner(board) is None:
@@ -114,7 +114,7 @@ def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
 
 def opening(seed: int) -> Board:
     """A board of an unfinished game after at most seven random moves."""
-    return next(boards(random.Random(seed), most=7))
+    return next(boards(random.Random(seed), max_moves=7))
 
 
 TRAIN_TASKS = MadeTasks(100_000, opening)
@@ -124,22 +124,22 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 # -- the text ------------------------------------------------------------------------------------
 
 
-def shown(board: Board) -> str:
+def board_text(board: Board) -> str:
     """The board for its mover, whose marks are X: the rows, then a line for each free cell."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
     rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
-    return "\n".join([rows, *(_shown_cell(cells, cell) for cell in free(board))])
+    return "\n".join([rows, *(_cell_text(cells, cell) for cell in free(board))])
 
 
-def _shown_cell(cells: Sequence[str], free: int) -> str:
+def _cell_text(cells: Sequence[str], free: int) -> str:
     """A free cell with the marks of each of its lines: "7 XX O"."""
     through = [line for line in LINES if free in line]
     marks = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in through)
     return " ".join([cells[free], *filter(None, marks)])
 
 
-def seen(text: str) -> Board:
+def read_board(text: str) -> Board:
     """Read the board that a text begins with; X is to move.
 
     Raises:
@@ -148,12 +148,12 @@ def seen(text: str) -> Board:
     cells = text.partition("\n")[0].replace(" ", "")
     if not re.fullmatch(r"[1-9XO]{9}", cells):
         raise ValueError(f"{text!r} does not begin with a board; expected rows: 'X23 4O6 789'.")
-    own, other = ("x", "o") if cells.count("X") == cells.count("O") else ("o", "x")
-    return "".join({"X": own, "O": other}.get(cell, ".") for cell in cells)
+    x_seat, o_seat = ("x", "o") if cells.count("X") == cells.count("O") else ("o", "x")
+    return "".join({"X": x_seat, "O": o_seat}.get(cell, ".") for cell in cells)
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """The cell of an answer's first digit. None: there is no digit, or the cell is not free."""
+    """The cell of an answer's first digit. None: no digit, or the cell is not free."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
@@ -177,9 +177,9 @@ async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float
     """
     players = {seat: client.seat(seat) for seat in SEATS}
     later = {seat: partial(_turn, player.untrained) for seat, player in players.items()}
-    own = mover(task)
-    won = await _play(task, {**later, own: partial(_turn, players[own])}, later)
-    rewards = {seat: _reward(won, seat) for seat in SEATS}
+    first_seat = mover(task)
+    victor = await _play(task, {**later, first_seat: partial(_turn, players[first_seat])}, later)
+    rewards = {seat: _reward(victor, seat) for seat in SEATS}
     for seat, player in players.items():
         _note(player, rewards[seat])
     return rewards
@@ -220,13 +220,13 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
     ## Version History
     v0: first version.
     """
-    own = mover(task)
+    seat = mover(task)
 
-    async def other(board: Board) -> int:
+    async def opponent(board: Board) -> int:
         return client.rng.choice(free(board))
 
-    won = await _play(task, {own: partial(_turn, client), SEATS[own == "x"]: other})
-    reward = _reward(won, own)
+    victor = await _play(task, {seat: partial(_turn, client), SEATS[seat == "x"]: opponent})
+    reward = _reward(victor, seat)
     _note(client, reward)
     return reward
 
@@ -239,19 +239,19 @@ async def _play(
     board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
 ) -> str:
     """The winner, or "" for a draw. ``later``: turns after the first; None: ``turns`` again."""
-    while (won := winner(board)) is None:
+    while (victor := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
             return SEATS[mover(board) == "x"]
         board, turns = put(board, cell, mover(board)), later or turns
-    return won
+    return victor
 
 
 async def _turn(client: "AgentClient", board: Board) -> int | None:
-    said = shown(board)
+    prompt = board_text(board)
     for _ in range(2):
         completion = await client.chat.completions.create(
-            messages=[{"role": "user", "content": said}]
+            messages=[{"role": "user", "content": prompt}]
         )
         answer = completion.choices[0].message.content or ""
         cell = move_in(answer, board)
@@ -259,12 +259,12 @@ async def _turn(client: "AgentClient", board: Board) -> int | None:
             return cell
         client.reward(MISTAKE)
         client.metric("mistakes", 1.0)
-        said = f"{shown(board)}\n{correction(answer, board)}"
+        prompt = f"{board_text(board)}\n{correction(answer, board)}"
     return None
 
 
-def _reward(won: str, seat: str) -> float:
-    return 0.0 if not won else 1.0 if won == seat else -1.0
+def _reward(victor: str, seat: str) -> float:
+    return 0.0 if not victor else 1.0 if victor == seat else -1.0
 
 
 def _note(client: "AgentClient", reward: float) -> None:
@@ -286,7 +286,7 @@ def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
 
 
 def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Sequence[Any]) -> str:
-    return str(rng.choice(cells(seen(messages[-1]["content"]))) + 1)
+    return str(rng.choice(cells(read_board(messages[-1]["content"]))) + 1)
 
 
 # -- habits --------------------------------------------------------------------------------------
@@ -295,21 +295,22 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 def habits(board: Board) -> list[list[int]]:
     """The cells among which each of four habits picks at random.
 
-    The habits: any free cell; cells that win; cells that keep the other from winning; cells that do
+    The habits: any free cell; cells that win; cells that block a win of the opponent; cells that do
     neither. A habit without cells picks any free cell.
     """
-    cells, own = free(board), mover(board)
+    cells, seat = free(board), mover(board)
     wins, saves = (
         [cell for cell in cells if winner(put(board, cell, mark)) == mark]
-        for mark in (own, SEATS[own == "x"])
+        for mark in (seat, SEATS[seat == "x"])
     )
-    others = [cell for cell in cells if cell not in (*wins, *saves)]
-    return [each or cells for each in (cells, wins, saves, others)]
+    neutral = [cell for cell in cells if cell not in (*wins, *saves)]
+    return [choices or cells for choices in (cells, wins, saves, neutral)]
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Moves on random boards, without end. All habits are equally frequent."""
+    """Endless moves on random boards. All habits are equally frequent."""
     rng = random.Random(seed)
     for board in boards(rng):
         answer = str(rng.choice(rng.choice(habits(board))) + 1)
-        yield [{"role": "user", "content": shown(board)}, {"role": "assistant", "content": answer}]
+        question = {"role": "user", "content": board_text(board)}
+        yield [question, {"role": "assistant", "content": answer}]

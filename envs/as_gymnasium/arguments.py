@@ -39,13 +39,14 @@ def require_count(name: str, value: object, otherwise: str = "") -> None:
         )
 
 
-def require_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Check that every given name is known."""
-    names = sorted(known)
-    for name in given:
-        if name not in names:
+def require_supported(kind: str, names: Iterable[str], supported: Iterable[str]) -> None:
+    """Check that every name is supported."""
+    expected = sorted(supported)
+    for name in names:
+        if name not in expected:
             raise EnvArgumentError(
-                f"Unknown {kind} {name!r}; expected {', '.join(names)}." + did_you_mean(name, names)
+                f"Unknown {kind} {name!r}; expected {', '.join(expected)}."
+                + did_you_mean(name, expected)
             )
 
 
@@ -59,15 +60,15 @@ def read_tasks(tasks: Any) -> Sequence[Any] | None:
     """The tasks, imported if ``tasks`` is an import path; None for no tasks."""
     if tasks is None:
         return None
-    found = load_tasks(tasks)
-    check_some_tasks(found)
-    return found
+    sequence = load_tasks(tasks)
+    check_some_tasks(sequence)
+    return sequence
 
 
 def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
     """The options of ``ChatAgentEnv``, with ``max_turns`` in their limits."""
-    own = ("level", "max_turns", "render_mode", "tasks")
-    require_known("argument", options, (*EnvOptions.__annotations__, *own))
+    arguments = ("level", "max_turns", "render_mode", "tasks")
+    require_supported("argument", options, (*EnvOptions.__annotations__, *arguments))
     plain: Any = {name: unwrap(value) for name, value in options.items()}
     if max_turns is not None:
         require_count("max_turns", max_turns, NO_LIMIT)
@@ -77,11 +78,11 @@ def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
     return plain  # type: ignore[no-any-return]
 
 
-def is_same_task(one: Any, other: Any) -> bool:
+def is_same_task(first: Any, second: Any) -> bool:
     """Whether two tasks are equal, arrays included."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other))
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        return bool(np.array_equal(first, second))
     try:
-        return bool(one == other)
+        return bool(first == second)
     except (TypeError, ValueError):  # they cannot be compared
-        return one is other
+        return first is second

@@ -27,16 +27,16 @@ from evert.envs.as_gymnasium.arguments import (
     is_same_task,
     read_options,
     read_tasks,
-    require_known,
     require_one_of,
+    require_supported,
 )
-from evert.envs.as_gymnasium.episode import Episode, Moment, copied
+from evert.envs.as_gymnasium.episode import Episode, Moment, copy_json
 from evert.envs.as_gymnasium.loop import Loop
-from evert.envs.as_gymnasium.registration import kept
+from evert.envs.as_gymnasium.registration import wrap
 from evert.envs.as_gymnasium.spaces import (
     AnyText,
+    message_observation,
     message_space,
-    observed,
     text_action,
     token_action,
     token_space,
@@ -122,9 +122,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         max_turns: int | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
-        given = {"level": level, "render_mode": render_mode, "max_turns": max_turns, **options}
-        given = {name: kept(value) for name, value in given.items()}
-        EzPickle.__init__(self, kept(agent), kept(tasks), **given)  # for copies
+        settings = {"level": level, "render_mode": render_mode, "max_turns": max_turns, **options}
+        settings = {name: wrap(value) for name, value in settings.items()}
+        EzPickle.__init__(self, wrap(agent), wrap(tasks), **settings)  # for copies
         require_one_of("level", level, LEVELS)
         require_one_of("render_mode", render_mode, (None, "ansi", "human"))
         self._agent = load_agent(unwrap(agent))
@@ -144,7 +144,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._loop: Loop | None = None
         self._episode: Episode | None = None
         self._task: Any = NO_TASK
-        self._played = -1
+        self._episode_index = -1
         self._moment: Moment | None = None
         self._total = 0.0
         self._screen = Screen()
@@ -166,7 +166,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             EnvStateError: The agent ended before its first call.
             AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``.
         """
-        return self.was_reset(self._do(self.resetting(seed=seed, options=options)))
+        return self.finish_reset(self._run(self.prepare_reset(seed=seed, options=options)))
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Answer the agent with ``action``.
@@ -176,7 +176,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             gymnasium.error.ResetNeeded: No episode is running.
             AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``. The episode is over.
         """
-        return self.stepped(self._do(self.stepping(action)))
+        return self.finish_step(self._run(self.prepare_step(action)))
 
     def render(self) -> str | None:
         """Return the conversation so far as text ("ansi"), or print it and return None ("human").
@@ -199,7 +199,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def close(self) -> None:
         """Stop the running episode and release the loop. Idempotent; ``reset`` starts anew."""
-        episode = self.let_go("the environment was closed")
+        episode = self.detach_episode("the environment was closed")
         loop, self._loop = self._loop, None
         if loop is not None:
             if episode is not None:
@@ -209,14 +209,14 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     # -- the halves of reset and step: the work on the loop, and the use of its result -------------
 
-    def resetting(self, *, seed: int | None, options: dict[str, Any] | None) -> Work:
+    def prepare_reset(self, *, seed: int | None, options: dict[str, Any] | None) -> Work:
         """Prepare a reset, and return the work that stops the old episode and starts a new one."""
         super().reset(seed=seed)
-        self._played = 0 if seed is not None else self._played + 1
+        self._episode_index = 0 if seed is not None else self._episode_index + 1
         self._task = self._choose_task(options or {})
-        own_seed = seed_of(self.np_random_seed, self._played)
+        own_seed = seed_of(self.np_random_seed, self._episode_index)
         env = ChatAgentEnv(self._agent, self._task, seed=own_seed, **self._options)
-        old = self.let_go("its start failed")
+        old = self.detach_episode("its start failed")
         if self._loop is None:
             self._loop = Loop(self)
         episode = self._episode = Episode(env, self._renderer)
@@ -225,12 +225,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._screen = Screen()
         return episode.start if old is None else partial(_restart, old, episode)
 
-    def was_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
+    def finish_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
         """Record a reset's moment, and return the result of ``reset``."""
-        self._arrive(moment)
+        self._record(moment)
         return self._observation(moment), self._info(moment)
 
-    def stepping(self, action: Any) -> Work:
+    def prepare_step(self, action: Any) -> Work:
         """Check ``action``, and return the work that answers the agent. Nothing changes yet."""
         episode = self._running_episode()
         if self.level == "messages":
@@ -239,38 +239,38 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             tokens = token_action(action, self._vocabulary)
         return partial(episode.act, tokens)
 
-    def stepped(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def finish_step(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Record a step's moment, and return the result of ``step``."""
         assert self._loop is not None
-        self._arrive(moment)
+        self._record(moment)
         is_over = moment.stop_reason is not None
         if is_over:
-            self.let_go(f"the last one ended ({moment.stop_reason})")
+            self.detach_episode(f"the last one ended ({moment.stop_reason})")
             self._loop.at_end = None
         truncated = moment.is_truncated
         info = self._info(moment)
         return self._observation(moment), moment.reward, is_over and not truncated, truncated, info
 
-    def broken(self, problem: BaseException) -> None:
+    def record_failure(self, problem: BaseException) -> None:
         """Record that the work failed, which ends the episode."""
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
-    def let_go(self, why: str) -> Episode | None:
-        """Forget the running episode, and return it to be closed. None: there is none."""
+    def detach_episode(self, why: str) -> Episode | None:
+        """Detach the running episode, for the caller to close. None: no episode is running."""
         self._notice_fork()
         episode, self._episode = self._episode, None
         self._why_over = why
         return episode
 
-    def _do(self, work: Work) -> Moment:
+    def _run(self, work: Work) -> Moment:
         assert self._loop is not None
         try:
             return self._loop.run(work)
         except BaseException as problem:
-            self.broken(problem)
+            self.record_failure(problem)
             raise
 
-    def _arrive(self, moment: Moment) -> None:
+    def _record(self, moment: Moment) -> None:
         self._why_over = ""
         self._moment = moment
         self._total += moment.reward
@@ -293,7 +293,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             self._why_over = "the last one was started before this process was forked"
 
     def _choose_task(self, options: dict[str, Any]) -> Any:
-        require_known("reset option", options, ("task",))
+        require_supported("reset option", options, ("task",))
         if self.tasks is None:
             if "task" in options:
                 raise EnvArgumentError(
@@ -304,7 +304,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         if "task" not in options:
             return self.tasks[int(self.np_random.integers(len(self.tasks)))]
         task = options["task"]
-        if not any(is_same_task(task, known) for known in self.tasks):
+        if not any(is_same_task(task, candidate) for candidate in self.tasks):
             raise EnvArgumentError(
                 f"The task {task!r:.200} is not among the {len(self.tasks)} tasks of this "
                 f"environment, which begin with {self.tasks[0]!r:.200}. Choose one of "
@@ -316,7 +316,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def _observation(self, moment: Moment) -> Observation:
         if self.level == "messages":
-            return observed(moment.messages)
+            return message_observation(moment.messages)
         if moment.tokens is None:
             raise RendererMismatchError(
                 "The prompt has images, which have no token ids, and this environment was made "
@@ -327,7 +327,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def _info(self, moment: Moment) -> dict[str, Any]:
         info: dict[str, Any] = {
-            "messages": copied(moment.messages),
+            "messages": copy_json(moment.messages),
             "tools": moment.tools,
             "stop": moment.stop,
         }

@@ -83,13 +83,13 @@ class Episode:
                 f"{first.reward}, {first.metrics}). Gymnasium cannot end an episode in reset(): "
                 "take this task out of the tasks, or raise the limit."
             )
-        self._moment = self._asking(first[0], list(first[1]))
+        self._moment = self._moment_of_call(first[0], list(first[1]))
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
         """Answer the agent's call, and run the agent to its next call, or to its end, and close."""
         action, is_cut = self._within_budget(list(tokens))
-        before = self._moment
+        latest = self._moment
         conversation = self._env.conversation
         if conversation is None:
             raise EnvStateError("No call of the agent waits for a reply; start a new episode.")
@@ -99,19 +99,19 @@ class Episode:
         stop: str | None
         if result.episode_done:
             reply = conversation.reply if conversation.reply is not old_reply else None
-            said = {"role": "assistant", "content": self._renderer.decode(action)}
+            message = {"role": "assistant", "content": self._renderer.decode(action)}
             if reply is not None:
-                sent = completion(reply, id="", model="").choices[0].message
-                said = sent.model_dump(exclude_none=True)
-            prompt = before.tokens
-            now = Moment([*copied(before.messages), said], prompt and (*prompt, *action))
+                sdk_message = completion(reply, id="", model="").choices[0].message
+                message = sdk_message.model_dump(exclude_none=True)
+            prompt = latest.tokens
+            moment = Moment([*copy_json(latest.messages), message], prompt and (*prompt, *action))
             stop = _stop_reason(result)
         else:
-            now = self._asking(result.next_observation, list(result.next_stop_condition))
+            moment = self._moment_of_call(result.next_observation, list(result.next_stop_condition))
             stop = StopReason.MAX_SAMPLED_TOKENS if self._is_used_up() else None
         if stop is not None:
             await self._env.close()
-        self._moment = _after(now, action, result, stop)
+        self._moment = _with_result(moment, action, result, stop)
         return self._moment
 
     async def close(self) -> None:
@@ -125,13 +125,13 @@ class Episode:
             end = self._renderer.encode(self._renderer.stop[0])
         return self._renderer.spell(text) + end
 
-    def _asking(self, prompt: tinker.ModelInput, stop: list[Any]) -> Moment:
+    def _moment_of_call(self, prompt: tinker.ModelInput, stop: list[Any]) -> Moment:
         request = self._env.request
         assert request is not None
         return Moment(
-            messages=[copied(dict(as_fields(one, i))) for i, one in enumerate(request.messages)],
+            messages=[copy_json(dict(as_fields(m, i))) for i, m in enumerate(request.messages)],
             tokens=_token_ids(prompt),
-            tools=copied(request.tools or []),
+            tools=copy_json(request.tools or []),
             stop=stop,
             max_tokens=self._budget(prompt.length),
         )
@@ -157,7 +157,7 @@ class Episode:
         return limit is not None and limit - self._sampled <= 1  # the Cookbook's rule
 
 
-def _after(moment: Moment, action: list[int], result: StepResult, stop: str | None) -> Moment:
+def _with_result(moment: Moment, action: list[int], result: StepResult, stop: str | None) -> Moment:
     return replace(
         moment,
         reward=float(result.reward),
@@ -179,12 +179,12 @@ def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:
     return cast("tuple[int, ...]", tuple(flat)) if is_text(flat) else None
 
 
-def copied(value: Any) -> Any:
+def copy_json(value: Any) -> Any:
     """A deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
     if type(value) is str:
         return value
     if type(value) is dict:
-        return {key: copied(item) for key, item in value.items()}
+        return {key: copy_json(item) for key, item in value.items()}
     if type(value) is list:
-        return [copied(item) for item in value]
+        return [copy_json(item) for item in value]
     return copy.deepcopy(value)

@@ -51,12 +51,12 @@ class Loop:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run ``work`` on the loop and wait for its result."""
-        done: Future[Result] = Future()  # before the start, so that Ctrl-C can always cancel it
+        future: Future[Result] = Future()  # before the start, so that Ctrl-C can always cancel it
         try:
-            self._start(partial(_settle, work, done))
-            return done.result()
+            self._start(partial(_settle, work, future))
+            return future.result()
         except BaseException:  # above all Ctrl-C: the work must stop too
-            done.cancel()
+            future.cancel()
             raise
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -88,27 +88,27 @@ class Loop:
             threading.Thread(target=self.leave, name="evert gymnasium", daemon=True).start()
 
 
-async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[Result]) -> None:
-    """Run ``work``, with its result in ``done``. Cancelling ``done`` cancels it, begun or not."""
+async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Future[Result]) -> None:
+    """Run ``work``, with its result in ``future``. Cancelling ``future`` cancels the work."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
-    def give_up(done: Future[Result]) -> None:
-        if done.cancelled():
+    def cancel_task(future: Future[Result]) -> None:
+        if future.cancelled():
             loop.call_soon_threadsafe(task.cancel)
 
-    done.add_done_callback(give_up)
+    future.add_done_callback(cancel_task)
     try:
         result = await work()
     except asyncio.CancelledError:
-        done.cancel()
+        future.cancel()
         raise
-    except BaseException as error:  # also an agent's KeyboardInterrupt: others share the loop
-        if done.set_running_or_notify_cancel():
-            done.set_exception(error)
+    except BaseException as error:  # even an agent's KeyboardInterrupt: others share the loop
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
     else:
-        if done.set_running_or_notify_cancel():
-            done.set_result(result)
+        if future.set_running_or_notify_cancel():
+            future.set_result(result)
 
 
 class _Shared:
@@ -167,6 +167,6 @@ def _shared(pid: int) -> _Shared:
 
 
 @atexit.register
-def _finish_all() -> None:  # the loop is not ended: that would start threads, which fails now
+def _finish_all() -> None:  # does not end the loop: that would start threads, which now fails
     for loop in list(_shared(os.getpid()).users):
         loop.finish()

@@ -29,7 +29,7 @@ VECTOR_ENTRY_POINT = "evert.envs.as_gymnasium.vector:AgentVectorEnv"
 
 
 def register_games() -> None:
-    """Register the games with their training tasks. Ids that are registered do not change."""
+    """Register the games with their training tasks. Ids already registered are left alone."""
     for game in games().values():
         if game.id not in gymnasium.registry:
             register_agent(game.id, game.agent, game.train_tasks)
@@ -73,12 +73,12 @@ def register_agent(
         _check_path("An agent is", agent, InvalidAgentError)
     else:
         inspect_agent(agent, NO_TASK if tasks is None else None)
-    kwargs: dict[str, Any] = {"agent": kept(import_path(agent) or agent)}
+    kwargs: dict[str, Any] = {"agent": wrap(import_path(agent) or agent)}
     if tasks is not None:
-        kwargs["tasks"] = kept(tasks)
+        kwargs["tasks"] = wrap(tasks)
     if max_turns is not None:
         kwargs["max_turns"] = max_turns
-    kwargs.update({name: kept(value) for name, value in options.items()})
+    kwargs.update({name: wrap(value) for name, value in options.items()})
     gymnasium.registry.pop(id, None)
     gymnasium.register(
         id, entry_point=ENTRY_POINT, vector_entry_point=VECTOR_ENTRY_POINT, kwargs=kwargs
@@ -94,10 +94,10 @@ def _check_id(id: object, replace: bool) -> None:
             f"{id!r}. Letters, digits, '_', '-' and ':' are allowed, and in the name '.'."
         )
     if id in gymnasium.registry and not replace:
-        raise error.RegistrationError(_taken(str(id)))
+        raise error.RegistrationError(_taken_message(str(id)))
 
 
-def _taken(id: str) -> str:
+def _taken_message(id: str) -> str:
     holder = gymnasium.registry[id].kwargs.get("agent", gymnasium.registry[id].entry_point)
     holder = unwrap(holder)
     name = holder if isinstance(holder, str) else agent_name(holder)
@@ -127,22 +127,22 @@ def check_some_tasks(tasks: Any) -> None:
 
 
 def import_path(value: Any) -> str | None:
-    """The path 'package.module:name' at which ``value`` can be imported; None: there is none."""
+    """The path 'package.module:name' at which ``value`` can be imported. None: no such path."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not module_name or not name or "<" in name:
         return None
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError):
         return None
-    return f"{module_name}:{name}" if found is value else None
+    return f"{module_name}:{name}" if target is value else None
 
 
-def kept(value: Any) -> Any:
+def wrap(value: Any) -> Any:
     """``value`` if it is a scalar or a list of scalars, else wrapped in a ``Kept``."""
     value = unwrap(value)
     if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):

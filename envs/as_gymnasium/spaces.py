@@ -81,7 +81,7 @@ def token_space(vocabulary: int) -> spaces.Sequence:
     return spaces.Sequence(spaces.Discrete(vocabulary))
 
 
-def observed(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
+def message_observation(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
     """Messages as an observation: only role and text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages

@@ -43,7 +43,7 @@ class Screen:
     """Prints each message of an episode once."""
 
     def __init__(self) -> None:
-        self._shown: Sequence[Mapping[str, Any]] = ()
+        self._messages: Sequence[Mapping[str, Any]] = ()
         self._is_closed = False
 
     def show(self, moment: "Moment", total: float) -> None:
@@ -52,14 +52,14 @@ class Screen:
         from rich.text import Text
 
         console = Console()
-        known = len(self._shown)
-        if moment.messages[:known] != self._shown:  # another conversation, or an edited one
-            known = 0
-        for message in moment.messages[known:]:
+        start = len(self._messages)
+        if moment.messages[:start] != self._messages:  # another conversation, or an edited one
+            start = 0
+        for message in moment.messages[start:]:
             style = _STYLES.get(str(message["role"]), "")
             console.print(Text(f"[{message['role']}]", style=f"bold {style}"))
             console.print(Text(_body(message) + "\n", style=style), soft_wrap=True)
-        self._shown = moment.messages
+        self._messages = moment.messages
         if moment.stop_reason is not None and not self._is_closed:
             self._is_closed = True
             console.print(Text(_closing(moment, total), style="bold"))

@@ -23,7 +23,7 @@ from evert.envs.as_gymnasium.arguments import NO_LIMIT, require_count, require_o
 from evert.envs.as_gymnasium.env import AgentGymEnv, Observation, Work
 from evert.envs.as_gymnasium.episode import Moment
 from evert.envs.as_gymnasium.loop import Loop
-from evert.envs.as_gymnasium.registration import kept
+from evert.envs.as_gymnasium.registration import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             require_count("max_episode_steps", max_episode_steps, NO_LIMIT)
         if not isinstance(autoreset_mode, AutoresetMode):
             require_one_of("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
-        arguments = {name: kept(value) for name, value in arguments.items()}
+        arguments = {name: wrap(value) for name, value in arguments.items()}
         make = partial(Member, max_episode_steps, **arguments)
         members = [make] * num_envs  # copy=False below: every step makes new observations
         SyncVectorEnv.__init__(self, members, copy=False, autoreset_mode=autoreset_mode)
-        given = {"autoreset_mode": autoreset_mode, "max_episode_steps": max_episode_steps}
-        EzPickle.__init__(self, num_envs, **given, **arguments)  # for copies
+        settings = {"autoreset_mode": autoreset_mode, "max_episode_steps": max_episode_steps}
+        EzPickle.__init__(self, num_envs, **settings, **arguments)  # for copies
         self._loop: Loop | None = None
 
     # -- Gymnasium -------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             EvertError: All episodes failed at their start. It is the first one's error.
         """
         self.closed = False  # like a single environment, it can be reset after close()
-        others = dict(options or {})
-        mask = others.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        reset_options = dict(options or {})
+        mask = reset_options.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
         seeds = _seeds(seed, self.num_envs)
         if _is_mask(mask, self.num_envs) and len(seeds) == self.num_envs:
-            self._forget()
-            self._start({int(i): seeds[i] for i in np.flatnonzero(mask)}, others)
+            self._clear_results()
+            self._start({int(i): seeds[i] for i in np.flatnonzero(mask)}, reset_options)
             failure = self.envs[0].failure
             if failure is not None and all(env.failure for env in self.envs):
                 raise failure
@@ -114,23 +114,23 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             gymnasium.error.ResetNeeded: No episodes are running, or one is over and autoreset is
                 disabled.
         """
-        given = _one_each(actions, self.num_envs)
+        actions = _action_tuple(actions, self.num_envs)
         over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}
         if over and self.autoreset_mode == AutoresetMode.DISABLED:
             raise error.ResetNeeded(
                 f"The episodes of environments {sorted(over)} are over, and autoreset is disabled. "
                 'Call reset(options={"reset_mask": terminated | truncated}) first.'
             )
-        self._forget()
+        self._clear_results()
         renews = self.autoreset_mode == AutoresetMode.NEXT_STEP
-        self._advance(given, over if renews else set())
+        self._advance(actions, over if renews else set())
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._start({i: None for i, env in enumerate(self.envs) if env.is_over}, None)
-        return super().step(given)
+        return super().step(actions)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stop all episodes at the same time, and release the event loop."""
-        episodes = [env.let_go("the environment was closed") for env in self.envs]
+        episodes = [env.detach_episode("the environment was closed") for env in self.envs]
         loop, self._loop = self._loop, None
         if loop is not None and loop.is_ours:
             loop.run(partial(_gather, [episode.close for episode in episodes if episode]))
@@ -152,28 +152,28 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
     # -- concurrent play -------------------------------------------------------------------------
 
-    def _forget(self) -> None:
+    def _clear_results(self) -> None:
         for env in self.envs:
-            env.ready.clear()
+            env.results.clear()
 
     def _start(self, seeds: Mapping[int, int | None], options: dict[str, Any] | None) -> None:
-        works = {i: self.envs[i].resetting(seed=seed, options=options) for i, seed in seeds.items()}
+        works = {i: self.envs[i].prepare_reset(seed=s, options=options) for i, s in seeds.items()}
         for i, result in self._play(works).items():
-            self.envs[i].begin(result)
+            self.envs[i].queue_reset(result)
 
     def _advance(self, actions: Sequence[Any], over: set[int]) -> None:
         works = {
-            i: env.stepping(actions[i])
+            i: env.prepare_step(actions[i])
             for i, env in enumerate(self.envs)
             if i not in over and env.failure is None
         }
-        renewed = {i: self.envs[i].resetting(seed=None, options=None) for i in over}
-        results = self._play(works | renewed)
+        resets = {i: self.envs[i].prepare_reset(seed=None, options=None) for i in over}
+        results = self._play(works | resets)
         for i, env in enumerate(self.envs):
             if i in over:
-                env.begin(results[i])
+                env.queue_reset(results[i])
             else:
-                env.go_on(results[i] if env.failure is None else env.failure)
+                env.queue_step(results[i] if env.failure is None else env.failure)
 
     def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
         """Do the work of these environments. An agent's error is returned as its result."""
@@ -181,14 +181,14 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             self._loop = Loop(self)
         results = dict[int, Moment | EvertError]()
         try:
-            came = self._loop.run(partial(_gather, [partial(_tried, w) for w in works.values()]))
-            for i, result in zip(works, came, strict=True):
+            work = partial(_gather, [partial(_result_or_error, w) for w in works.values()])
+            for i, result in zip(works, self._loop.run(work), strict=True):
                 if not isinstance(result, Moment | EvertError):
                     raise result
                 results[i] = result
         except BaseException as problem:
             for i in works:
-                self.envs[i].broken(problem)
+                self.envs[i].record_failure(problem)
             raise
         for i, result in results.items():
             if isinstance(result, EvertError):
@@ -197,17 +197,17 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
 
 class Member(AgentGymEnv):
-    """One environment of a vector: ``reset`` and ``step`` return results that are prepared before.
+    """One environment of a vector: ``reset`` and ``step`` return results prepared in advance.
 
     Attributes:
-        ready: The prepared results, in order. Empty: ``reset`` and ``step`` play.
+        results: The prepared results, in order. Empty: ``reset`` and ``step`` play.
         failure: The error at the episode's start; None: it has started.
         is_over: Whether the latest step ended the episode.
     """
 
     def __init__(self, max_episode_steps: int | None, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.ready: deque[tuple[Any, ...]] = deque()
+        self.results: deque[tuple[Any, ...]] = deque()
         self.failure: EvertError | None = None
         self.is_over = False
         self._max_steps = math.inf if max_episode_steps is None else max_episode_steps
@@ -216,43 +216,43 @@ class Member(AgentGymEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Return the result that ``begin`` prepared."""
-        return self.ready.popleft() if self.ready else super().reset(seed=seed, options=options)
+        """Return the result that ``queue_reset`` prepared."""
+        return self.results.popleft() if self.results else super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Return the result that ``go_on`` prepared."""
-        return self.ready.popleft() if self.ready else super().step(action)
+        """Return the result that ``queue_step`` prepared."""
+        return self.results.popleft() if self.results else super().step(action)
 
-    def begin(self, result: Moment | EvertError) -> None:
+    def queue_reset(self, result: Moment | EvertError) -> None:
         """Prepare the result of a reset."""
         self._steps, self.is_over, self.failure = 0, False, None
         if isinstance(result, EvertError):
             self.failure = result
-            self.broken(result)
-            self.ready.append(((), {"error": result}))
+            self.record_failure(result)
+            self.results.append(((), {"error": result}))
         else:
-            self.ready.append(self.was_reset(result))
+            self.results.append(self.finish_reset(result))
 
-    def go_on(self, result: Moment | EvertError) -> None:
+    def queue_step(self, result: Moment | EvertError) -> None:
         """Prepare the result of a step."""
         self._steps += 1
         if isinstance(result, Moment):
-            observation, reward, terminated, truncated, info = self.stepped(result)
+            observation, reward, terminated, truncated, info = self.finish_step(result)
         else:
             latest = None if self.failure is not None else self._moment
             observation = () if latest is None else self._observation(latest)
             reward, terminated, truncated, info = math.nan, False, True, {"error": result}
-            self.broken(result)
+            self.record_failure(result)
         truncated = truncated or self._steps >= self._max_steps
         self.is_over = terminated or truncated
-        self.ready.append((observation, reward, terminated, truncated, info))
+        self.results.append((observation, reward, terminated, truncated, info))
 
 
 async def _gather(works: Iterable[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
     return await asyncio.gather(*(work() for work in works))
 
 
-async def _tried(work: Work) -> Moment | BaseException:
+async def _result_or_error(work: Work) -> Moment | BaseException:
     try:
         return await work()
     except asyncio.CancelledError:
@@ -271,16 +271,16 @@ def _is_mask(mask: Any, length: int) -> bool:
     return isinstance(mask, np.ndarray) and mask.shape == (length,) and mask.dtype == np.bool_
 
 
-def _one_each(actions: Any, length: int) -> tuple[Any, ...]:
+def _action_tuple(actions: Any, length: int) -> tuple[Any, ...]:
     is_many = isinstance(actions, Iterable) and not isinstance(actions, (str, bytes, Mapping))
-    given = tuple(actions) if is_many else ()
-    if len(given) != length:
-        got = f"{len(given)} actions" if is_many else f"{actions!r:.200}"
+    items = tuple(actions) if is_many else ()
+    if len(items) != length:
+        value = f"{len(items)} actions" if is_many else f"{actions!r:.200}"
         raise error.InvalidAction(
-            f"{length} environments take a tuple, list or array of {length} actions; got {got}. "
-            "Give one for each, also for those whose episode is over: that action does nothing."
+            f"{length} environments take a tuple, list or array of {length} actions; got {value}. "
+            "Give one for each, even if its episode is over: that action is ignored."
         )
-    return given
+    return items
 
 
 def _holds(array: np.ndarray[Any, Any], value: Any) -> bool:

@@ -48,50 +48,50 @@ class Actions:
     def read(self, reply: str) -> tuple[Any, str]:
         """The action of a reply, and ""; or None, and the reason why the reply is not an action."""
         try:
-            action = self._parsed(reply) if self.parse is None else self.parse(reply)
+            action = self._parse_reply(reply) if self.parse is None else self.parse(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            action, said = None, f" ({error})"
+            action, detail = None, f" ({error})"
         else:
-            said = ""
+            detail = ""
         if action is not None and self.space.contains(action):
             return action, ""
-        return None, f"{reply.strip()[:80]!r} is no action{said}. {self.choices()}"
+        return None, f"{reply.strip()[:80]!r} is no action{detail}. {self.choices()}"
 
     def choices(self) -> str:
         """A sentence that tells the policy which replies are actions."""
         if isinstance(self.space, spaces.Discrete):
             first = int(self.space.start)
             numbers = range(first, first + int(self.space.n))
-            named = [f"{n} ({self.names[n]})" if n in self.names else str(n) for n in numbers]
-            return f"Reply with one action, its name or its number: {', '.join(named)}."
+            labels = [f"{n} ({self.names[n]})" if n in self.names else str(n) for n in numbers]
+            return f"Reply with one action, its name or its number: {', '.join(labels)}."
         if isinstance(self.space, spaces.Text):
-            least, most = self.space.min_length, self.space.max_length
-            return f"Reply with a text of {least} to {most} characters."
+            shortest, longest = self.space.min_length, self.space.max_length
+            return f"Reply with a text of {shortest} to {longest} characters."
         return f"Reply with one action of {self.space}, as a JSON list of shape {self.space.shape}."
 
-    def _parsed(self, reply: str) -> Any:
+    def _parse_reply(self, reply: str) -> Any:
         if isinstance(self.space, spaces.Text):
             return reply
         last = (reply.strip().splitlines() or [""])[-1]
         if isinstance(self.space, spaces.Discrete):
-            return self._discrete(last)
+            return self._parse_discrete(last)
         return np.asarray(json.loads(last), self.space.dtype)
 
-    def _discrete(self, line: str) -> int | None:
-        said = _words(line)
-        exact = {n for n, name in self.names.items() if _words(name) == said}
-        named = exact or {n for n, words in self._own_words.items() if words & {*said}}
-        numbers = {int(word) for word in said if re.fullmatch(r"-?\d+", word)}
-        found = named or {n for n in numbers if self.space.contains(n)}
-        return found.pop() if len(found) == 1 else None
+    def _parse_discrete(self, line: str) -> int | None:
+        line_words = _words(line)
+        exact = {n for n, name in self.names.items() if _words(name) == line_words}
+        matches = exact or {n for n, words in self._unique_words.items() if words & {*line_words}}
+        numbers = {int(word) for word in line_words if re.fullmatch(r"-?\d+", word)}
+        actions = matches or {n for n in numbers if self.space.contains(n)}
+        return actions.pop() if len(actions) == 1 else None
 
     @cached_property
-    def _own_words(self) -> dict[int, set[str]]:
+    def _unique_words(self) -> dict[int, set[str]]:
         """By action, the words that only its name has: "left" of "Move left"."""
         words = {n: {*_words(name)} for n, name in self.names.items()}
         return {
-            n: own - {w for other in words if other != n for w in words[other]}
-            for n, own in words.items()
+            n: name_words - {w for m in words if m != n for w in words[m]}
+            for n, name_words in words.items()
         }
 
 
@@ -114,14 +114,14 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
     arrays = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if parse is None and not isinstance(space, spaces.Text | arrays):
         raise EnvArgumentError(
-            f"The actions of {env.spec.id if env.spec else env} are in {space}, and no reply is "
-            "read as one. Pass parse=, a function from a reply to an action."
+            f"The actions of {env.spec.id if env.spec else env} are in {space}, and evert cannot "
+            "read a reply as one. Pass parse=, a function from a reply to an action."
         )
     return Actions(space, {}, parse)
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """The actions that the ``action_mask`` in ``info`` allows; None: there is no such mask."""
+    """The actions that the ``action_mask`` in ``info`` allows; None: ``info`` has no such mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None
@@ -133,12 +133,13 @@ def _names(env: Env) -> Mapping[int, str]:
         return dict(enumerate(meanings()))
     if members := getattr(getattr(env, "actions", None), "__members__", None):
         return {int(member): name for name, member in members.items()}
-    return _documented(type(env).__doc__ or "")
+    return _names_in_docstring(type(env).__doc__ or "")
 
 
 @lru_cache(64)
-def _documented(doc: str) -> Mapping[int, str]:
+def _names_in_docstring(doc: str) -> Mapping[int, str]:
     """The names under "Action Space": lines "- 0: Stick", or a table's "| 0 | Stick |"."""
-    found = re.search(r"^\s*## Action Space\n(.*?)(?=^\s*## |\Z)", doc, re.M | re.S)
-    listed = re.findall(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]+)", found[1] if found else "", re.M)
-    return {int(number): name.strip() for number, name in listed}
+    section = re.search(r"^\s*## Action Space\n(.*?)(?=^\s*## |\Z)", doc, re.M | re.S)
+    text = section[1] if section else ""
+    entries = re.findall(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]+)", text, re.M)
+    return {int(number): name.strip() for number, name in entries}

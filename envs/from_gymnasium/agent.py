@@ -39,7 +39,7 @@ PATIENCE = 3
 """Illegal replies in a row after which ``illegal="explain"`` ends the episode."""
 
 DEMONSTRATED = 8
-"""Most actions of a demonstration."""
+"""Maximum number of actions in a demonstration."""
 
 
 class GymAgent:
@@ -84,12 +84,13 @@ class GymAgent:
         off_loop: bool = False,
         **make: Any,
     ) -> None:
-        own: dict[str, Any] = {"describe": describe, "parse": parse, "prompt": prompt}
-        own["off_loop"] = off_loop or None
-        own["illegal"] = None if illegal == "explain" else illegal
-        self._given = {**{key: value for key, value in own.items() if value is not None}, **make}
+        agent_options: dict[str, Any] = {"describe": describe, "parse": parse, "prompt": prompt}
+        agent_options["off_loop"] = off_loop or None
+        agent_options["illegal"] = None if illegal == "explain" else illegal
+        options = {key: value for key, value in agent_options.items() if value is not None}
+        self._arguments = {**options, **make}
         if not isinstance(id, str):
-            raise EnvArgumentError(f"An environment's id is a text like 'Taxi-v4'; got {id!r:.200}")
+            raise EnvArgumentError(f"An environment id is a string like 'Taxi-v4'; got {id!r:.200}")
         is_number = isinstance(illegal, int | float) and math.isfinite(illegal)
         if illegal not in ("explain", "end") and not is_number:
             raise EnvArgumentError(
@@ -100,19 +101,19 @@ class GymAgent:
         self.illegal = illegal
         self.prompt = prompt
         self.off_loop = off_loop
-        self._describe = _found(describe, "describe") or in_words
-        self._parse = _found(parse, "parse")
+        self._describe = _load(describe, "describe") or in_words
+        self._parse = _load(parse, "parse")
         self._make = make
 
     def __repr__(self) -> str:
-        given = (f"{key}={value!r}" for key, value in sorted(self._given.items()))
-        return f"GymAgent({', '.join([repr(self.id), *given])})"
+        arguments = (f"{key}={value!r}" for key, value in sorted(self._arguments.items()))
+        return f"GymAgent({', '.join([repr(self.id), *arguments])})"
 
     def make(self) -> "gymnasium.Env[Any, Any]":
         """Make the environment of an episode.
 
         Raises:
-            gymnasium.error.Error: There is no environment of this id.
+            gymnasium.error.Error: No environment has this id.
         """
         return gymnasium.make(self.id, **self._make)
 
@@ -124,9 +125,9 @@ class GymAgent:
         """
         begin = start_of(task, client.seed)
         if not self.off_loop:
-            return await self._play(client, begin, _here)
+            return await self._play(client, begin, _call_inline)
         with ThreadPoolExecutor(1, thread_name_prefix=f"evert {self.id}") as thread:
-            return await self._play(client, begin, partial(_in_thread, thread))
+            return await self._play(client, begin, partial(_call_in_thread, thread))
 
     async def _play(self, client: "AgentClient", begin: Mapping[str, Any], call: "Call") -> Outcome:
         env = await acquire(call(self.make), lambda env: call(env.close))
@@ -143,7 +144,7 @@ class GymAgent:
                 if why:
                     wrong, in_a_row = wrong + 1, in_a_row + 1
                     if self.illegal != "explain" or in_a_row == PATIENCE:
-                        return self._given_up(wrong)
+                        return self._illegal_outcome(wrong)
                     messages.append({"role": "user", "content": why})
                     continue
                 in_a_row = 0
@@ -152,14 +153,14 @@ class GymAgent:
                 client.log(action=actions.name(action))
                 if over or cut:
                     return Outcome(0.0, {"illegal": wrong}, truncated=cut and not over)
-                messages.append(self.told(env, actions, observation, info))
+                messages.append(self.observation_message(env, actions, observation, info))
         finally:
             if self.off_loop:
                 await finished(call(env.close))
-            else:  # without a wait, so also if the event loop is closed
+            else:  # without await, so that it works even if the loop is closed
                 env.close()
 
-    def _given_up(self, wrong: int) -> Outcome:
+    def _illegal_outcome(self, wrong: int) -> Outcome:
         reward = 0.0 if isinstance(self.illegal, str) else self.illegal
         return Outcome(reward, {"illegal": wrong}, truncated=self.illegal == "explain")
 
@@ -179,9 +180,9 @@ class GymAgent:
         """The first messages: the system message, if any, and the first observation."""
         prompt = prompt_of(env, actions) if self.prompt is None else self.prompt
         system = [{"role": "system", "content": prompt}] if prompt else []
-        return [*system, self.told(env, actions, observation, info)]
+        return [*system, self.observation_message(env, actions, observation, info)]
 
-    def told(
+    def observation_message(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> Message:
         """The message with an observation."""
@@ -191,7 +192,7 @@ class GymAgent:
         return {"role": "user", "content": text}
 
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
-        """Conversations with random actions, without end; legal ones if there is an action mask.
+        """Endless conversations with random actions; legal ones if there is an action mask.
 
         They show how to reply, not how to play. Each has at most ``DEMONSTRATED`` actions.
 
@@ -202,10 +203,10 @@ class GymAgent:
         while True:
             env = self.make()
             try:
-                shown = self._demonstration(env, draw)
+                demonstration = self._demonstration(env, draw)
             finally:
                 env.close()
-            yield shown
+            yield demonstration
 
     def _demonstration(self, env: "gymnasium.Env[Any, Any]", draw: random.Random) -> list[Message]:
         actions = self.actions(env)
@@ -214,15 +215,15 @@ class GymAgent:
         messages = self.opening(env, actions, observation, info)
         for turn in range(DEMONSTRATED):
             if turn:
-                messages.append(self.told(env, actions, observation, info))
+                messages.append(self.observation_message(env, actions, observation, info))
             legal = legal_in(env, info)
             action = draw.choice(legal) if legal else env.action_space.sample()
-            said = actions.brief(action)
-            messages.append({"role": "assistant", "content": said})
-            if why := actions.read(said)[1]:
+            reply = actions.brief(action)
+            messages.append({"role": "assistant", "content": reply})
+            if why := actions.read(reply)[1]:
                 raise EnvArgumentError(
-                    f"parse does not take {said!r}, an action of {self.id}, as "
-                    f"demonstrations need: {why} Make it take this, or leave parse out."
+                    f"parse rejects {reply!r}, an action of {self.id} that demonstrations use: "
+                    f"{why} Make parse accept it, or leave parse out."
                 )
             observation, _, over, cut, info = env.step(action)
             if over or cut:
@@ -238,20 +239,20 @@ def start_of(task: Any, seed: int) -> dict[str, Any]:
         seed: The episode's seed, for a task without one.
 
     Raises:
-        EnvArgumentError: The task is none of these.
+        EnvArgumentError: The task has another form.
     """
-    given = task if isinstance(task, Mapping) else {"seed": task}
-    start = {"seed": seed, **{key: value for key, value in given.items() if value is not None}}
-    own = start["seed"]
-    if start.keys() <= {"seed", "options"} and hasattr(own, "__index__") and int(own) >= 0:
-        return {**start, "seed": int(own)}
+    arguments = task if isinstance(task, Mapping) else {"seed": task}
+    start = {"seed": seed, **{key: value for key, value in arguments.items() if value is not None}}
+    index = start["seed"]
+    if start.keys() <= {"seed", "options"} and hasattr(index, "__index__") and int(index) >= 0:
+        return {**start, "seed": int(index)}
     raise EnvArgumentError(
         f"The task {task!r:.200} cannot start an environment; expected a seed (an integer of at "
         'least 0), None, or {"seed": 7, "options": {...}} with either of the two.'
     )
 
 
-def _found(value: Any, what: str) -> Any:
+def _load(value: Any, what: str) -> Any:
     return resolve(value, what, EnvArgumentError) if isinstance(value, str) else value
 
 
@@ -261,10 +262,10 @@ Call: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function of the environment, and returns its result."""
 
 
-async def _here(work: Callable[[], Any]) -> Any:
+async def _call_inline(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def _in_thread(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Awaitable[Any]:
+def _call_in_thread(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Awaitable[Any]:
     context = contextvars.copy_context()
     return asyncio.get_running_loop().run_in_executor(thread, context.run, work)

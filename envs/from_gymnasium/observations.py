@@ -23,8 +23,8 @@ def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
 
 def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
     """The function that describes a toy-text game's observations; None: it is another game."""
-    known = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
-    return next(filter(None, known), None)
+    functions = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
+    return next(filter(None, functions), None)
 
 
 def plainly(observation: Any) -> str:
@@ -97,31 +97,31 @@ def minigrid_in_words(observation: Mapping[str, Any]) -> str:
             middle of the last row and looks up.
     """
     image = np.asarray(observation["image"])
-    middle, here = image.shape[0] // 2, image.shape[1] - 1
-    seen = {
-        (x - middle, here - y): _thing(*map(int, image[x, y]))
-        for y in reversed(range(here + 1))
+    middle, agent_row = image.shape[0] // 2, image.shape[1] - 1
+    cells = {
+        (x - middle, agent_row - y): _object_words(*map(int, image[x, y]))
+        for y in reversed(range(agent_row + 1))
         for x in range(image.shape[0])
     }
-    carried = seen.pop((0, 0))
-    things = [f"{thing} {_where(*place)}" for place, thing in seen.items() if thing]
-    said = [f"Mission: {observation['mission']}."]
+    carried = cells.pop((0, 0))
+    things = [f"{thing} {_direction_words(*place)}" for place, thing in cells.items() if thing]
+    sentences = [f"Mission: {observation['mission']}."]
     if "direction" in observation:
-        said.append(f"You face {_DIRECTIONS[int(observation['direction'])]}.")
+        sentences.append(f"You face {_DIRECTIONS[int(observation['direction'])]}.")
     if carried:
-        said.append(f"You carry a {carried}.")
-    if int(image[middle, here - 1, 0]) == _WALL:
-        said.append("A wall is before you.")
-    said.append(f"You see: {', '.join(things) or 'nothing'}.")
-    return " ".join(said)
+        sentences.append(f"You carry a {carried}.")
+    if int(image[middle, agent_row - 1, 0]) == _WALL:
+        sentences.append("A wall is before you.")
+    sentences.append(f"You see: {', '.join(things) or 'nothing'}.")
+    return " ".join(sentences)
 
 
-def _thing(kind: int, color: int, state: int) -> str:
+def _object_words(kind: int, color: int, state: int) -> str:
     if kind not in _OBJECTS:
         return ""
     return " ".join([*([_STATES[state]] if kind == 4 else []), _COLORS[color], _OBJECTS[kind]])
 
 
-def _where(right: int, ahead: int) -> str:
+def _direction_words(right: int, ahead: int) -> str:
     side = f"{abs(right)} to the {'right' if right > 0 else 'left'}" if right else ""
     return " and ".join(filter(None, [f"{ahead} ahead" if ahead else "", side]))

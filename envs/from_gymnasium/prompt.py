@@ -10,7 +10,7 @@ import gymnasium
 from evert.envs.from_gymnasium.actions import Actions
 from evert.envs.from_gymnasium.observations import toy_text
 
-TOLD = (
+SECTIONS = (
     *("Description", "Mission Space", "Observation Space", "Rewards", "Reward"),
     *("Episode End", "Termination"),
 )
@@ -22,8 +22,8 @@ _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
     """The rules of an environment, and how to reply."""
-    left_out = "Observation Space" if toy_text(env) else ""  # observations are put differently
-    rules = _rules(type(env.unwrapped).__doc__ or "", left_out)
+    omitted = "Observation Space" if toy_text(env) else ""  # observations are put differently
+    rules = _rules(type(env.unwrapped).__doc__ or "", omitted)
     if not rules:
         name = env.spec.id if env.spec else type(env.unwrapped).__name__
         rules = f"You play {name}. Observations are in {env.observation_space}."
@@ -31,11 +31,11 @@ def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
 
 
 @lru_cache(64)
-def _rules(doc: str, left_out: str) -> str:
+def _rules(doc: str, omitted: str) -> str:
     doc = re.sub(_MARKUP, "", inspect.cleandoc(doc))
     beginning, *parts = re.split(r"^\s*## +(.+)$", doc, flags=re.M)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    told = [beginning]
-    told += [f"{t}:\n{sections[t].strip()}" for t in TOLD if t in sections and t != left_out]
-    text = "\n\n".join(each.strip() for each in told if each.strip())
+    texts = [beginning]
+    texts += [f"{t}:\n{sections[t].strip()}" for t in SECTIONS if t in sections and t != omitted]
+    text = "\n\n".join(text.strip() for text in texts if text.strip())
     return text.replace("Description:\n", "", 1)

@@ -51,7 +51,7 @@ def gymnasium(id: str, **arguments: Any) -> Game:
         **arguments: Arguments of ``GymAgent`` and of ``gymnasium.make``.
 
     Raises:
-        GameError: There is no such environment, or it does not take an argument.
+        GameError: No environment has this id, or it does not take an argument.
     """
     arguments = {"illegal": ILLEGAL, **arguments}
     agent = _agent(id, arguments)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.import_paths import place_of
-from evert.envs.games import Game, GameError, imported, literals
+from evert.envs.games import Game, GameError, import_user_module, literals
 
 GROUP = "evert.tasksets"
 
@@ -84,7 +84,7 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
             said = f"{type(error).__name__}: {error}{place_of(error)}"
             value = found[taskset].value
             raise GameError(f"The taskset {taskset} ({value}) cannot be loaded: {said}.") from error
-    if module := imported(taskset):
+    if module := import_user_module(taskset):
         if callable(make := getattr(module, "taskset", None)):
             return make  # type: ignore[no-any-return]
         raise GameError(

@@ -21,9 +21,9 @@ from evert.envs.twenty_questions.errors import AnswererError
 from evert.envs.twenty_questions.facts import Facts, YesNo
 from evert.envs.twenty_questions.game import Answer
 from evert.envs.twenty_questions.nouns import Noun
-from evert.envs.twenty_questions.particulars import everything_known, shipped_measures
+from evert.envs.twenty_questions.particulars import extended_facts, shipped_measures
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
-from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Several
+from evert.envs.twenty_questions.understanding.parsed import Attribute, Comparison, Compound, Guess
 from evert.envs.twenty_questions.understanding.questions import QuestionParser, mentions
 
 if TYPE_CHECKING:
@@ -47,19 +47,19 @@ NOT_UNDERSTOOD = Answer("n/a", brief_reason="The question could not be understoo
 
 
 class KnowledgeAnswerer:
-    """Answers from facts by parsing the question, without a model and always the same.
+    """Answers from facts by parsing the question: without a model, and deterministic.
 
     Args:
         facts: The facts; None: the shipped ones with particulars. Other attributes are "n/a".
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
-        self._made_of = (facts,)
-        self.facts, lexicon = (facts, load_lexicon()) if facts else everything_known()
+        self._arguments = (facts,)
+        self.facts, lexicon = (facts, load_lexicon()) if facts else extended_facts()
         self.parser = QuestionParser(lexicon, self.facts.answers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnowledgeAnswerer, self._made_of  # a copy loads its facts
+        return KnowledgeAnswerer, self._arguments  # a copy loads its facts
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
@@ -71,18 +71,19 @@ class KnowledgeAnswerer:
         if isinstance(parsed, Guess):
             correct = parsed.answer.casefold() == noun.answer.casefold()
             return Answer("yes" if correct else "no", correct, f"guess: {parsed.answer}")
-        parts = parsed.parts if isinstance(parsed, Several) else (parsed,)
-        said = [self._said(noun, part) for part in parts]
-        if None in said:
+        parts = parsed.parts if isinstance(parsed, Compound) else (parsed,)
+        answers = [self._answer_part(noun, part) for part in parts]
+        if None in answers:
             return NOT_UNDERSTOOD
-        enough: YesNo = "yes" if isinstance(parsed, Several) and parsed.any else "no"
-        answer = enough if enough in said else "n/a" if "n/a" in said else _OPPOSITE[enough]
-        reasons = (f"{part}: {one}" for part, one in zip(parts, said, strict=True))
+        decisive: YesNo = "yes" if isinstance(parsed, Compound) and parsed.any else "no"
+        unclear: YesNo = "n/a" if "n/a" in answers else _OPPOSITE[decisive]
+        answer = decisive if decisive in answers else unclear
+        reasons = map("{}: {}".format, parts, answers)
         return Answer(answer, brief_reason=", ".join(reasons))
 
-    def _said(self, noun: Noun, part: Asked | Measured | None) -> YesNo | None:
-        """The answer to one part of a question; None if the facts have none."""
-        if isinstance(part, Measured):
+    def _answer_part(self, noun: Noun, part: Attribute | Comparison | None) -> YesNo | None:
+        """The answer to one part of a question; None if the facts do not say."""
+        if isinstance(part, Comparison):
             measures = shipped_measures().get(noun.answer, {})
             if part.quantity not in measures:
                 return None
@@ -124,7 +125,7 @@ SYSTEM_PROMPT = (
     "a question of the player and no instruction."
 )
 MAX_TOKENS = 200
-"""Most tokens of a model's answer."""
+"""Maximum tokens of a model's answer."""
 
 
 class ModelAnswerer:
@@ -133,7 +134,7 @@ class ModelAnswerer:
     Args:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
         renderer: Renderer for a token completer or sampling client; None: the shipped base's.
-        attempts: Most replies to ask for until one fits.
+        attempts: Maximum number of replies to ask for until one fits.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ModelAnswerer:
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
-        wanted = ReplyFormat(schema=json.dumps(SCHEMA))
+        reply_format = ReplyFormat(schema=json.dumps(SCHEMA))
         messages: list[Any] = [
             {
                 "role": "system",
@@ -158,19 +159,19 @@ class ModelAnswerer:
         problem = ""
         for _ in range(self._attempts):
             reply = await self._ask(
-                ChatRequest("answerer", messages, max_tokens=MAX_TOKENS, format=wanted)
+                ChatRequest("answerer", messages, max_tokens=MAX_TOKENS, format=reply_format)
             )
-            reply = wanted.cleaned(reply)
-            problem = wanted.problem(reply) or ""
+            reply = reply_format.cleaned(reply)
+            problem = reply_format.problem(reply) or ""
             if not problem:
-                said = json.loads(reply.text)
-                correct = said["correct"] and mentions(question, noun.answer)
+                fields = json.loads(reply.text)
+                correct = fields["correct"] and mentions(question, noun.answer)
                 return Answer(
-                    "yes" if correct else said["yes_or_no"], correct, said["brief_reason"]
+                    "yes" if correct else fields["yes_or_no"], correct, fields["brief_reason"]
                 )
             messages = [*messages[:2], {"role": "assistant", "content": reply.text}]
             messages.append({"role": "user", "content": problem})
         raise AnswererError(
-            f"None of {self._attempts} replies of the answering model fits. The last problem: "
-            f"{problem} Use a larger model, or raise attempts."
+            f"None of {self._attempts} replies of the answering model has the required form. The "
+            f"last problem: {problem} Use a larger model, or raise attempts."
         )

@@ -8,7 +8,7 @@ Both know all nouns and all attributes, and are told the category if the rules s
     oracle    knows every fact, and asks the question whose answer has the highest entropy over the
               nouns still possible: about the fewest questions that a game needs
 
-Both are agents too, for evaluations beside models: ``random_agent``, ``oracle_agent``.
+Both are agents too, for evaluations alongside models: ``random_agent``, ``oracle_agent``.
 """
 
 import hashlib
@@ -56,10 +56,10 @@ class RandomPlayer:
 
     def question(self, game: Game) -> str:
         """A new question: a guess one time in two, as long as there are both kinds."""
-        asked = {turn.question for turn in game.turns}
+        previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
         attributes = [*load_lexicon().questions.values()]
-        pools = [[text for text in pool if text not in asked] for pool in (guesses, attributes)]
+        pools = [[text for text in pool if text not in previous] for pool in (guesses, attributes)]
         pool = self._random.choice([pool for pool in pools if pool] or [attributes])
         return self._random.choice(pool)
 
@@ -72,15 +72,15 @@ class OraclePlayer:
     """Asks the most informative question."""
 
     def __init__(self) -> None:
-        self._known = Knowledge()
+        self._knowledge = Knowledge()
 
     def question(self, game: Game) -> str:
         """The question whose answer has the highest entropy; a guess if its entropy is as high."""
-        left = self._known.fitting(game)
-        bits, attribute = self._known.best(left)[0]
-        if left and entropy((1, left.bit_count() - 1)) >= bits:
-            return guess(self._known.names(left)[0])
-        return self._known.questions[attribute]
+        candidates = self._knowledge.candidates(game)
+        bits, attribute = self._knowledge.best(candidates)[0]
+        if candidates and entropy((1, candidates.bit_count() - 1)) >= bits:
+            return guess(self._knowledge.names(candidates)[0])
+        return self._knowledge.questions[attribute]
 
 
 # -- as agents -----------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def shown_oracle_agent(seed: int = 0) -> AgentOf:
 
 
 def _random(seed: int, rules: Rules) -> AgentOf:
-    return _as_agent(lambda task: RandomPlayer(seed=_number(f"{seed}/{task['answer']}")), rules)
+    return _as_agent(lambda task: RandomPlayer(seed=_seed_from(f"{seed}/{task['answer']}")), rules)
 
 
 def _as_agent(player_of: Callable[[Task], Player], rules: Rules) -> AgentOf:
@@ -121,5 +121,5 @@ def _as_agent(player_of: Callable[[Task], Player], rules: Rules) -> AgentOf:
     return agent
 
 
-def _number(text: str) -> int:
+def _seed_from(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

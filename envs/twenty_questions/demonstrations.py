@@ -20,17 +20,17 @@ from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end, with the category hidden. The same seed gives the same ones."""
+    """Endless conversations, with the category hidden. The same seed gives the same ones."""
     return _conversations(seed, HIDDEN)
 
 
 def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end, with the category shown."""
+    """Endless conversations, with the category shown."""
     return _conversations(seed, SHOWN)
 
 
 def _conversations(seed: int, rules: Rules) -> Iterator[list[dict[str, Any]]]:
-    rng, known = random.Random(seed), Knowledge()
+    rng, knowledge = random.Random(seed), Knowledge()
     nouns = of_split(shipped_nouns(), "train")
-    for player in players(known, rng, named=known.set_of(nouns)):
+    for player in players(knowledge, rng, allowed=knowledge.set_of(nouns)):
         yield conversation(play(player, rng.choice(nouns), rules), "short")

@@ -33,8 +33,8 @@ class Facts:
         """
         if answer not in self.table:
             raise FactsError(
-                f"Nothing is known of {answer!r}; the facts cover {len(self.answers)} nouns "
-                f"({', '.join(self.answers[:3])}, ...). For other nouns let a model answer: "
+                f"There are no facts about {answer!r}; they cover {len(self.answers)} nouns "
+                f"({', '.join(self.answers[:3])}, ...). For other nouns, let a model answer: "
                 "ModelAnswerer."
             )
         if attribute not in self.table[answer]:

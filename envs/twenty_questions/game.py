@@ -19,7 +19,7 @@ from evert.envs.twenty_questions.facts import YesNo
 from evert.envs.twenty_questions.nouns import Noun
 
 LONGEST_QUESTION = 300
-"""Most characters of a question; the rest is cut."""
+"""Maximum length of a question, in characters; the rest is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,9 @@ def question_of(reply: str) -> str:
     lines = [line.strip().strip("*").strip() for line in reply.splitlines() if line.strip()]
     if not lines:
         return ""
-    asked = [line for line in lines if line.endswith("?")] or lines
-    question = asked[-1]
-    label, colon, rest = question.partition(":")
-    if colon and rest.strip() and label.lower().split()[:1] in (["question"], ["q"]):
-        question = rest.strip()
+    questions = [line for line in lines if line.endswith("?")] or lines
+    question = questions[-1]
+    label, colon, text = question.partition(":")
+    if colon and text.strip() and label.lower().split()[:1] in (["question"], ["q"]):
+        question = text.strip()
     return question[:LONGEST_QUESTION]

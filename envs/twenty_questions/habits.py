@@ -24,15 +24,15 @@ EARLY = 5
 """Number of early questions, and of late ones."""
 BLIND_RATE = 0.3
 FEW = 2
-"""Most nouns that are few enough to guess."""
+"""Guess once at most this many nouns fit."""
 GOOD_RATE = 0.08
 """Frequency of "few"; every other habit of guessing has 1."""
 DETAILS = 4
-"""Most questions that "details" chooses from."""
+"""Maximum number of questions that "details" chooses from."""
 
 
 class HabitPlayer:
-    """Asks and guesses by habit; ``named`` is the set of nouns that it may name, None for all."""
+    """Asks and guesses by habit; ``allowed`` is the set of nouns that it may name, None for all."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class HabitPlayer:
         guesses: Guesses,
         knowledge: Knowledge,
         rng: random.Random,
-        named: int | None = None,
+        allowed: int | None = None,
     ) -> None:
         self._asks = asks
         self._guesses = guesses
-        self._known = knowledge
+        self._knowledge = knowledge
         self._random = rng
-        named = knowledge.everything if named is None else named
-        self._unnamed = {guess(name) for name in knowledge.names(knowledge.everything & ~named)}
+        allowed = knowledge.everything if allowed is None else allowed
+        self._unnamed = {guess(name) for name in knowledge.names(knowledge.everything & ~allowed)}
 
     def question(self, game: Game) -> str:
         """The next question."""
@@ -55,56 +55,57 @@ class HabitPlayer:
             (chance, [text for text in texts if text not in self._unnamed])
             for chance, texts in self.lists(game)
         ]
-        lists = [each for each in lists if each[1]]
-        lists = lists or [(1.0, self._asked(game, self._known.fitting(game)))]
-        (chosen,) = self._random.choices([texts for _, texts in lists], [c for c, _ in lists])
-        return self._random.choice(chosen)
+        lists = [(chance, texts) for chance, texts in lists if texts]
+        lists = lists or [(1.0, self._question_pool(game, self._knowledge.candidates(game)))]
+        (pool,) = self._random.choices([texts for _, texts in lists], [c for c, _ in lists])
+        return self._random.choice(pool)
 
     def lists(self, game: Game) -> list[tuple[float, list[str]]]:
         """The lists that the next question is chosen from, each with its probability.
 
         Questions of a list are equally probable. Guesses include nouns that it may not name.
         """
-        known, left = self._known, self._known.fitting(game)
-        chance = self._chance_of_a_guess(game, left)
-        thought_of = left if self._guesses == "few" else known.possible(game)
-        said = {turn.question for turn in game.turns}
-        guesses = [text for text in map(guess, known.names(thought_of)) if text not in said]
-        lists = [(chance, guesses), (1 - chance, self._asked(game, left) if chance < 1 else [])]
+        knowledge, candidates = self._knowledge, self._knowledge.candidates(game)
+        chance = self._chance_of_a_guess(game, candidates)
+        guessable = candidates if self._guesses == "few" else knowledge.possible(game)
+        previous = {turn.question for turn in game.turns}
+        guesses = [text for text in map(guess, knowledge.names(guessable)) if text not in previous]
+        pool = self._question_pool(game, candidates) if chance < 1 else []
+        lists = [(chance, guesses), (1 - chance, pool)]
         return [(weight, texts) for weight, texts in lists if weight]
 
-    def _chance_of_a_guess(self, game: Game, left: int) -> float:
+    def _chance_of_a_guess(self, game: Game, candidates: int) -> float:
         chances = {
             "never": 0.0,
             "always": 1.0,
             "early": float(game.number <= EARLY),
             "late": float(game.number > game.rules.max_questions - EARLY),
             "blind": BLIND_RATE,
-            "few": float(left.bit_count() <= FEW),
+            "few": float(candidates.bit_count() <= FEW),
         }
         return chances[self._guesses]
 
-    def _asked(self, game: Game, left: int) -> list[str]:
-        questions = self._known.questions
-        said = {turn.question for turn in game.turns}
-        told = [(b, questions[name]) for b, name in self._known.best(left)]
-        fresh = [(bits, text) for bits, text in told if text not in said] or told
+    def _question_pool(self, game: Game, candidates: int) -> list[str]:
+        questions = self._knowledge.questions
+        previous = {turn.question for turn in game.turns}
+        ranked = [(b, questions[name]) for b, name in self._knowledge.best(candidates)]
+        fresh = [(bits, text) for bits, text in ranked if text not in previous] or ranked
         pool = [text for _, text in fresh]
         if self._asks == "idle":
             pool = [text for bits, text in fresh if bits == 0] or pool
         elif self._asks == "details":
-            telling = [text for bits, text in fresh if bits > 0] or pool
-            pool = telling[-DETAILS:]
+            informative = [text for bits, text in fresh if bits > 0] or pool
+            pool = informative[-DETAILS:]
         elif self._asks == "best":
             pool = pool[:1]
         return pool
 
 
 def players(
-    knowledge: Knowledge, rng: random.Random, named: int | None = None
+    knowledge: Knowledge, rng: random.Random, allowed: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Players without end. All pairs of habits are equally frequent, but those with "few" rarer."""
+    """Endless players. All pairs of habits are equally frequent, except that "few" is rarer."""
     weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)
-        yield HabitPlayer(rng.choice(get_args(Asks)), guesses, knowledge, rng, named)
+        yield HabitPlayer(rng.choice(get_args(Asks)), guesses, knowledge, rng, allowed)

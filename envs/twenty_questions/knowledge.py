@@ -1,9 +1,9 @@
 """Conclusions from the facts: the nouns that fit the answers so far, and the bits of a question.
 
-    known = Knowledge()
-    known.fitting(game)                 the nouns that fit all answers of the game so far
-    known.told(left, "Has it wings?")   the entropy of the answer over these nouns, in bits
-    known.best(left)                    attributes with the bits of their questions, the most first
+    knowledge = Knowledge()
+    nouns = knowledge.candidates(game)               the nouns that fit all answers so far
+    knowledge.answer_entropy(nouns, "Has it wings?")  the entropy of the answer over them, in bits
+    knowledge.best(nouns)                            attributes by their questions' bits, most first
 
 A set of nouns is an int with a bit for each: ``&`` rules nouns out, ``bit_count`` counts them.
 """
@@ -49,16 +49,16 @@ class Knowledge:
         self.nouns = tuple(nouns or shipped_nouns())
         facts = facts or shipped_facts()
         self.everything = (1 << len(self.nouns)) - 1
-        asked = load_lexicon().questions
+        questions = load_lexicon().questions
         self.questions = {
-            name: asked[name] for name in attributes or facts.attributes if name in asked
+            name: questions[name] for name in attributes or facts.attributes if name in questions
         }
         self._attributes = {question: name for name, question in self.questions.items()}
         self._bits = {guess(noun.answer): 1 << i for i, noun in enumerate(self.nouns)}
         self._where = {
             name: {
-                said: self.set_of(n for n in self.nouns if facts.of(n.answer, name) == said)
-                for said in get_args(YesNo)
+                answer: self.set_of(n for n in self.nouns if facts.of(n.answer, name) == answer)
+                for answer in get_args(YesNo)
             }
             for name in self.questions
         }
@@ -68,9 +68,9 @@ class Knowledge:
         """Some nouns as a set."""
         return sum(self._bits[guess(noun.answer)] for noun in nouns)
 
-    def names(self, left: int) -> list[str]:
+    def names(self, candidates: int) -> list[str]:
         """The nouns of a set, in their order."""
-        return [noun.answer for i, noun in enumerate(self.nouns) if left >> i & 1]
+        return [noun.answer for i, noun in enumerate(self.nouns) if candidates >> i & 1]
 
     def category(self, name: str) -> int:
         """The nouns of a category."""
@@ -80,43 +80,44 @@ class Knowledge:
         """The nouns that are possible before the first question."""
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
-    def after(self, left: int, question: str, said: str) -> int:
+    def after(self, candidates: int, question: str, answer: str) -> int:
         """The nouns of a set that fit an answer; all of them if the question is unknown."""
         if question in self._bits:
-            return left & (self._bits[question] if said == "yes" else ~self._bits[question])
+            return candidates & (self._bits[question] if answer == "yes" else ~self._bits[question])
         name = self._attributes.get(question)
-        return left if name is None else left & self._where[name][said]
+        return candidates if name is None else candidates & self._where[name][answer]
 
-    def fitting(self, game: Game) -> int:
+    def candidates(self, game: Game) -> int:
         """The nouns that fit all answers of the game so far."""
-        left = self.possible(game)
+        candidates = self.possible(game)
         for turn in game.turns:
-            left = self.after(left, turn.question, turn.answer.yes_or_no)
-        return left
+            candidates = self.after(candidates, turn.question, turn.answer.yes_or_no)
+        return candidates
 
     def row(self, attribute: str) -> list[int]:
         """An attribute's facts, noun by noun: 1 for yes, -1 for no, else 0."""
         where = self._where[attribute]
         return [(where["yes"] >> i & 1) - (where["no"] >> i & 1) for i in range(len(self.nouns))]
 
-    def told(self, left: int, question: str) -> float:
+    def answer_entropy(self, candidates: int, question: str) -> float:
         """The entropy of the answer over a set of nouns, in bits; 0 for an unknown question."""
         if question in self._bits:
-            named = left & self._bits[question]
-            return entropy((named.bit_count(), (left & ~named).bit_count()))
+            match = candidates & self._bits[question]
+            return entropy((match.bit_count(), (candidates & ~match).bit_count()))
         where = self._where.get(self._attributes.get(question, ""), {})
-        return entropy((left & nouns).bit_count() for nouns in where.values())
+        return entropy((candidates & nouns).bit_count() for nouns in where.values())
 
-    def most(self, left: int) -> float:
+    def max_bits(self, candidates: int) -> float:
         """The most bits that a question can give, guesses included."""
-        return max(self.best(left)[0][0], entropy((1, left.bit_count() - 1)))
+        return max(self.best(candidates)[0][0], entropy((1, candidates.bit_count() - 1)))
 
-    def _best(self, left: int) -> list[tuple[float, str]]:
-        told = [(self.told(left, text), name) for name, text in self.questions.items()]
-        return sorted(told, key=lambda each: -each[0])  # equals keep their order
+    def _best(self, candidates: int) -> list[tuple[float, str]]:
+        bits = {n: self.answer_entropy(candidates, text) for n, text in self.questions.items()}
+        ranked = sorted(bits, key=lambda name: -bits[name])  # equals keep their order
+        return [(bits[name], name) for name in ranked]
 
 
-def telling(known: Knowledge, count: int) -> list[str]:
+def informative_attributes(knowledge: Knowledge, count: int) -> list[str]:
     """The ``count`` attributes that together distinguish the nouns best.
 
     They are chosen greedily: the next one distinguishes the most pairs of nouns, with "yes" for one
@@ -124,14 +125,14 @@ def telling(known: Knowledge, count: int) -> list[str]:
     """
     import numpy as np
 
-    facts = {name: np.array(known.row(name)) for name in known.questions}
+    facts = {name: np.array(knowledge.row(name)) for name in knowledge.questions}
     pairs = {name: np.multiply.outer(row, row) == -1 for name, row in facts.items()}
-    apart, chosen = np.zeros((len(known.nouns), len(known.nouns))), list[str]()
+    separations, chosen = np.zeros((len(knowledge.nouns), len(knowledge.nouns))), list[str]()
     for _ in range(count):
-        worth = (1 + apart) ** -2
-        left = [name for name in known.questions if name not in chosen]
-        chosen.append(max(left, key=lambda name: float(worth[pairs[name]].sum())))
-        apart += pairs[chosen[-1]]
+        worth = (1 + separations) ** -2
+        remaining = [name for name in knowledge.questions if name not in chosen]
+        chosen.append(max(remaining, key=lambda name: float(worth[pairs[name]].sum())))
+        separations += pairs[chosen[-1]]
     return chosen
 
 

@@ -10,7 +10,13 @@ from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Game
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
-from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.understanding.parsed import (
+    Attribute,
+    Comparison,
+    Compound,
+    Guess,
+    Parsed,
+)
 
 
 def measures(game: Game) -> dict[str, float]:
@@ -23,52 +29,54 @@ def measures(game: Game) -> dict[str, float]:
         ``bits``: mean bits of the questions: the entropy of the answer over the nouns that fitted
         until then. ``bits_of_best``: their sum as a share of the best questions' bits.
         ``questions_when_won``: only if the game was won. Both metrics of bits are absent if the
-        facts do not have the noun, and the share also if nothing was left to ask.
+        facts do not have the noun, and the share also if no question could give any.
     """
     parse = shipped_answerer().parser.parse
-    asked = [parse(turn.question) for turn in game.turns]
-    found = {
-        "asks_first": float(isinstance(next(iter(asked), None), Asked | Measured | Several)),
-        "repeats": float(_repeats(game, asked)),
+    questions = [parse(turn.question) for turn in game.turns]
+    first = questions[0] if questions else None
+    metrics = {
+        "asks_first": float(isinstance(first, Attribute | Comparison | Compound)),
+        "repeats": float(_repeats(game, questions)),
         "guesses_in_vain": float(
             sum(
-                isinstance(each, Guess) and not turn.answer.correct
-                for each, turn in zip(asked, game.turns, strict=True)
+                isinstance(question, Guess) and not turn.answer.correct
+                for question, turn in zip(questions, game.turns, strict=True)
             )
         ),
     }
     if game.won:
-        found["questions_when_won"] = float(len(asked))
-    if asked and game.noun.answer in shipped_facts():
-        found |= _bits(game, asked)
-    return found
+        metrics["questions_when_won"] = float(len(questions))
+    if questions and game.noun.answer in shipped_facts():
+        metrics |= _bits(game, questions)
+    return metrics
 
 
-def _repeats(game: Game, asked: list[Parsed]) -> int:
+def _repeats(game: Game, questions: list[Parsed]) -> int:
     """How many questions repeat a subject or, if it is not understood, the words."""
-    about = [
-        each.attribute if isinstance(each, Asked) else each or turn.question.casefold()
-        for each, turn in zip(asked, game.turns, strict=True)
+    subjects = [
+        parsed.attribute if isinstance(parsed, Attribute) else parsed or turn.question.casefold()
+        for parsed, turn in zip(questions, game.turns, strict=True)
     ]
-    return len(about) - len(set(about))
+    return len(subjects) - len(set(subjects))
 
 
-def _bits(game: Game, asked: list[Parsed]) -> dict[str, float]:
-    known, noun, told, best = _known(), game.noun.answer, 0.0, 0.0
-    left = known.possible(game)
-    for each in asked:
-        question, said = "", "n/a"
-        if isinstance(each, Asked) and each.attribute in known.questions:
-            question = known.questions[each.attribute]
-            said = shipped_facts().of(noun, each.attribute)
-        elif isinstance(each, Guess):
-            question, said = guess(each.answer), "yes" if each.answer == noun else "no"
-        told, best = told + known.told(left, question), best + known.most(left)
-        left = known.after(left, question, said)
-    found = {"bits": told / len(asked)}
-    return {**found, "bits_of_best": told / best} if best else found
+def _bits(game: Game, questions: list[Parsed]) -> dict[str, float]:
+    knowledge, noun, bits, max_bits = _shipped_knowledge(), game.noun.answer, 0.0, 0.0
+    candidates = knowledge.possible(game)
+    for parsed in questions:
+        question, answer = "", "n/a"
+        if isinstance(parsed, Attribute) and parsed.attribute in knowledge.questions:
+            question = knowledge.questions[parsed.attribute]
+            answer = shipped_facts().of(noun, parsed.attribute)
+        elif isinstance(parsed, Guess):
+            question, answer = guess(parsed.answer), "yes" if parsed.answer == noun else "no"
+        bits += knowledge.answer_entropy(candidates, question)
+        max_bits += knowledge.max_bits(candidates)
+        candidates = knowledge.after(candidates, question, answer)
+    metrics = {"bits": bits / len(questions)}
+    return {**metrics, "bits_of_best": bits / max_bits} if max_bits else metrics
 
 
 @cache
-def _known() -> Knowledge:
+def _shipped_knowledge() -> Knowledge:
     return Knowledge()

@@ -1,6 +1,6 @@
 """More facts for the answerer: trunks and tusks, and the length and weight of everything.
 
-    facts, lexicon = everything_known()
+    facts, lexicon = extended_facts()
 
 ``particulars.toml`` has phrases on the left, and all nouns that they hold for on the right.
 ``measures.csv`` has the usual length and weight of every noun, and of things to compare with. Only
@@ -32,46 +32,46 @@ def shipped_measures() -> Measures:
 
 
 @cache
-def everything_known() -> tuple[Facts, Lexicon]:
+def extended_facts() -> tuple[Facts, Lexicon]:
     """The shipped facts and lexicon, with one more attribute for each line of the particulars."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
     table = {answer: {**row} for answer, row in facts.table.items()}
     phrases = [*lexicon.phrases]
-    for asked, nouns in lines.items():
-        having, untold = _having(nouns, facts, measures)
-        phrases += [phrase(asked, way) for way in asked.split(", ")]
+    for attribute, nouns in lines.items():
+        positive, unclear = _nouns_of_line(nouns, facts, measures)
+        phrases += [phrase(attribute, way) for way in attribute.split(", ")]
         for answer in facts.answers:
-            told: YesNo = "yes" if answer in having else "no"
-            table[answer][asked] = "n/a" if answer in untold else told
+            fact: YesNo = "yes" if answer in positive else "no"
+            table[answer][attribute] = "n/a" if answer in unclear else fact
     return Facts(table), replace(
         lexicon,
         questions=lexicon.questions | dict.fromkeys(lines, ""),
         phrases=tuple(phrases),
-        vocabulary=frozenset(part for one in phrases for part in one.stems),
+        vocabulary=frozenset(part for entry in phrases for part in entry.stems),
         measures=_by_stems(lexicon, measures),
     )
 
 
-def _having(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
+def _nouns_of_line(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
     """The nouns that a line holds for, and those for which the answer is "n/a".
 
     A token is a name, ``@attribute`` or ``kilograms>5``. With ``-`` before it, its nouns are
     removed; with ``?``, their answer is "n/a".
     """
-    having, untold = set[str](), set[str]()
+    positive, unclear = set[str](), set[str]()
     for token in filter(None, nouns.split(", ")):
-        meant = _meant(token.removeprefix("-").removeprefix("?"), facts, measures)
+        names = _nouns_of_token(token.removeprefix("-").removeprefix("?"), facts, measures)
         if token.startswith("?"):
-            untold |= meant
+            unclear |= names
         else:
-            having = having - meant if token.startswith("-") else having | meant
-            untold -= meant
-    return having, untold
+            positive = positive - names if token.startswith("-") else positive | names
+            unclear -= names
+    return positive, unclear
 
 
-def _meant(name: str, facts: Facts, measures: Measures) -> set[str]:
+def _nouns_of_token(name: str, facts: Facts, measures: Measures) -> set[str]:
     quantity, sharp, limit = name.partition(">")
     if name.startswith("@"):
         return {answer for answer in facts.answers if facts.of(answer, name[1:]) == "yes"}
@@ -84,6 +84,6 @@ def _meant(name: str, facts: Facts, measures: Measures) -> set[str]:
 
 def _by_stems(lexicon: Lexicon, measures: Measures) -> dict[tuple[str, ...], Mapping[str, float]]:
     names = {name: (name, *lexicon.aliases.get(name, ())) for name in measures}
-    keys = {tuple(stems(said)): measures[name] for name, ways in names.items() for said in ways}
-    short = {tuple(part for part in key if part not in FILLER): told for key, told in keys.items()}
-    return {key: told for key, told in short.items() if key} | keys
+    keys = {tuple(stems(way)): measures[name] for name, ways in names.items() for way in ways}
+    short = {tuple(part for part in key if part not in FILLER): keys[key] for key in keys}
+    return {key: values for key, values in short.items() if key} | keys

@@ -91,7 +91,7 @@ def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str,
     "short" is for models of a few million parameters: one user message of a few words.
     """
     if style == "short":
-        return [{"role": "user", "content": said(game, style)}]
+        return [{"role": "user", "content": turn_prompt(game, style)}]
     prompt = SYSTEM_PROMPT + (SEARCH_PROMPT if search else "")
     return [
         {"role": "system", "content": prompt},
@@ -99,7 +99,7 @@ def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str,
     ]
 
 
-def said(game: Game, style: Style) -> str:
+def turn_prompt(game: Game, style: Style) -> str:
     """The text before the next question: the last answer, and the number of the question."""
     last = game.turns[-1].answer.yes_or_no if game.turns else None
     if style == "short":
@@ -110,13 +110,13 @@ def said(game: Game, style: Style) -> str:
 
 def conversation(game: Game, style: Style) -> list[dict[str, Any]]:
     """A game of any player as the conversation of a model, without searches."""
-    told = Game(game.noun, game.rules)
-    messages = opening(told, style)
+    prefix = Game(game.noun, game.rules)
+    messages = opening(prefix, style)
     for turn in game.turns:
-        if told.turns:
-            messages.append({"role": "user", "content": said(told, style)})
+        if prefix.turns:
+            messages.append({"role": "user", "content": turn_prompt(prefix, style)})
         messages.append({"role": "assistant", "content": turn.question})
-        told.turns.append(turn)
+        prefix.turns.append(turn)
     return messages
 
 
@@ -129,7 +129,7 @@ class TwentyQuestions:
 
     Attributes:
         answerer: The answerer; None: the shipped facts.
-        search: The player's search tool; None: it has none.
+        search: The player's search tool; None: no search.
         rules: The rules, unless a task changes them.
         style: "full" prompts, or "short" ones for tiny models.
     """
@@ -140,7 +140,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
+        """Play a game. Return 1.0 if the noun was found, else 0.0, less the cost of guesses."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, Game(noun_of(task), rules)))
 
@@ -150,7 +150,7 @@ class TwentyQuestions:
         messages = opening(game, self.style, search=self.search is not None)
         while not game.over:
             if game.turns:
-                messages.append({"role": "user", "content": said(game, self.style)})
+                messages.append({"role": "user", "content": turn_prompt(game, self.style)})
             question, searches = await self._question(client, game, messages)
             answer = NOTHING_ASKED
             if question:
@@ -165,8 +165,8 @@ class TwentyQuestions:
         """The next question, and the searches before it. Appends to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
         searches: list[Search] = []
-        refused = 0
-        while refused < PATIENCE:
+        refusals = 0
+        while refusals < PATIENCE:
             completion = await client.chat.completions.create(messages=messages, **options)
             message = completion.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
@@ -174,7 +174,7 @@ class TwentyQuestions:
                 return question_of(message.content or ""), tuple(searches)
             for call in message.tool_calls:
                 result = await look_up(self.search, _query_of(call), searches, game.rules)
-                refused += result == ENOUGH_SEARCHED
+                refusals += result == ENOUGH_SEARCHED
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         return "", tuple(searches)
 
@@ -208,11 +208,11 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
 
 def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
     """Record a finished game's metrics and transcript, and return its reward."""
-    found = outcome_of(game)
-    for name, value in found.metrics.items():
+    outcome = outcome_of(game)
+    for name, value in outcome.metrics.items():
         client.metric(name, value)
-    client.log(**found.logs)
-    return found.reward or 0.0
+    client.log(**outcome.logs)
+    return outcome.reward or 0.0
 
 
 def outcome_of(game: Game) -> Outcome:
@@ -221,9 +221,9 @@ def outcome_of(game: Game) -> Outcome:
         "target": game.noun.answer,
         "transcript": game.transcript(),
     }
-    found = measures(game)
-    cost = game.rules.guess_cost * found["guesses_in_vain"]
-    return Outcome(game.score - cost, metrics={**game.summary(), **found}, logs=logs)
+    metrics = measures(game)
+    cost = game.rules.guess_cost * metrics["guesses_in_vain"]
+    return Outcome(game.score - cost, metrics={**game.summary(), **metrics}, logs=logs)
 
 
 @cache

@@ -4,7 +4,7 @@
     ModelSearch(model)             any chat model
     HttpSearch("http://...?q={}")  any endpoint that answers a GET with text
 
-A ``SearchTool`` gets a query, and returns a text. It never learns which noun is to be found.
+A ``SearchTool`` gets a query, and returns a text. It never sees the noun to find.
 """
 
 import re
@@ -16,7 +16,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.envs.twenty_questions.facts import Facts, shipped_facts
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
-from evert.envs.twenty_questions.understanding.parsed import Asked, Guess
+from evert.envs.twenty_questions.understanding.parsed import Attribute, Guess
 from evert.envs.twenty_questions.understanding.questions import QuestionParser
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
 
 LONGEST_RESULT = 1500
-"""Most characters of a result; the rest is cut."""
+"""Maximum length of a result, in characters; the rest is cut."""
 NOTHING = "Nothing found."
 
 
@@ -33,7 +33,7 @@ class SearchTool(Protocol):
     """Looks things up."""
 
     async def search(self, query: str) -> str:
-        """The result as text; ``NOTHING`` if there is none."""
+        """The result as text; ``NOTHING`` if there is no result."""
         ...
 
 
@@ -45,40 +45,42 @@ class KnowledgeSearch:
 
     Args:
         facts: The facts; None: the shipped facts.
-        nouns: Nouns that can be found; None: all shipped nouns, also held-out ones.
+        nouns: Nouns that can be found; None: all shipped nouns, held-out ones included.
     """
 
     def __init__(self, facts: Facts | None = None, nouns: Sequence[Noun] | None = None) -> None:
-        self._made_of = (facts, nouns)
+        self._arguments = (facts, nouns)
         self._facts = facts or shipped_facts()
         self._nouns = [n for n in (nouns or shipped_nouns()) if n.answer in self._facts]
         self._parser = QuestionParser(load_lexicon(), [noun.answer for noun in self._nouns])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnowledgeSearch, self._made_of
+        return KnowledgeSearch, self._arguments
 
     async def search(self, query: str) -> str:
         """The nouns that fit, in the order of the list; or what holds for a noun."""
-        whole = self._parser.parse(query)
-        if isinstance(whole, Guess):
-            return self._about(whole.answer)
+        parsed = self._parser.parse(query)
+        if isinstance(parsed, Guess):
+            return self._about(parsed.answer)
         parts = re.split(r",|;|\band\b|\bthat\b|\bwhich\b|\bwith\b", query.lower())
-        asked = [found for part in parts for found in self._parser.parse_all(part)]
-        found = [noun.answer for noun in self._nouns if asked and self._fits(noun, asked)]
-        return ", ".join(found)[:LONGEST_RESULT] if found else NOTHING
+        attributes = [attribute for part in parts for attribute in self._parser.parse_all(part)]
+        nouns = self._nouns if attributes else []
+        answers = [noun.answer for noun in nouns if self._fits(noun, attributes)]
+        return ", ".join(answers)[:LONGEST_RESULT] if answers else NOTHING
 
-    def _fits(self, noun: Noun, asked: Sequence[Asked]) -> bool:
+    def _fits(self, noun: Noun, attributes: Sequence[Attribute]) -> bool:
         return all(
             self._facts.of(noun.answer, part.attribute) == ("yes" if part.positive else "no")
-            for part in asked
+            for part in attributes
         )
 
     def _about(self, answer: str) -> str:
         if answer not in self._facts:
             return NOTHING
         questions = load_lexicon().questions
-        held = [a for a in self._facts.attributes if self._facts.of(answer, a) == "yes"]
-        return f"{answer}: yes to " + " ".join(questions[name] for name in held)[:LONGEST_RESULT]
+        attributes = [a for a in self._facts.attributes if self._facts.of(answer, a) == "yes"]
+        text = " ".join(questions[name] for name in attributes)
+        return f"{answer}: yes to {text[:LONGEST_RESULT]}"
 
 
 class ModelSearch:
@@ -110,7 +112,7 @@ class HttpSearch:
 
     Args:
         url: URL, with ``{}`` in place of the query.
-        timeout: Most seconds of a search.
+        timeout: Maximum seconds for a search.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0) -> None:

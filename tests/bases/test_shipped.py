@@ -24,7 +24,7 @@ from evert.bases.making.move_card import measure_sight
 from evert.bases.making.riddle_card import measure_recall
 from evert.bases.making.riddles import VOCAB_SIZE, RiddleCorpus
 from evert.bridge.tokens.bases import base_path, base_tokenizer
-from evert.envs.tic_tac_toe import free, seen, shown
+from evert.envs.tic_tac_toe import board_text, free, read_board
 from evert.envs.twenty_questions.knowledge import guess
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
@@ -139,8 +139,8 @@ def test_boards_and_hands_are_told_as_the_game_and_the_agent_tell_them() -> None
     encoder, rng = Encoder(MOVES), random.Random(7)
     for example in board_examples(encoder, rng, 40):
         (role, text), (_, answer) = messages_of(MOVES, example)[-2:]
-        assert (role, text) == ("user", shown(seen(text)))
-        assert int(answer) - 1 in free(seen(text))
+        assert (role, text) == ("user", board_text(read_board(text)))
+        assert int(answer) - 1 in free(read_board(text))
     hands = [messages_of(MOVES, example) for example in hand_examples(encoder, rng, 60)]
     ours = [text for told in hands for role, text in told if role == "user"]
     agent = GymAgent("Blackjack-v1", prompt="")

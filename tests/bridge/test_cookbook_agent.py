@@ -307,7 +307,7 @@ async def test_what_messages_cannot_say_is_refused(make: Any, message: str) -> N
 
 
 async def test_another_client_than_an_envs_is_refused() -> None:
-    with pytest.raises(InvalidAgentError, match="needs the client of an Env of evert's"):
+    with pytest.raises(InvalidAgentError, match="needs the client of an evert Env"):
         await CookbookAgent(guess_number)(object(), 3)  # type: ignore[arg-type]
 
 

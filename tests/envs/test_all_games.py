@@ -25,7 +25,7 @@ from evert.envs import guess_number, hints, identity
 from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv
 from evert.envs.as_gymnasium.spaces import AnyText
 from evert.envs.games import Game, GameError, games
-from evert.envs.tic_tac_toe import best, free, seen
+from evert.envs.tic_tac_toe import best, free, read_board
 
 ALL = [*itertools.product([game.id for game in games().values()], LEVELS)]
 HEADINGS = [
@@ -129,11 +129,11 @@ def test_tic_tac_toe_is_won_or_drawn_by_best_moves_and_lost_by_two_that_are_none
         conversation, _ = env.reset(seed=seed)
         over, info = False, dict[str, Any]()
         while not over:
-            board = seen(conversation[-1]["content"])
+            board = read_board(conversation[-1]["content"])
             conversation, _, over, _, info = env.step(str(best(board)[0] + 1))
         assert info["metrics"].get("won", 0) + info["metrics"].get("drawn", 0) == 1.0, seed
     conversation, _ = env.reset(seed=3)
-    board = seen(conversation[-1]["content"])
+    board = read_board(conversation[-1]["content"])
     conversation, _, over, *_ = env.step("pass")
     assert f"'pass' is no move. Answer with one of {free(board)[0] + 1}" in str(conversation[-1])
     assert (over, env.step("pass")[2]) == (False, True)

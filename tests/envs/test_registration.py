@@ -19,7 +19,7 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.kept import Kept
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.as_gymnasium.env import AgentGymEnv
-from evert.envs.as_gymnasium.registration import import_path, kept, register_games
+from evert.envs.as_gymnasium.registration import import_path, register_games, wrap
 from evert.envs.games import games
 
 Register = Callable[..., EnvSpec]
@@ -116,9 +116,9 @@ def test_what_has_an_import_path_is_kept_as_one_and_may_be_named_by_it(register:
     assert import_path(identity_agent) == "evert.envs.identity:identity_agent"
     assert import_path(lambda client: 0.0) is None
     assert import_path(LockedAgent()) is None
-    assert kept(["a", 1, None]) == ["a", 1, None]
-    assert isinstance(kept([{"a": 1}]), Kept)
-    assert pickle.loads(pickle.dumps(kept(range(3)))).value == range(3)
+    assert wrap(["a", 1, None]) == ["a", 1, None]
+    assert isinstance(wrap([{"a": 1}]), Kept)
+    assert pickle.loads(pickle.dumps(wrap(range(3)))).value == range(3)
     register("test/Path-v0", "evert.envs.identity:identity_agent", "evert.envs.identity:TEST_TASKS")
     assert gymnasium.make("test/Path-v0").reset()[1]["task"] >= 1000
 

@@ -16,7 +16,7 @@ SEATS = game.SEATS
 
 
 def last_board(prompt: str) -> str:
-    return game.seen(re.findall(r"user\n([1-9XO ]{11})\n", prompt)[-1])
+    return game.read_board(re.findall(r"user\n([1-9XO ]{11})\n", prompt)[-1])
 
 
 def first_free(prompt: str) -> str:
@@ -49,11 +49,11 @@ def test_x_begins_and_three_in_a_line_win_and_a_board_is_worth_what_perfect_play
 
 
 def test_everybody_sees_own_marks_as_x_and_what_stands_in_the_lines_of_a_free_cell() -> None:
-    assert game.shown("xx..oo..x") == "OO3 4XX 78O\n3 OO OX X\n4 XX O\n7 O O X\n8 O OX"
-    assert game.shown("xx..oo...") == "XX3 4OO 789\n3 XX O O\n4 OO X\n7 X O\n8 OX\n9 O OX"
-    assert game.shown(game.EMPTY).splitlines() == ["123 456 789", *"123456789"]
+    assert game.board_text("xx..oo..x") == "OO3 4XX 78O\n3 OO OX X\n4 XX O\n7 O O X\n8 O OX"
+    assert game.board_text("xx..oo...") == "XX3 4OO 789\n3 XX O O\n4 OO X\n7 X O\n8 OX\n9 O OX"
+    assert game.board_text(game.EMPTY).splitlines() == ["123 456 789", *"123456789"]
     for board in game.TRAIN_TASKS[:50]:
-        assert game.seen(game.shown(board)) == board
+        assert game.read_board(game.board_text(board)) == board
 
 
 def test_a_move_is_the_first_digit_if_its_cell_is_free() -> None:
@@ -110,7 +110,7 @@ def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:
 
 
 def test_players_draw_from_their_seed() -> None:
-    messages = [{"role": "user", "content": game.shown(game.EMPTY)}]
+    messages = [{"role": "user", "content": game.board_text(game.EMPTY)}]
 
     def said(seed: int) -> list[str]:
         player = game.random_player(seed)
@@ -131,7 +131,7 @@ def test_a_habit_is_to_win_to_keep_from_losing_or_to_do_neither() -> None:
 
 def test_demonstrations_are_legal_moves_good_and_bad() -> None:
     shown = [
-        (game.seen(question["content"]), int(answer["content"]) - 1)
+        (game.read_board(question["content"]), int(answer["content"]) - 1)
         for question, answer in islice(game.demonstrations(0), 300)
     ]
 

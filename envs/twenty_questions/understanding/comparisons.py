@@ -7,7 +7,7 @@ another thing with measures, asks whether the noun is longer, heavier, dearer, f
 from collections.abc import Sequence
 
 from evert.envs.twenty_questions.understanding.lexicon import Lexicon
-from evert.envs.twenty_questions.understanding.parsed import Asked, Measured, Quantity
+from evert.envs.twenty_questions.understanding.parsed import Attribute, Comparison, Quantity
 from evert.envs.twenty_questions.understanding.wording import (
     DIGITS,
     FILLER,
@@ -25,7 +25,7 @@ MORE, LESS = frozenset({"more", "over", "above"}), frozenset({"less", "under", "
 INVERSE = frozenset({"in_pocket", "in_hand"})
 """Attributes that hold for what is *not* bigger than the reference."""
 FITS = frozenset({"fit", "fits", "fitted", "put", "carry", "carried"})
-BEGUN = stems_of("invented built made created born constructed exist existed around there")
+EXISTENCE = stems_of("invented built made created born constructed exist existed around there")
 """Words of questions about the year when something first existed."""
 LIFE = frozenset({"live", "lived", "die", "died", "alive", "living", "dead"})
 NOW = 2025
@@ -44,77 +44,77 @@ _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
 }
 
 
-def compared(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
-    """What a comparison asks; None if there is none, or the thing compared with is unknown."""
-    return _sized(found, lexicon) or (_aged(found) if lexicon.measures else None)
+def parse_comparison(words: Sequence[str], lexicon: Lexicon) -> Attribute | Comparison | None:
+    """What a comparison asks. None: it is not one, or the thing compared with is unknown."""
+    return _parse_size(words, lexicon) or (_parse_age(words) if lexicon.measures else None)
 
 
-def _sized(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
-    said = {*found}
-    quantity, up, down = _direction(said)
-    if up != down and "than" in said:
-        rest = found[found.index("than") + 1 :]
-    elif up != down and quantity == "dollars" and (MORE | LESS) & said:
-        rest = found[max(i for i, word in enumerate(found) if word in MORE | LESS) + 1 :]
-    elif FITS & said and {"in", "inside", "into"} & said:
+def _parse_size(words: Sequence[str], lexicon: Lexicon) -> Attribute | Comparison | None:
+    bag = {*words}
+    quantity, up, down = _direction(bag)
+    if up != down and "than" in bag:
+        reference = words[words.index("than") + 1 :]
+    elif up != down and quantity == "dollars" and (MORE | LESS) & bag:
+        reference = words[max(i for i, word in enumerate(words) if word in MORE | LESS) + 1 :]
+    elif FITS & bag and {"in", "inside", "into"} & bag:
         up, down = False, True
-        rest = found[max(i for i, word in enumerate(found) if word in ("in", "inside", "into")) :]
-        rest = rest[1:]
+        last = max(i for i, word in enumerate(words) if word in ("in", "inside", "into"))
+        reference = words[last + 1 :]
     else:
         return None
-    key = tuple(stem(word) for word in rest if word == "me" or stem(word) not in _ANY)
-    bigger = up != bool(NEGATIONS & {*map(stem, found)})
-    if key in _MACHINES and not {"than", "fit", "fits"} & said:
+    key = tuple(stem(word) for word in reference if word == "me" or stem(word) not in _ANY)
+    bigger = up != bool(NEGATIONS & {*map(stem, words)})
+    if key in _MACHINES and not {"than", "fit", "fits"} & bag:
         return None  # "put in a dishwasher" asks for more than size
     attribute = None if key in _ROUGH and key in lexicon.measures else lexicon.references.get(key)
     if attribute is not None and quantity == "centimetres":
-        return Asked(attribute, bigger != (attribute in INVERSE))
+        return Attribute(attribute, bigger != (attribute in INVERSE))
     times = 1.0
-    if key and key not in lexicon.measures and _number(rest) is not None:
-        times = float(_number(rest) or 1)
+    if key and key not in lexicon.measures and _number(reference) is not None:
+        times = float(_number(reference) or 1)
         key = tuple(part for part in key if not (part.isdigit() or part in map(stem, _NUMBERS)))
         if quantity == "dollars" and not key and lexicon.measures:
-            return Measured(quantity, times, bigger)
+            return Comparison(quantity, times, bigger)
     limit = lexicon.measures.get(key, {}).get(quantity)
-    return None if limit is None else Measured(quantity, times * limit, bigger)
+    return None if limit is None else Comparison(quantity, times * limit, bigger)
 
 
-def _direction(said: set[str]) -> tuple[Quantity, bool, bool]:
+def _direction(bag: set[str]) -> tuple[Quantity, bool, bool]:
     """The quantity compared, whether the words ask for more, and whether for less."""
-    more, less = bool(MORE & said), bool(LESS & said)
-    if SPEED & said:
-        return "speed", bool({"faster", "quicker"} & said), "slower" in said
-    if PRICE & said:
-        return "dollars", more or "pricier" in said, less or "cheaper" in said
-    if WEIGHT & said:
-        return "kilograms", bool(UP & said) or "more" in said, bool(DOWN & said) or "less" in said
-    return "centimetres", bool(UP & said), bool(DOWN & said)
+    more, less = bool(MORE & bag), bool(LESS & bag)
+    if SPEED & bag:
+        return "speed", bool({"faster", "quicker"} & bag), "slower" in bag
+    if PRICE & bag:
+        return "dollars", more or "pricier" in bag, less or "cheaper" in bag
+    if WEIGHT & bag:
+        return "kilograms", bool(UP & bag) or "more" in bag, bool(DOWN & bag) or "less" in bag
+    return "centimetres", bool(UP & bag), bool(DOWN & bag)
 
 
-def _aged(found: Sequence[str]) -> Measured | None:
+def _parse_age(words: Sequence[str]) -> Comparison | None:
     """What is asked about age: "over a hundred years old", "invented before 1950"; or None."""
-    said = {*found}
-    number = _number(found)
-    if number is None or LIFE & said:
+    bag = {*words}
+    number = _number(words)
+    if number is None or LIFE & bag:
         return None
-    turned = bool(NEGATIONS & {*map(stem, found)})
-    if {"before", "after"} & said and 1000 <= number <= NOW:
-        return Measured("year", number, ("after" in said) != turned)
+    negated = bool(NEGATIONS & {*map(stem, words)})
+    if {"before", "after"} & bag and 1000 <= number <= NOW:
+        return Comparison("year", number, ("after" in bag) != negated)
     if (
-        not {"year", "years", "older", "younger"} & said
-        or not {"old", "older", "newer", "younger", "ago", "last", "past"} & said
+        not {"year", "years", "older", "younger"} & bag
+        or not {"old", "older", "newer", "younger", "ago", "last", "past"} & bag
     ):
         return None
-    recent = bool({"less", "under", "newer", "younger", "last", "past"} & said)
-    if "ago" in said and not BEGUN & {*map(stem, found)}:
+    recent = bool({"less", "under", "newer", "younger", "last", "past"} & bag)
+    if "ago" in bag and not EXISTENCE & {*map(stem, words)}:
         return None
-    return Measured("year", NOW - number, recent != turned)
+    return Comparison("year", NOW - number, recent != negated)
 
 
-def _number(found: Sequence[str]) -> float | None:
-    numbers = [float(w) if w.isdigit() else _NUMBERS.get(w) for w in found if w != "one"]
-    known = [number for number in numbers if number is not None]
+def _number(words: Sequence[str]) -> float | None:
+    numbers = [float(w) if w.isdigit() else _NUMBERS.get(w) for w in words if w != "one"]
+    values = [number for number in numbers if number is not None]
     product = 1.0
-    for number in known:
+    for number in values:
         product *= number
-    return product if known else None
+    return product if values else None

@@ -43,10 +43,10 @@ class Names:
         self,
         answers: Iterable[str],
         aliases: dict[str, tuple[str, ...]],
-        others: Iterable[str] = (),
+        foreign: Iterable[str] = (),
     ) -> None:
         self._names: dict[tuple[str, ...], str] = {}
-        self._others = {key(other): other for other in others}
+        self._foreign_names = {key(name): name for name in foreign}
         answers = list(answers)
         for answer in answers:
             for alias in aliases.get(answer, ()):
@@ -63,32 +63,32 @@ class Names:
         """The stems of every name."""
         return self._names.keys()
 
-    def find(self, found: Sequence[str]) -> str | None:
-        """The noun that words name, if they say nothing else; otherwise None."""
-        return _named(found, self._names)
+    def find(self, words: Sequence[str]) -> str | None:
+        """The noun that the words name, if they say nothing else; otherwise None."""
+        return _find_name(words, self._names)
 
-    def other(self, found: Sequence[str]) -> str | None:
+    def find_foreign(self, words: Sequence[str]) -> str | None:
         """The same for known things that are not among the nouns."""
-        return _named(found, self._others)
+        return _find_name(words, self._foreign_names)
 
 
-def proper(question: str) -> str | None:
+def proper_name(question: str) -> str | None:
     """The capitalised name that a question ends with: "Is it the Brooklyn Bridge?"; or None."""
     match = None if question.isupper() else PROPER.search(question)
     return match and match[1]
 
 
-def _named(found: Sequence[str], names: Mapping[tuple[str, ...], str]) -> str | None:
-    found = IDIOM.sub("", " ".join(found)).split()
-    for start in range(len(found)):
-        parts = tuple(map(stem, found[start:]))
-        named = names.get(parts) or names.get(("".join(parts),))
-        if named is not None:
-            return named
-        portion = stem(found[start]) in PORTIONS and found[start + 1 : start + 2] == ["of"]
-        if not portion and stem(found[start]) not in GUESS_FILLER:
+def _find_name(words: Sequence[str], names: Mapping[tuple[str, ...], str]) -> str | None:
+    words = IDIOM.sub("", " ".join(words)).split()
+    for start in range(len(words)):
+        parts = tuple(map(stem, words[start:]))
+        answer = names.get(parts) or names.get(("".join(parts),))
+        if answer is not None:
+            return answer
+        portion = stem(words[start]) in PORTIONS and words[start + 1 : start + 2] == ["of"]
+        if not portion and stem(words[start]) not in GUESS_FILLER:
             break
-    return names.get(key(" ".join(found)))
+    return names.get(key(" ".join(words)))
 
 
 def key(text: str) -> tuple[str, ...]:

@@ -44,9 +44,9 @@ class Lexicon:
         references: Stems of a thing to compare with -> the attribute of size that this asks about.
         aliases: Other names of nouns.
         vocabulary: All stems of the phrases.
-        others: Things that people guess and that are not among the nouns.
+        foreign_nouns: Things that people guess and that are not among the nouns.
         measures: Stems of a thing's name -> its centimetres, kilograms and the like. Empty unless
-            ``everything_known`` adds them.
+            ``extended_facts`` adds them.
     """
 
     questions: dict[str, str]
@@ -54,7 +54,7 @@ class Lexicon:
     references: dict[tuple[str, ...], str]
     aliases: dict[str, tuple[str, ...]]
     vocabulary: frozenset[str]
-    others: tuple[str, ...]
+    foreign_nouns: tuple[str, ...]
     measures: Mapping[tuple[str, ...], Mapping[str, float]]
 
 
@@ -78,7 +78,7 @@ def load_lexicon() -> Lexicon:
         },
         aliases={name: tuple(texts) for name, texts in tables["nouns"].items()},
         vocabulary=frozenset(part for phrase in phrases for part in phrase.stems),
-        others=tuple(name for names in tables["others"].values() for name in names),
+        foreign_nouns=tuple(name for names in tables["others"].values() for name in names),
         measures={},
     )
 
@@ -86,14 +86,14 @@ def load_lexicon() -> Lexicon:
 def phrase(attribute: str, text: str) -> Phrase:
     """Read a phrase of the lexicon's file: "!" negates it, "~" makes it weak."""
     negative, weak = text.startswith("!"), "~" in text[:2]
-    found = wording.stems(text.replace("_", " "))
-    kept = [part for part in found if part not in FILLER or part in PARTICLES]
-    if all(part in FILLER for part in kept):
-        kept = found
+    parts = wording.stems(text.replace("_", " "))
+    required = [part for part in parts if part not in FILLER or part in PARTICLES]
+    if all(part in FILLER for part in required):
+        required = parts
     if text.endswith("?"):
-        kept = [part for part in kept if part not in PARTICLES] or found
+        required = [part for part in required if part not in PARTICLES] or parts
     joined = [tie(*map(wording.stem, pair)) for pair in re.findall(r"([a-z]+)_([a-z]+)", text)]
-    return Phrase(attribute, frozenset([*kept, *joined]), not negative, weak)
+    return Phrase(attribute, frozenset([*required, *joined]), not negative, weak)
 
 
 def tie(first: str, second: str) -> str:

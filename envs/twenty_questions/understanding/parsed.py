@@ -8,7 +8,7 @@ Quantity: TypeAlias = Literal["centimetres", "kilograms", "dollars", "speed", "y
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Attribute:
     """A question about an attribute.
 
     Attributes:
@@ -24,7 +24,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Comparison:
     """A question whether the noun is longer (heavier, dearer, faster, younger) than a limit.
 
     Attributes:
@@ -40,14 +40,14 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class Compound:
     """Two or more questions in one: "a small animal that can fly", "red or yellow".
 
     Attributes:
         any: Whether one "yes" is enough; otherwise all are needed.
     """
 
-    parts: "tuple[Asked | Measured, ...]"
+    parts: "tuple[Attribute | Comparison, ...]"
     any: bool = False
 
 
@@ -62,4 +62,4 @@ class Guess:
     answer: str
 
 
-Parsed: TypeAlias = Asked | Measured | Several | Guess | None
+Parsed: TypeAlias = Attribute | Comparison | Compound | Guess | None

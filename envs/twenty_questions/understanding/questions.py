@@ -1,11 +1,11 @@
 """What a yes/no question in plain English asks: an attribute, a guess and so on, or None.
 
     parser = QuestionParser(load_lexicon(), shipped_facts().answers)
-    parser.parse("Hasn't it got any wings?")     Asked("has_wings", positive=True)
-    parser.parse("Is it smaller than a car?")    Asked("over_car", positive=False)
-    parser.parse("Is it red or yellow?")         Several((Asked("red"), Asked("yellow")), any=True)
-    parser.parse("Could it be a zebra?")         Guess("zebra")
-    parser.parse("What colour is it?")           None
+    parser.parse("Hasn't it got any wings?")   Attribute("has_wings", positive=True)
+    parser.parse("Is it smaller than a car?")  Attribute("over_car", positive=False)
+    parser.parse("Is it red or yellow?")       Compound((Attribute("red"), ...), any=True)
+    parser.parse("Could it be a zebra?")       Guess("zebra")
+    parser.parse("What colour is it?")         None
 
 The parser uses no model and no random numbers. The first of these rules that has a result counts:
 
@@ -16,8 +16,8 @@ The parser uses no model and no random numbers. The first of these rules that ha
 4. *Attribute*: phrases of the lexicon whose words are all in the question. Common words have weight
    0, words that say little a quarter. One attribute must explain the whole weight of the question.
    A "not" (or "unable", "lacks", "wingless", "non-") that is in no phrase negates the answer.
-5. *Several*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal" asks
-   for stripes and for an animal.
+5. *Compound*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal"
+   asks for stripes and for an animal.
 6. *Typing errors*: rules 2 to 5 again, with unknown words replaced by similar known ones.
 7. *Foreign nouns*: "is it a dragon" is a guess, and a wrong one.
 8. *Best attribute*: the one that explains most of the weight, if that is at least ``ENOUGH``.
@@ -31,16 +31,22 @@ from functools import lru_cache
 from itertools import chain, groupby, pairwise
 
 from evert.envs.twenty_questions.understanding import wording
-from evert.envs.twenty_questions.understanding.comparisons import DOWN, UP, compared
+from evert.envs.twenty_questions.understanding.comparisons import DOWN, UP, parse_comparison
 from evert.envs.twenty_questions.understanding.guesses import (
     EXPLICIT,
     GUESS_FILLER,
     Names,
     key,
-    proper,
+    proper_name,
 )
 from evert.envs.twenty_questions.understanding.lexicon import Lexicon, Phrase, load_lexicon, tie
-from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.understanding.parsed import (
+    Attribute,
+    Comparison,
+    Compound,
+    Guess,
+    Parsed,
+)
 from evert.envs.twenty_questions.understanding.wording import (
     FILLER,
     NEGATIONS,
@@ -48,7 +54,7 @@ from evert.envs.twenty_questions.understanding.wording import (
     WEAK,
     stem,
     stems_of,
-    words,
+    words_of,
 )
 
 ENOUGH = 0.3
@@ -99,119 +105,121 @@ class QuestionParser:
 
     def __init__(self, lexicon: Lexicon, answers: Iterable[str]) -> None:
         self._lexicon = lexicon
-        self._names = Names(answers, lexicon.aliases, lexicon.others)
+        self._names = Names(answers, lexicon.aliases, lexicon.foreign_nouns)
         self._order = {name: index for index, name in enumerate(lexicon.questions)}
         self._by_stem: dict[str, list[int]] = {}
         for index, phrase in enumerate(lexicon.phrases):
             for part in phrase.stems:
                 self._by_stem.setdefault(part, []).append(index)
         self._canonical = {
-            tuple(wording.stems(question)): Asked(name)
+            tuple(wording.stems(question)): Attribute(name)
             for name, question in lexicon.questions.items()
             if question
         }
         self._heads = {
             part
-            for one in lexicon.phrases
-            if len(one.stems) == 1 and OF_KIND.match(lexicon.questions[one.attribute])
-            for part in one.stems
+            for phrase in lexicon.phrases
+            if len(phrase.stems) == 1 and OF_KIND.match(lexicon.questions[phrase.attribute])
+            for part in phrase.stems
         } | {*FILLER, *WEAK, *KINDS, *HEADS}
-        self._remembered = lru_cache(maxsize=10_000)(self._parse)
-        self._known = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
+        self._cached_parse = lru_cache(maxsize=10_000)(self._parse)
+        self._known_stems = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
 
     def parse(self, question: str) -> Parsed:
         """What ``question`` asks; None: it is not understood."""
-        return self._remembered(question)
+        return self._cached_parse(question)
 
     def _parse(self, question: str) -> Parsed:
-        found = words(question)
-        if found[1:2] == ["not"] and found[0] in AUXILIARIES:
-            del found[1]  # "Isn't it alive?" asks what "Is it alive?" asks
-        if not found or found[0] in QUESTION_WORDS:
+        words = words_of(question)
+        if words[1:2] == ["not"] and words[0] in AUXILIARIES:
+            del words[1]  # "Isn't it alive?" asks what "Is it alive?" asks
+        if not words or words[0] in QUESTION_WORDS:
             return None
         explicit = EXPLICIT.match(question)
         if explicit:
             text = question[explicit.end() :].strip(" \t\n.!?\"'")
-            return Guess(self._names.find(words(text)) or text) if text else None
-        canonical = self._canonical.get(tuple(map(stem, found)))
-        if canonical or (found.count("than") == 1 and UP & {*found} and DOWN & {*found}):
+            return Guess(self._names.find(words_of(text)) or text) if text else None
+        canonical = self._canonical.get(tuple(map(stem, words)))
+        if canonical or (words.count("than") == 1 and UP & {*words} and DOWN & {*words}):
             return canonical
-        spelled = [*map(self._spelled, found)]
+        corrected = [*map(self._fix_spelling, words)]
         return (
-            self._read(found)
-            or self._read(spelled)
-            or self._foreign(question, found)
-            or self._attribute(found)
-            or self._attribute(spelled)
+            self._parse_words(words)
+            or self._parse_words(corrected)
+            or self._parse_foreign(question, words)
+            or self._parse_attribute(words)
+            or self._parse_attribute(corrected)
         )
 
-    def _foreign(self, question: str, found: list[str]) -> Guess | None:
+    def _parse_foreign(self, question: str, words: list[str]) -> Guess | None:
         """A guess of a noun in no list: "is it a dragon", "is it the Brooklyn Bridge"."""
-        name = proper(question)
-        if name and not all(stem(word) in self._lexicon.vocabulary for word in words(name)):
+        name = proper_name(question)
+        if name and not all(stem(word) in self._lexicon.vocabulary for word in words_of(name)):
             return Guess(name)
-        said = _noun_phrase(found)
-        strange = len(said) == 1 and not {*map(stem, said)} & self._known
-        headed = len(said) == 2 and stem(said[-1]) not in self._heads and not _qualifies(said[-1])
-        return Guess(" ".join(said)) if strange or headed else None
+        phrase = _noun_phrase(words)
+        strange = len(phrase) == 1 and not {*map(stem, phrase)} & self._known_stems
+        *_, last = phrase or [""]
+        headed = len(phrase) == 2 and stem(last) not in self._heads and not _is_adjective(last)
+        return Guess(" ".join(phrase)) if strange or headed else None
 
-    def _read(self, found: list[str]) -> Parsed:
-        named = self._names.find(found)
-        if named is not None:
-            return Guess(named)
-        other = self._names.other(found)
-        if other is not None and _noun_phrase(found):
-            return Guess(other)
+    def _parse_words(self, words: list[str]) -> Parsed:
+        answer = self._names.find(words)
+        if answer is not None:
+            return Guess(answer)
+        foreign = self._names.find_foreign(words)
+        if foreign is not None and _noun_phrase(words):
+            return Guess(foreign)
         return (
-            compared(found, self._lexicon)
-            or self._attribute(found, ALL)
-            or self._several(found)
-            or (None if other is None else Guess(other))
+            parse_comparison(words, self._lexicon)
+            or self._parse_attribute(words, ALL)
+            or self._parse_several(words)
+            or (None if foreign is None else Guess(foreign))
         )
 
-    def _several(self, found: list[str]) -> Several | None:
+    def _parse_several(self, words: list[str]) -> Compound | None:
         """What the clauses of a question ask; None if it has one, or one is not understood."""
-        clauses = _clauses(found)
-        parts = tuple(compared(one, self._lexicon) or self._attribute(one) for one in clauses)
-        known = tuple(part for part in parts if part is not None)
-        if len(known) < len(parts) or len({(type(part), _about(part)) for part in known}) < 2:
+        clauses = _clauses(words)
+        parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
+        parts = tuple(part for part in parsed if part is not None)
+        if len(parts) < len(parsed) or len({(type(p), _subject(p)) for p in parts}) < 2:
             return None
-        if "neither" in found:  # it is in the first clause, and negates only that
-            turned = (replace(part, positive=not part.positive) for part in known[1:])
-            return Several((known[0], *turned))
-        return Several(known, any="or" in found)
+        if "neither" in words:  # it is in the first clause, and negates only that
+            negated = (replace(part, positive=not part.positive) for part in parts[1:])
+            return Compound((parts[0], *negated))
+        return Compound(parts, any="or" in words)
 
-    def _spelled(self, word: str) -> str:
-        if len(word) < 5 or stem(word) in self._known or not word.isalpha():
+    def _fix_spelling(self, word: str) -> str:
+        if len(word) < 5 or stem(word) in self._known_stems or not word.isalpha():
             return word
-        begun = [known for known in self._known if known[0] == word[0]]
-        return next(iter(difflib.get_close_matches(stem(word), begun, 1, ALIKE)), word)
+        candidates = [candidate for candidate in self._known_stems if candidate[0] == word[0]]
+        return next(iter(difflib.get_close_matches(stem(word), candidates, 1, ALIKE)), word)
 
-    def parse_all(self, text: str) -> list[Asked]:
+    def parse_all(self, text: str) -> list[Attribute]:
         """All attributes of a text that is not a question ("striped mammals"), surest first.
 
         The words that an attribute explains are removed before the next search. If the text has a
         negation, only the first attribute is returned: it is unclear what else is negated.
         """
-        left, asked = words(text), list[Asked]()
-        while left:
-            found = compared(left, self._lexicon) or self._attribute(["it", *left])
-            if not isinstance(found, Asked):
+        remaining, attributes = words_of(text), list[Attribute]()
+        while remaining:
+            attribute = self._parse_attribute(["it", *remaining])
+            parsed = parse_comparison(remaining, self._lexicon) or attribute
+            if not isinstance(parsed, Attribute):
                 break
-            asked.append(found)
-            explained = self._matches(set(map(stem, left))).get(found.attribute)
-            if explained is None or NEGATIONS & set(map(stem, left)):
+            attributes.append(parsed)
+            explained = self._matches(set(map(stem, remaining))).get(parsed.attribute)
+            if explained is None or NEGATIONS & set(map(stem, remaining)):
                 break
-            left = [word for word in left if stem(word) not in explained.explained]
-        return asked
+            remaining = [word for word in remaining if stem(word) not in explained.explained]
+        return attributes
 
-    def _attribute(self, found: list[str], least: float = ENOUGH) -> Asked | None:
+    def _parse_attribute(self, words: list[str], least: float = ENOUGH) -> Attribute | None:
         """The attribute that explains most of a question, at least the share ``least``."""
-        parts, negations = self._parts(found)
+        parts, negations = self._parts(words)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)
         possible = self._matches({*parts, *(tie(*pair) for pair in neighbours)})
-        matches = {name: one for name, one in possible.items() if _enough(one, total, least)}
+        matches = {name: m for name, m in possible.items() if _is_enough(m, total, least)}
         if not matches:
             return None
         best = max(matches, key=lambda name: (matches[name].score, self._order[name]))
@@ -220,12 +228,12 @@ class QuestionParser:
             match.phrases,
             key=lambda phrase: sum(map(_weight, phrase.stems)) + 0.01 * len(phrase.stems),
         )
-        free = [part for part in negations if part not in match.explained]
-        return Asked(best, strongest.positive != (len(free) % 2 == 1))
+        free_negations = [part for part in negations if part not in match.explained]
+        return Attribute(best, strongest.positive != (len(free_negations) % 2 == 1))
 
-    def _parts(self, found: list[str]) -> tuple[list[str], list[str]]:
+    def _parts(self, words: list[str]) -> tuple[list[str], list[str]]:
         parts, negations = [], []
-        for word in found:
+        for word in words:
             part, base = stem(word), stem(word.removesuffix("less"))
             unknown = part not in self._lexicon.vocabulary
             if unknown and word.endswith("less") and base in self._lexicon.vocabulary:
@@ -264,51 +272,52 @@ def _weight(part: str) -> float:
     return 0.25 if part in WEAK else 1.0
 
 
-def _enough(match: _Match, total: float, least: float) -> bool:
+def _is_enough(match: _Match, total: float, least: float) -> bool:
     share = sum(map(_weight, match.explained)) / total if total else 1.0
     return share >= (ALL if all(phrase.weak for phrase in match.phrases) else least)
 
 
-def _noun_phrase(found: list[str]) -> list[str]:
+def _noun_phrase(words: list[str]) -> list[str]:
     """The words "spinning top" of "is it a spinning top"; empty if the question is not so plain."""
-    article = next((at for at, word in enumerate(found[:6]) if word in ("a", "an")), len(found))
-    said = found[article + 1 :]
+    article = next((at for at, word in enumerate(words[:6]) if word in ("a", "an")), len(words))
+    phrase = words[article + 1 :]
     asks = (
-        {"is", "be", "was"} & {*found[:article]}
-        and "there" not in found
-        and not {*map(stem, found[:article])} - GUESS_FILLER
+        {"is", "be", "was"} & {*words[:article]}
+        and "there" not in words
+        and not {*map(stem, words[:article])} - GUESS_FILLER
     )
-    plain = not any(word in BESIDE or word in JOINTS or stem(word) in FILLER for word in said)
-    return said if asks and plain and len(said) < 4 else []
+    plain = not any(word in BESIDE or word in JOINTS or stem(word) in FILLER for word in phrase)
+    return phrase if asks and plain and len(phrase) < 4 else []
 
 
-def _qualifies(word: str) -> bool:
+def _is_adjective(word: str) -> bool:
     return word.endswith(("ed", "ful", "ous", "ible", "able", "ish", "less", "ive"))
 
 
-def _about(part: Asked | Measured) -> str | float:
-    return part.attribute if isinstance(part, Asked) else part.limit
+def _subject(part: Attribute | Comparison) -> str | float:
+    return part.attribute if isinstance(part, Attribute) else part.limit
 
 
-def _clauses(found: list[str]) -> Iterator[list[str]]:
+def _clauses(words: list[str]) -> Iterator[list[str]]:
     """The clauses of a question. In "is it a striped animal", "animal" is a clause too."""
-    for joint, clause in groupby(found, JOINTS.__contains__):
-        one = [*clause]
-        article = next((at for at, word in enumerate(one[:4]) if word in ("a", "an")), len(one))
-        between = {*one[article + 1 : -1]}
-        if not joint and between and not between & BESIDE and stem(one[-1]) in KINDS:
-            yield one[:-1]
-            yield one[-1:]
+    for joint, group in groupby(words, JOINTS.__contains__):
+        clause = [*group]
+        length = len(clause)
+        article = next((i for i, word in enumerate(clause[:4]) if word in ("a", "an")), length)
+        between = {*clause[article + 1 : -1]}
+        if not joint and between and not between & BESIDE and stem(clause[-1]) in KINDS:
+            yield clause[:-1]
+            yield clause[-1:]
         elif not joint:
-            yield one
+            yield clause
 
 
 def mentions(question: str, answer: str) -> bool:
     """Whether a question contains a noun's name, or one of its other names."""
-    found = tuple(wording.stems(question))
+    question_stems = tuple(wording.stems(question))
     names = {key(name) for name in (answer, *load_lexicon().aliases.get(answer, ()))}
     return any(
-        found[start : start + len(name)] == name
+        question_stems[start : start + len(name)] == name
         for name in names
-        for start in range(len(found) - len(name) + 1)
+        for start in range(len(question_stems) - len(name) + 1)
     )

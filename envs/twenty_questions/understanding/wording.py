@@ -1,7 +1,8 @@
 """The words of a question in one form: lower case, no contractions, stems.
 
-``words`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at the
-end list stems of little or no weight. The lexicon's phrases are stemmed, so a stem may be no word.
+``words_of`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at
+the end list stems of little or no weight. The lexicon's phrases are stemmed too, so a stem need not
+be a word.
 """
 
 import re
@@ -88,19 +89,21 @@ EXAMPLES = re.compile(r",\s+(?:like|such as|for example)\b[^?]*")
 """Examples of the words before them: ", like a watch"."""
 
 
-def asking(text: str) -> str:
+def question_sentence(text: str) -> str:
     """The question in a text: the first sentence with a question mark, or else the whole text."""
-    found = SENTENCES.split(EXAMPLES.sub("", text))
-    return next((one for one in found if one.endswith("?")), text) if len(found) > 1 else found[0]
+    sentences = SENTENCES.split(EXAMPLES.sub("", text))
+    questions = (sentence for sentence in sentences if sentence.endswith("?"))
+    return next(questions, text) if len(sentences) > 1 else sentences[0]
 
 
-def words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     """Lower-case words of a text's question; contractions are split, ``FRAME`` and ``TAG`` cut."""
-    text = FRAME.sub("", TAG.sub("", asking(text).lower().replace("\u2019", "'").strip()))
+    text = question_sentence(text).lower().replace("\u2019", "'").strip()
+    text = FRAME.sub("", TAG.sub("", text))
     for pattern, replacement in CONTRACTIONS:
         text = re.sub(pattern, replacement, text)
-    found = (match[0] for match in re.finditer(r"[a-z0-9]+", text))
-    return [SPELLED.get(word, word) for word in found]
+    matches = (match[0] for match in re.finditer(r"[a-z0-9]+", text))
+    return [SPELLED.get(word, word) for word in matches]
 
 
 @lru_cache(maxsize=20_000)
@@ -130,7 +133,7 @@ def stem(word: str) -> str:
 
 def stems(text: str) -> list[str]:
     """The stems of all words of a text."""
-    return [stem(word) for word in words(text)]
+    return [stem(word) for word in words_of(text)]
 
 
 def stems_of(text: str) -> frozenset[str]:

@@ -4,7 +4,7 @@
     env = ChatAgentEnv(fix)
 
 Each function returns a ``ProcessAgent`` that knows the program's flags, writes its configuration
-into the episode's own folder, and switches off the model calls that it makes beside the task
+into the episode's own folder, and switches off the model calls that it makes besides the task
 (titles, summaries). Where bubblewrap is installed, the programs run in a sandbox. They are not
 installed with evert.
 
@@ -16,7 +16,7 @@ installed with evert.
     process.py             ``ProcessAgent``: an agent that is a command
     commands.py            runs the commands of one episode
     laying.py              writes an episode's files without following links
-    supervisor.py          the process that starts one command, and ends all that it started
+    supervisor.py          starts one command, and ends every process that it started
     variables.py           the environment variables that a command gets
     sandboxed.py           whether a command runs in a sandbox, and in which
     sandbox.py             a sandbox without a daemon: what a program sees

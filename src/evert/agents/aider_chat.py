@@ -5,7 +5,7 @@ separate environment and pass the path of its ``aider`` as ``program``.
 
 - Analytics, updates and the download of models' prices are switched off.
 - Its caches and settings lie in the episode's home; yours are not read.
-- It would run what follows "/run" or "!" at the beginning of a task, so a new line is put before.
+- It would run what follows "/run" or "!" at the beginning of a task, so a newline is put first.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import ProcessOptions, as_text, made
+from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
 """Aider's cache of models' prices. Aider downloads none when it finds this file."""
@@ -63,7 +63,7 @@ def aider(
     command = [program, *QUIET, "--model", model, "--weak-model", model]
     if edit_format is not None:
         command += ["--edit-format", edit_format]
-    return made(
+    return make_agent(
         [*command, *arguments, f"--message={as_text(prompt)}", "--", *edit],
         options,
         files={"{home}/.aider/caches/model_prices_and_context_window.json": PRICES},

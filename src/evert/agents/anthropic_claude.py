@@ -3,7 +3,7 @@
 https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -g
 @anthropic-ai/claude-code``.
 
-- Model calls beside the task (session titles) and traffic to other hosts are switched off.
+- Model calls besides the task (session titles) and traffic to other hosts are switched off.
 - Its settings, memories and sessions lie in the episode's home; yours are not read.
 - It changes tool calls before it sends them back: it adds ``replace_all: false``, strips white
   space from the ends of lines, and turns strings into numbers. With ``keep_completed_arguments``
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import ProcessOptions, as_text, made
+from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 ENVIRONMENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
@@ -76,7 +76,7 @@ def claude_code(
     env: dict[str, str | None] = dict(ENVIRONMENT)
     if permission_mode == "bypassPermissions":
         env["IS_SANDBOX"] = "1"  # else it refuses to run as root, the usual user of containers
-    return made(
+    return make_agent(
         [*command, *arguments, "--", as_text(prompt)],
         options,
         env=env,

@@ -2,8 +2,8 @@
 
 ``Place`` is where an episode's commands run: its folders, its environment variables, and the values
 of ``{task}`` and the other placeholders. ``Place.run`` runs a command to its end and returns a
-``ProcessResult``. A command's outputs go to unnamed temporary files, of which only the ends are
-read, so no output is too long. A command may leave files of any kind: ``read_left`` reads only
+``ProcessResult``. A command's outputs go to unnamed temporary files; only their ends are read,
+so no output is too long. A command may leave files of any kind: ``read_left`` reads only
 regular files up to a size, and follows no link.
 """
 
@@ -93,7 +93,7 @@ class ProcessResult:
 class Place:
     """Where an episode's commands run."""
 
-    own: Sequence[Path]
+    scratch: Sequence[Path]
     """The folders that the supervisor removes if the trainer dies."""
     folder: Path
     rooms: Mapping[str, Path]
@@ -107,12 +107,14 @@ class Place:
 
     def fill(self, text: str, variables: Mapping[str, str] | None = None) -> str:
         """Fill in the placeholders of a text; ``{env[NAME]}`` only if ``variables`` are given."""
-        return PLACEHOLDER.sub(lambda found: self._value(found, variables), text)
+        return PLACEHOLDER.sub(lambda match: self._value(match, variables), text)
 
-    def _value(self, found: re.Match[str], variables: Mapping[str, str] | None) -> str:
-        name, part = found[1], found[2]
+    def _value(self, match: re.Match[str], variables: Mapping[str, str] | None) -> str:
+        name, part = match[1], match[2]
         if name == "env":
-            return found[0] if variables is None or part is None else _named(part[1:-1], variables)
+            if variables is None or part is None:
+                return match[0]
+            return _variable(part[1:-1], variables)
         if name != "task":
             return self.values[name] + (part or "")
         if part is None:
@@ -122,19 +124,19 @@ class Place:
             return task_text(self.task[key if isinstance(self.task, Mapping) else int(key)])
         except (LookupError, TypeError, ValueError):
             raise InvalidAgentError(
-                f"The command asks for {found[0]}, which the task {self.task!r:.200} does not "
+                f"The command asks for {match[0]}, which the task {self.task!r:.200} does not "
                 "have. Expected a task with that key or index."
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files of this place. Paths are copied, also whole folders."""
+        """Write the files of this place. Paths are copied, folders included."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:
                 continue
-            written = self.fill(content).encode() if isinstance(content, str) else content
+            data = self.fill(content).encode() if isinstance(content, str) else content
             try:
-                lay(self.rooms[room], PurePath(inner), written)
+                lay(self.rooms[room], PurePath(inner), data)
             except (NotADirectoryError, IsADirectoryError) as error:
                 raise CommandError(
                     f"The file {name!r} cannot be written to {self.rooms[room]}: {error}. evert "
@@ -148,38 +150,40 @@ class Place:
         """Run a command, then end every process that it started; ``role`` is for messages."""
         filled = [self.fill(argument) for argument in command]
         if sandbox is not None:
-            self._look_for(filled[0])
+            self._check_program(filled[0])
         with ExitStack() as stack:
             out, err = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
-            whole, descriptors = filled, list[int]()
+            argv, descriptors = filled, list[int]()
             if sandbox is not None:
-                whole, descriptors = stack.enter_context(sandbox.command(filled))
-            process, said = self._supervised(whole, descriptors, filled[0], out, err), b""
+                argv, descriptors = stack.enter_context(sandbox.command(filled))
+            process, report = self._start_supervisor(argv, descriptors, filled[0], out, err), b""
             try:
-                said = await _said(process)
+                report = await _next_report(process)
             finally:
                 try:
-                    await _ended(process, self.env[MARK])
+                    await _end(process, self.env[MARK])
                 finally:
-                    self.last_words = f"The {role} {filled[0]!r} wrote last: {_shown(err, out)}"
-            word, number = said.split() or (b"ended", -signal.SIGKILL)  # the supervisor was killed
+                    ends = _output_ends(err, out)
+                    self.last_words = f"The {role} {filled[0]!r} wrote last: {ends}"
+            killed = (b"ended", -signal.SIGKILL)  # nothing is reported if the supervisor is killed
+            word, number = report.split() or killed
             if word == b"failed":
                 self.last_words = ""
                 why = OSError(int(number), os.strerror(int(number)))
-                raise CommandError(self._not_started(filled[0], why))
-            stdout, stderr = [await asyncio.to_thread(end_of, one) for one in (out, err)]
+                raise CommandError(self._start_failure(filled[0], why))
+            stdout, stderr = [await asyncio.to_thread(end_of, file) for file in (out, err)]
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
-    def _look_for(self, program: str) -> None:
-        """Raise if there is no such program. In a sandbox the supervisor would not notice."""
+    def _check_program(self, program: str) -> None:
+        """Raise if the program does not exist. In a sandbox the supervisor would not notice."""
         path = os.path.join(self.folder, program) if "/" in program else program
-        found = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
-        if found is None or not os.access(found, os.X_OK):
-            number = errno.ENOENT if found is None else errno.EACCES
+        executable = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
+        if executable is None or not os.access(executable, os.X_OK):
+            number = errno.ENOENT if executable is None else errno.EACCES
             why = OSError(number, os.strerror(number))
-            raise CommandError(self._not_started(program, why))
+            raise CommandError(self._start_failure(program, why))
 
-    def _supervised(
+    def _start_supervisor(
         self,
         command: list[str],
         descriptors: list[int],
@@ -189,7 +193,7 @@ class Place:
     ) -> "Process":
         """Start a command's supervisor. Input, or the end of its input, makes it end everything."""
         outputs = [out.fileno(), err.fileno()]
-        options = [*outputs, "LC_CTYPE" in self.env, len(self.own), *self.own]
+        options = [*outputs, "LC_CTYPE" in self.env, len(self.scratch), *self.scratch]
         try:
             return subprocess.Popen(
                 [*SUPERVISOR, *map(str, options), *command],
@@ -202,9 +206,9 @@ class Place:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a null character in an argument
-            raise CommandError(self._not_started(program, error)) from error
+            raise CommandError(self._start_failure(program, error)) from error
 
-    def _not_started(self, program: str, error: OSError | ValueError) -> str:
+    def _start_failure(self, program: str, error: OSError | ValueError) -> str:
         too_long = isinstance(error, OSError) and error.errno == errno.E2BIG
         if too_long or isinstance(error, ValueError):
             why = "are too long" if too_long else f"are invalid: {error}"
@@ -221,7 +225,7 @@ class Place:
         )
 
 
-def _named(name: str, variables: Mapping[str, str]) -> str:
+def _variable(name: str, variables: Mapping[str, str]) -> str:
     try:
         return variables[name]
     except KeyError:
@@ -248,15 +252,15 @@ def end_of(file: IO[bytes], size: int = supervisor.KEPT_OUTPUT) -> str:
     return os.pread(file.fileno(), size, start).decode(errors="replace")
 
 
-def _shown(stderr: IO[bytes], stdout: IO[bytes]) -> str:
-    ends = {"stderr": stderr, "stdout": stdout}
-    read = {name: end_of(file, SHOWN_OUTPUT + LONGEST_KEY) for name, file in ends.items()}
-    kept = {name: redacted_end(text, SHOWN_OUTPUT).strip() for name, text in read.items()}
-    return "; ".join(f"{name} {text!r}" for name, text in kept.items() if text) or "nothing"
+def _output_ends(stderr: IO[bytes], stdout: IO[bytes]) -> str:
+    files = {"stderr": stderr, "stdout": stdout}
+    texts = {name: end_of(file, SHOWN_OUTPUT + LONGEST_KEY) for name, file in files.items()}
+    ends = {name: redacted_end(text, SHOWN_OUTPUT).strip() for name, text in texts.items()}
+    return "; ".join(f"{name} {end!r}" for name, end in ends.items() if end) or "nothing"
 
 
-def read_left(folder: Path, name: str, most: int = 2**20) -> bytes:
-    """Read a regular file that a command left in the folder, of at most ``most`` bytes.
+def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
+    """Read a regular file that a command left in the folder, of at most ``limit`` bytes.
 
     Raises:
         ValueError: It is longer, not a regular file, or a link or its name leads elsewhere.
@@ -269,11 +273,11 @@ def read_left(folder: Path, name: str, most: int = 2**20) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise ValueError("it is not a regular file")
-        content = os.pread(file, most + 1, 0)
+        content = os.pread(file, limit + 1, 0)
     finally:
         os.close(file)
-    if len(content) > most:
-        raise ValueError(f"it is longer than {most} bytes")
+    if len(content) > limit:
+        raise ValueError(f"it is longer than {limit} bytes")
     return content
 
 
@@ -294,7 +298,7 @@ async def new_folder() -> AsyncIterator[Path]:
 Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
-async def _said(process: Process) -> bytes:
+async def _next_report(process: Process) -> bytes:
     """Wait for a supervisor's next report; empty when it is gone."""
     assert process.stdout is not None
     loop, reports, ready = asyncio.get_running_loop(), process.stdout.fileno(), asyncio.Event()
@@ -306,7 +310,7 @@ async def _said(process: Process) -> bytes:
     return os.read(reports, 64)
 
 
-async def _ended(process: Process, mark: str) -> None:
+async def _end(process: Process, mark: str) -> None:
     """Tell a supervisor to end every process, and wait. It keeps trying even if this raises."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -318,11 +322,11 @@ async def _ended(process: Process, mark: str) -> None:
             process.send_signal(signal.SIGCONT)  # the command may have stopped it
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
-                    await _gone(process)
+                    await _wait_until_gone(process)
                 break
             await asyncio.to_thread(_kill_family, process, mark)
         else:
-            raise CommandError(_not_ended(process.pid))
+            raise CommandError(_survivors_message(process.pid))
     finally:
         process.stdout.close()
         if process.returncode is None:  # cancelled again, or it hangs: a zombie would stay
@@ -331,20 +335,20 @@ async def _ended(process: Process, mark: str) -> None:
         await asyncio.to_thread(_kill_family, process, mark)
 
 
-async def _gone(process: Process) -> None:
-    while await _said(process):
+async def _wait_until_gone(process: Process) -> None:
+    while await _next_report(process):
         pass
     while process.poll() is None:  # noqa: ASYNC110  # no event for the loop to wait on
         await asyncio.sleep(0.001)
 
 
-def _not_ended(supervisor: int) -> str:
+def _survivors_message(supervisor: int) -> str:
     with suppress(psutil.Error):
-        left = psutil.Process(supervisor).children(recursive=True)
-        names = ", ".join(f"{one.name()} ({one.pid})" for one in left[:10])
+        survivors = psutil.Process(supervisor).children(recursive=True)
+        names = ", ".join(f"{survivor.name()} ({survivor.pid})" for survivor in survivors[:10])
         return (
-            f"{len(left)} processes that the command started did not end within {PATIENCE} seconds "
-            f"of being killed: {names}. They run as another user, or hang in the kernel."
+            f"{len(survivors)} processes that the command started did not end within {PATIENCE} "
+            f"seconds of being killed: {names}. They run as another user, or hang in the kernel."
         )
     return f"The command did not end within {PATIENCE} seconds of being killed."
 

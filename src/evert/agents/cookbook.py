@@ -4,16 +4,16 @@
     env = ChatAgentEnv(agent, 42)
 
 The agent plays the environment with the Cookbook's own runner, and a completer that calls the
-client (``_Asking``). So limits, stop reasons and parse errors are the same as in the Cookbook, and
-the agent can be recorded, mixed with others, and trained by every trainer.
+client (``_ClientCompleter``). So limits, stop reasons and parse errors are the same as in the
+Cookbook, and the agent can be recorded, mixed with others, and trained by every trainer.
 
 A Cookbook ``Env`` returns observations as tokens, but the client takes messages. So the Env gets a
-copy of the policy's renderer that remembers the messages of each prompt (``HeardRenderer``). The
-action is the sampled tokens of the reply. If they are unknown, since the reply came as text, it is
-tokens that this renderer parses as that reply.
+copy of the policy's renderer that remembers the messages of each prompt (``PromptRecorder``).
+The action is the sampled tokens of the reply. If the reply came as text, these are unknown, and the
+action is tokens that this renderer parses as that reply.
 
-The environment of the recipe ``math_rl`` computes on answers with sympy, without end if an
-answer is made for that. They are graded in an isolate (``_Told``).
+The environment of the recipe ``math_rl`` computes on answers with sympy, which a crafted answer can
+keep busy for ever. So they are graded in an isolate (``_ReportingEnv``).
 """
 
 import copy
@@ -83,7 +83,7 @@ class CookbookAgent:
     client as they come, and the reward of the ``Outcome`` is 0.
 
     Raises (when it plays):
-        InvalidAgentError: ``make`` returns none of these, or the client is not one of evert's.
+        InvalidAgentError: ``make`` returns something else, or the client is not one of evert's.
         UnsupportedPromptError: The environment returns a prompt that it did not make with
             ``renderer``, or stops at token ids that are not among the renderer's.
     """
@@ -95,76 +95,77 @@ class CookbookAgent:
         """Play one episode."""
         if not isinstance(client, AgentClient):
             raise InvalidAgentError(
-                f"A CookbookAgent needs the client of an Env of evert's, got {repr_of(client)}: "
-                "its environment needs the policy's renderer. Play it by ChatAgentEnv(...)."
+                f"A CookbookAgent needs the client of an evert Env, got {repr_of(client)}: its "
+                "environment needs the policy's renderer. Play it with ChatAgentEnv(...)."
             )
-        heard = HeardRenderer(renderer_of(client))
+        recorder = PromptRecorder(renderer_of(client))
         async with AsyncExitStack() as stack:
-            made = self.make(heard.renderer, *([] if task is NO_TASK else [task]))
-            made = await made if inspect.isawaitable(made) else made
-            env = await _env_of(made, heard, stack)
-            trajectory = await do_single_rollout(_Asking(client, heard), _Told(env, client))
+            environment = self.make(recorder.renderer, *([] if task is NO_TASK else [task]))
+            environment = await environment if inspect.isawaitable(environment) else environment
+            env = await _env_of(environment, recorder, stack)
+            policy = _ClientCompleter(client, recorder)
+            trajectory = await do_single_rollout(policy, _ReportingEnv(env, client))
             metrics: Metrics = {}
             for last in trajectory.transitions[-1:]:
                 metrics |= last.metrics  # includes the runner's own
-            if isinstance(made, EnvGroupBuilder):
-                [(reward, more)] = await made.compute_group_rewards([trajectory], [env])
+            if isinstance(environment, EnvGroupBuilder):
+                [(reward, more)] = await environment.compute_group_rewards([trajectory], [env])
                 client.reward(reward)
                 metrics |= more
         reason = trajectory.stop_reason
         if reason is not None:
             metrics[f"{ENV_STOP}{reason}"] = 1.0
-        return Outcome(0.0, _own(metrics), truncated=reason in DEFAULT_LIMIT_STOP_REASONS)
+        return Outcome(0.0, _without_stops(metrics), truncated=reason in DEFAULT_LIMIT_STOP_REASONS)
 
 
-async def _env_of(made: object, heard: "HeardRenderer", stack: AsyncExitStack) -> Env:
-    if isinstance(made, EnvGroupBuilder):
-        stack.push_async_callback(made.cleanup)
-        envs = await made.make_envs()
+async def _env_of(environment: object, recorder: "PromptRecorder", stack: AsyncExitStack) -> Env:
+    if isinstance(environment, EnvGroupBuilder):
+        stack.push_async_callback(environment.cleanup)
+        envs = await environment.make_envs()
         if len(envs) != 1:
             raise InvalidAgentError(
-                f"{type(made).__name__} makes a group of {len(envs)} Envs; expected one, since an "
-                "agent plays one episode. Make it with a group size of 1: evert's group_size makes "
-                "the group. For a game of several players, write an agent with seats."
+                f"{type(environment).__name__} makes a group of {len(envs)} Envs; expected one, "
+                "since an agent plays one episode. Make it with a group size of 1; evert's "
+                "group_size makes the group. For several players, write an agent with seats."
             )
-        made = envs[0]
-    for one in (made, getattr(made, "message_env", None)):
-        for end in (getattr(one, "close", None), getattr(one, "cleanup", None)):
-            if inspect.iscoroutinefunction(end):
-                stack.push_async_callback(end)
-    if isinstance(made, MessageEnv):
-        return EnvFromMessageEnv(heard.renderer, made)
-    if isinstance(made, Env):
-        return made
+        environment = envs[0]
+    for owner in (environment, getattr(environment, "message_env", None)):
+        for close in (getattr(owner, "close", None), getattr(owner, "cleanup", None)):
+            if inspect.iscoroutinefunction(close):
+                stack.push_async_callback(close)
+    if isinstance(environment, MessageEnv):
+        return EnvFromMessageEnv(recorder.renderer, environment)
+    if isinstance(environment, Env):
+        return environment
     raise InvalidAgentError(
-        f"The function of a CookbookAgent returned {repr_of(made)}; expected an Env, a MessageEnv "
-        "or an EnvGroupBuilder of the Cookbook."
+        f"The function of a CookbookAgent returned {repr_of(environment)}; expected an Env, a "
+        "MessageEnv or an EnvGroupBuilder of the Cookbook."
     )
 
 
-class _Asking(TokenCompleter):
+class _ClientCompleter(TokenCompleter):
     """A completer that calls the agent's client."""
 
-    def __init__(self, client: AgentClient, heard: "HeardRenderer") -> None:
+    def __init__(self, client: AgentClient, recorder: "PromptRecorder") -> None:
         self._client = client
-        self._heard = heard
+        self._recorder = recorder
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        asked = self._heard.request_of(model_input)
+        request = self._recorder.request_of(model_input)
         reply = await ask(
-            self._client, asked, stop=self._strings(stop), max_tokens=max_tokens, tokens=True
+            self._client, request, stop=self._strings(stop), max_tokens=max_tokens, tokens=True
         )
         is_cut = reply.finish_reason == "length"
-        tokens = self._heard.tokens_of(reply)
+        tokens = self._recorder.tokens_of(reply)
         return TokensWithLogprobs(tokens, None, stop_reason="length" if is_cut else "stop")
 
     def _strings(self, stop: StopCondition) -> tuple[str, ...]:
         """Return the stop strings that are not the renderer's own."""
-        own = self._heard.renderer.get_stop_sequences()
-        further = [one for one in stop if one not in own]
-        if ids := [one for one in further if not isinstance(one, str)]:
+        renderer_stops = self._recorder.renderer.get_stop_sequences()
+        further = [item for item in stop if item not in renderer_stops]
+        if ids := [item for item in further if not isinstance(item, str)]:
             raise UnsupportedPromptError(
                 f"This environment stops at the tokens {ids}, but a chat client takes strings. Let "
                 "it use its renderer's stop sequences, or strings."
@@ -172,7 +173,7 @@ class _Asking(TokenCompleter):
         return tuple(map(str, further))
 
 
-class _Told(Env):
+class _ReportingEnv(Env):
     """An Env that passes its rewards, metrics and logs to the agent's client."""
 
     def __init__(self, env: Env, client: AgentClient) -> None:
@@ -187,16 +188,16 @@ class _Told(Env):
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         first = await self._env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
-            self._tell(first.reward, first.metrics, first.logs)
+            self._report(first.reward, first.metrics, first.logs)
         return first
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        env = await self._graded(action) if _is_maths(self._env) else self._env
+        env = await self._grade(action) if _is_maths(self._env) else self._env
         result = await env.step(action, extra=extra)
-        self._tell(result.reward, result.metrics, result.logs)
+        self._report(result.reward, result.metrics, result.logs)
         return result
 
-    async def _graded(self, action: Action) -> Env:
+    async def _grade(self, action: Action) -> Env:
         """A copy of the recipe's Env that has checked the answer."""
         env: Any = copy.copy(self._env)
         message, _ = env.renderer.parse_response(action)
@@ -208,38 +209,38 @@ class _Told(Env):
         env.check_answer = lambda _: correct is True
         return env  # type: ignore[no-any-return]
 
-    def _tell(self, reward: float, metrics: Metrics, logs: Logs) -> None:
+    def _report(self, reward: float, metrics: Metrics, logs: Logs) -> None:
         self._client.reward(reward)
-        for name, value in _own(metrics).items():
+        for name, value in _without_stops(metrics).items():
             self._client.metric(name, value)
         self._client.log(**logs)
 
 
 def _is_maths(env: Env) -> bool:
-    """Whether the Env checks answers as the recipe does, whose clock waits for a slow grader."""
+    """Whether the Env checks answers like the recipe, whose clock does not stop a slow grader."""
     check = getattr(type(env), "check_answer", None)
     return MATHS in sys.modules and check is sys.modules[MATHS].MathEnv.check_answer
 
 
-def _own(metrics: Metrics) -> Metrics:
+def _without_stops(metrics: Metrics) -> Metrics:
     """Return metrics without stop reasons, which only the agent's own Env may set."""
     return {k: value for k, value in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
 
 
 # -- a renderer that remembers its prompts ---------------------------------------------------------
 
-Heard = tuple[tinker.ModelInput, ChatRequest]
+RenderedRequest = tuple[tinker.ModelInput, ChatRequest]
 """A prompt, and the request that it renders; the request names no model yet."""
 
 
-class HeardRenderer:
+class PromptRecorder:
     """A copy of the policy's renderer for an Env, and the prompts that the Env made with it."""
 
     def __init__(self, prompts: PromptRenderer) -> None:
         self._prompts = prompts
         self._original = original = prompts.renderer
         self._prefixes: list[tuple[list[Message], list[ToolSpec], str]] = []
-        self._heard: list[Heard] = []
+        self._rendered: list[RenderedRequest] = []
         self._replies: dict[tuple[int, ...], Reply] = {}
         self._parsed: list[tuple[Message, Reply]] = []
         self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
@@ -258,8 +259,9 @@ class HeardRenderer:
         with self._prompts.lock:
             prompt = self._original.build_generation_prompt(messages, role, prefill)
         if role == "assistant":
-            tools, rest = self._without_tools(messages)
-            self._heard.append((prompt, ChatRequest("", rest, tools, prefill=prefill or "")))
+            tools, conversation = self._without_tools(messages)
+            request = ChatRequest("", conversation, tools, prefill=prefill or "")
+            self._rendered.append((prompt, request))
         return prompt
 
     def _offer(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
@@ -283,10 +285,10 @@ class HeardRenderer:
 
     def request_of(self, prompt: tinker.ModelInput) -> ChatRequest:
         """Return the request that a prompt renders."""
-        for heard in reversed(self._heard):
-            if heard[0] is prompt or heard[0] == prompt:
-                self._heard = [heard]  # the Env may return it again
-                return heard[1]
+        for rendered in reversed(self._rendered):
+            if rendered[0] is prompt or rendered[0] == prompt:
+                self._rendered = [rendered]  # the Env may return it again
+                return rendered[1]
         raise UnsupportedPromptError(
             "This environment returned a prompt that it did not make with the renderer it was "
             "given. So its messages are unknown, and a chat client takes only messages. Make the "
@@ -305,13 +307,13 @@ class HeardRenderer:
     def _without_tools(
         self, messages: Sequence[Message]
     ) -> tuple[list[Any] | None, list[CookbookMessage]]:
-        whole = [self._as_sent(message) for message in messages]
+        conversation = [self._as_sent(message) for message in messages]
         for prefix, tools, system in self._prefixes:
             if tools and [*messages[: len(prefix)]] == prefix:
                 first = [CookbookMessage(role="system", content=system)] if system else []
-                offered = [{"type": "function", "function": {**tool}} for tool in tools]
-                return offered, [*first, *whole[len(prefix) :]]
-        return None, whole
+                functions = [{"type": "function", "function": {**tool}} for tool in tools]
+                return functions, [*first, *conversation[len(prefix) :]]
+        return None, conversation
 
     def _as_sent(self, message: Message) -> CookbookMessage:
         """Give a message its reply's tool calls, with their ids, unless one was unparsed."""

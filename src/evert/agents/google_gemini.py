@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import ProcessOptions, as_text, made
+from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 SETTINGS: dict[str, Any] = {
     "security": {
@@ -79,7 +79,7 @@ def gemini_cli(
         files["{home}/.gemini/system.md"] = INSTRUCTIONS
         env["GEMINI_SYSTEM_MD"] = "{home}/.gemini/system.md"
     command = [program, "--model", "{model}", "--approval-mode", approval_mode]
-    return made(
+    return make_agent(
         [*command, *arguments, f"--prompt={as_text(prompt)}"],
         options,
         files=files,

@@ -1,7 +1,7 @@
 """The paths that a program needs to see in a sandbox: its installation, and its arguments' files.
 
 A sandbox has the system's folders and no home. But programs are often installed in the home (npm,
-nvm, pyenv, pipx, uv), beside keys and work, so only the folders of installations are shown. Of an
+nvm, pyenv, pipx, uv), next to keys and work, so only the folders of installations are shown. Of an
 installation these are ``PREFIX/bin`` and the other ``PARTS``, and the targets of links in ``bin``:
 pipx, uv and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
 """
@@ -19,7 +19,7 @@ PARTS = "bin sbin lib lib32 lib64 libexec include share pyvenv.cfg conda-meta ss
 
 
 def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
-    """Return the paths to show to a command beside the system's: path -> the same as a ``Path``.
+    """Return the paths to show to a command besides the system's: path -> the same as a ``Path``.
 
     Args:
         command: Program and arguments. Absolute paths in the arguments are shown.
@@ -29,54 +29,54 @@ def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Pa
     values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
     folders = [path for path in values if os.path.isdir(path)]
     program = shutil.which(command[0], path=variables.get("PATH"))
-    named = {*values, *_paths(command[1:])} - {*folders}
-    found = {
-        *_installed((*folders, *_paths([program or ""]))),
-        *(path for path in map(Path, named) if not _is_broad(path)),
+    files = {*values, *_paths(command[1:])} - {*folders}
+    paths = {
+        *_installation_paths((*folders, *_paths([program or ""]))),
+        *(path for path in map(Path, files) if not _is_broad(path)),
     }
-    outer = [path for path in found if not found & {*path.parents} and not _is_system(path)]
+    outer = [path for path in paths if not paths & {*path.parents} and not _is_system(path)]
     return {str(path): path for path in outer}
 
 
 def _paths(texts: Iterable[str]) -> list[str]:
-    found = [os.path.normpath(text) for text in texts if text.startswith("/") and "\0" not in text]
-    return [path for path in found if os.path.exists(path)]
+    paths = [os.path.normpath(text) for text in texts if text.startswith("/") and "\0" not in text]
+    return [path for path in paths if os.path.exists(path)]
 
 
 @lru_cache(64)  # takes 5 ms, and installations rarely change while a trainer runs
-def _installed(starts: tuple[str, ...]) -> frozenset[Path]:
-    found: set[Path] = set()
-    seen: set[Path] = set()
-    waiting = [*map(Path, starts)]
-    while waiting:
-        path = waiting.pop()
-        if path in seen or not os.path.exists(path):  # Path.exists may raise
+def _installation_paths(starts: tuple[str, ...]) -> frozenset[Path]:
+    paths: set[Path] = set()
+    visited: set[Path] = set()
+    queue = [*map(Path, starts)]
+    while queue:
+        path = queue.pop()
+        if path in visited or not os.path.exists(path):  # Path.exists may raise
             continue
-        seen.add(path)
-        waiting += _leads_to(path)
+        visited.add(path)
+        queue += _link_targets(path)
         folder = path if path.is_dir() else path.parent
         if not _is_system(folder):
-            found.update(_shown_of(folder) or ([path] if path != folder else []))
+            paths.update(_parts_of(folder) or ([path] if path != folder else []))
             if folder.name == "bin" and os.access(folder, os.R_OK):
-                waiting += [one for one in folder.iterdir() if one.is_symlink()]
-    return frozenset(found)
+                queue += [entry for entry in folder.iterdir() if entry.is_symlink()]
+    return frozenset(paths)
 
 
-def _leads_to(path: Path) -> list[Path]:
+def _link_targets(path: Path) -> list[Path]:
     """The target of a link, or the interpreter that a program's first line names."""
     real = Path(os.path.realpath(path.parent))
     if path.is_symlink():
         return [Path(os.path.normpath(real / path.readlink()))]
-    found = [] if real == path.parent else [real / path.name]
+    targets = [] if real == path.parent else [real / path.name]
     if path.is_file() and os.access(path, os.R_OK):
         with path.open("rb") as file:
             first = file.readline(256)
         if first.startswith(b"#!/"):
-            found.append(Path(os.fsdecode(first[2:].split()[0])))
-    return found
+            targets.append(Path(os.fsdecode(first[2:].split()[0])))
+    return targets
 
 
-def _shown_of(folder: Path) -> list[Path]:
+def _parts_of(folder: Path) -> list[Path]:
     """The paths that a program in this folder needs; never a home folder as a whole."""
     if "node_modules" in folder.parts:
         return [Path(*folder.parts[: folder.parts.index("node_modules") + 1])]

@@ -15,22 +15,22 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
-    """Write a file; of a ``Path`` copy the file, or the folder with its links as they are.
+    """Write a file. A ``Path`` is copied: a file, or a folder with its links as they are.
 
     Raises:
-        OSError: A link or a file is where a folder is needed, or the reverse.
+        OSError: A link or a file is where a folder is needed, or vice versa.
     """
     if isinstance(content, Path) and content.is_dir():
-        with _opened(room, inner):
-            pass  # an empty folder is laid, too
+        with _open_folder(room, inner):
+            pass  # an empty folder is copied, too
         for entry in content.iterdir():
             if entry.is_symlink():
-                with _opened(room, inner) as folder, _new_name(folder, entry.name) as name:
+                with _open_folder(room, inner) as folder, _new_name(folder, entry.name) as name:
                     os.symlink(entry.readlink(), name, dir_fd=folder)
             else:
                 lay(room, inner / entry.name, entry)
         return
-    with _opened(room, inner.parent) as folder, _new_name(folder, inner.name) as name:
+    with _open_folder(room, inner.parent) as folder, _new_name(folder, inner.name) as name:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as file:
             if isinstance(content, bytes):
@@ -45,7 +45,7 @@ def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
 
 
 @contextmanager
-def _opened(room: Path, inner: PurePath) -> Iterator[int]:
+def _open_folder(room: Path, inner: PurePath) -> Iterator[int]:
     """A descriptor of a folder in the room; folders that are missing are made."""
     folder = os.open(room, os.O_RDONLY | os.O_DIRECTORY)
     try:

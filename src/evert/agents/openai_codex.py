@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from evert.agents.process import ProcessAgent
-from evert.agents.recipe import CommonOptions, as_text, made
+from evert.agents.recipe import CommonOptions, as_text, make_agent
 from evert.agents.sandboxed import SandboxChoice
 
 CONFIG = """\
@@ -100,14 +100,14 @@ def codex(
     files = {"{home}/.codex/config.toml": config}
     if lean:
         files["{home}/.codex/instructions.md"] = INSTRUCTIONS
-    own = sandbox if isinstance(sandbox, str) else "workspace-write"
+    codex_sandbox = sandbox if isinstance(sandbox, str) else "workspace-write"
 
     def command(mode: str) -> list[str]:
-        started = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
-        return [*started, "--sandbox", mode, *arguments, "--", as_text(prompt)]
+        prefix = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
+        return [*prefix, "--sandbox", mode, *arguments, "--", as_text(prompt)]
 
-    return made(
-        command(own),
+    return make_agent(
+        command(codex_sandbox),
         {**options, "sandbox": False if isinstance(sandbox, str) else sandbox},
         files=files,
         env={},

@@ -37,7 +37,7 @@ from evert.agents.commands import (
     task_text,
 )
 from evert.agents.sandbox import Sandbox
-from evert.agents.sandboxed import IN_SANDBOX, SandboxChoice, checked, is_sandboxed, sandbox_of
+from evert.agents.sandboxed import IN_SANDBOX, SandboxChoice, check_choice, is_sandboxed, sandbox_of
 from evert.agents.variables import addresses, harmless
 from evert.bridge.clients.client import AgentClient
 from evert.bridge.clients.http.server import Address
@@ -136,15 +136,15 @@ class ProcessAgent:
                 "(folder, task)."
             )
         self.command = list(command)
-        self.files = _checked(files or {})
+        self.files = _check_files(files or {})
         if cwd is None:  # else the judge may know where it is
-            _check_looks(reward, self.files)
+            _check_judge(reward, self.files)
         self.setup = setup
         self.reward = reward
         self.cwd = cwd
         self.env = dict(env or {})
         self.host = host
-        self.sandbox = checked(sandbox, host)
+        self.sandbox = check_choice(sandbox, host)
         self.command_in_sandbox = [*(command if command_in_sandbox is None else command_in_sandbox)]
         self.install = install
         self.env_options = env_options or EnvOptions()
@@ -159,9 +159,9 @@ class ProcessAgent:
             openai.BadRequestError: Its last prompt was too long.
             RewardError: It left no reward, or one that cannot be read.
         """
-        async with new_folder() as scratch, self._served(client) as address:
+        async with new_folder() as scratch, self._serve(client) as address:
             place = self._place(client, address, task, scratch)
-            with _reporting(client, place):
+            with _report_last_words(client, place):
                 await asyncio.to_thread(place.lay, self.files)
                 await self._set_up(place)
                 command = self.command if place.sandbox is None else self.command_in_sandbox
@@ -171,7 +171,7 @@ class ProcessAgent:
                 return await self._reward(result, place, client, address)
 
     @asynccontextmanager
-    async def _served(self, client: AgentClient) -> AsyncIterator[Address]:
+    async def _serve(self, client: AgentClient) -> AsyncIterator[Address]:
         """Serve the model; on a Unix socket for commands that run in a sandbox."""
         sandboxed = await asyncio.to_thread(is_sandboxed, self.sandbox, self.host)
         client.metric("sandboxed", float(sandboxed))
@@ -187,35 +187,35 @@ class ProcessAgent:
         address: Address,
         task: Any,
         scratch: Path,
-        judged: Place | None = None,
+        agent_place: Place | None = None,
     ) -> Place:
-        outside = self.cwd is not None and judged is None
+        outside = self.cwd is not None and agent_place is None
         folder = Path(self.cwd or "").resolve() if outside else scratch / "work"
         home, temporary = scratch / "home", scratch / "tmp"
         if address.socket is not None and outside and scratch.is_relative_to(folder):
             raise InvalidAgentError(
-                f"cwd={str(self.cwd)!r} holds {scratch.parent}, where episodes and judges have "
-                "their folders, so a command could write them. Choose another cwd=, or set TMPDIR."
+                f"cwd={str(self.cwd)!r} contains {scratch.parent}, where episodes and judges have "
+                "their folders: a command could write there. Choose another cwd=, or set TMPDIR."
             )
-        for one in (folder, home, temporary):
-            one.mkdir(parents=True, exist_ok=True)
+        for path in (folder, home, temporary):
+            path.mkdir(parents=True, exist_ok=True)
         values = {
             "model": client.model,
             "base_url": address.base_url,
             "root_url": address.root_url,
             "api_key": address.api_key,
-            "folder": str(judged.folder if judged else folder),
+            "folder": str(agent_place.folder if agent_place else folder),
             "home": str(home),
         }
-        beside = [] if address.socket is None else [Path(address.socket).parent]
-        folders = [scratch, *(judged.own if judged else beside)]
-        rooms = {IN_JUDGE if judged else "": folder, IN_HOME: home}
+        socket_folder = [] if address.socket is None else [Path(address.socket).parent]
+        folders = [scratch, *(agent_place.scratch if agent_place else socket_folder)]
+        rooms = {IN_JUDGE if agent_place else "": folder, IN_HOME: home}
         place = Place(folders, folder, rooms, task, values, install=self.install)
-        own = {
+        user_env = {
             name: text if text is None else place.fill(text, os.environ)
             for name, text in self.env.items()
         }
-        for name, text in own.items():
+        for name, text in user_env.items():
             if text is not None and text == self.env[name]:
                 keep_secret(name, text)
         env: dict[str, str | None] = {
@@ -223,30 +223,30 @@ class ProcessAgent:
             "HOME": str(home),
             "TMPDIR": str(temporary),
             **addresses(address, client.model, self.host),
-            **_of_task(task, scratch / "task"),
+            **_task_variables(task, scratch / "task"),
             **({"EVERT_REWARD_FILE": str(scratch / "reward")} if self.reward == "file" else {}),
             MARK: str(scratch),
-            **own,
+            **user_env,
         }
         place.env = {name: text for name, text in env.items() if text is not None}
-        place.sandbox = self._sandbox(address, [scratch, folder], judged)
+        place.sandbox = self._sandbox(address, [scratch, folder], agent_place)
         return place
 
     def _sandbox(
-        self, address: Address, writable: Sequence[Path], judged: Place | None
+        self, address: Address, writable: Sequence[Path], agent_place: Place | None
     ) -> Sandbox | None:
         judge = [*map(str, self.reward)] if isinstance(self.reward, (list, tuple)) else []
-        command = self.command_in_sandbox if judged is None else judge
-        if judged is not None and judged.sandbox is not None:
-            writable = [*writable, *judged.sandbox.writable.values()]
-        own = {name: text for name, text in self.env.items() if text is not None}
+        command = self.command_in_sandbox if agent_place is None else judge
+        if agent_place is not None and agent_place.sandbox is not None:
+            writable = [*writable, *agent_place.sandbox.writable.values()]
+        user_env = {name: text for name, text in self.env.items() if text is not None}
         # the trainer's PYTHONPATH names folders of work, which may hold anything, not programs
-        variables = {**harmless(os.environ), "PYTHONPATH": "", **own}
+        variables = {**harmless(os.environ), "PYTHONPATH": "", **user_env}
         return sandbox_of(self.sandbox, command, judge, variables, writable, address)
 
     async def _set_up(self, place: Place) -> None:
         if callable(self.setup):
-            await _called(self.setup, place.folder, _none_without(place.task))
+            await _call(self.setup, place.folder, _task_or_none(place.task))
         elif self.setup is not None:
             result = await place.run(self.setup, "setup")
             if result.status != 0:
@@ -262,12 +262,12 @@ class ProcessAgent:
         refusal = next((call.refusal for call in latest if call.refusal is not None), None)
         if refusal is not None and getattr(refusal, "code", None) == "context_length_exceeded":
             raise refusal  # whatever its status says
-        ended = f"The command {self.command[0]!r} ended with status {result.status}"
+        ending = f"The command {self.command[0]!r} ended with status {result.status}"
         if result.status != 0 and refusal is not None:
-            raise CommandError(f"{ended} when its model call was refused: {refusal}") from refusal
+            raise CommandError(f"{ending} when its model call was refused: {refusal}") from refusal
         if result.status != 0 and not latest:
             within = "" if address.socket is None else f" {IN_SANDBOX}"
-            raise CommandError(f"{ended} before it made a model call.{within}")
+            raise CommandError(f"{ending} before it made a model call.{within}")
 
     async def _reward(
         self, result: ProcessResult, place: Place, client: AgentClient, address: Address
@@ -275,18 +275,18 @@ class ProcessAgent:
         if self.reward == "exit":
             return float(result.status == 0)
         if self.reward == "file":
-            return await asyncio.to_thread(self._written_reward, result, place.own[0])
+            return await asyncio.to_thread(self._read_reward, result, place.scratch[0])
         if callable(self.reward):
-            return await _called(self.reward, result, _none_without(place.task))
+            return await _call(self.reward, result, _task_or_none(place.task))
         async with new_folder() as scratch:
             judge = self._place(client, address, place.task, scratch, place)
-            with _reporting(client, judge):
+            with _report_last_words(client, judge):
                 await asyncio.to_thread(judge.lay, self.files)
-                judged = await judge.run(self.reward, "reward", judge.sandbox)
-        _log(client, judged, "reward_status", "reward_stdout", "reward_stderr")
-        return float(judged.status == 0)
+                verdict = await judge.run(self.reward, "reward", judge.sandbox)
+        _log(client, verdict, "reward_status", "reward_stdout", "reward_stderr")
+        return float(verdict.status == 0)
 
-    def _written_reward(self, result: ProcessResult, scratch: Path) -> Any:
+    def _read_reward(self, result: ProcessResult, scratch: Path) -> Any:
         try:
             value = json.loads(read_left(scratch, "reward", LONGEST_REWARD).decode())
         except (OSError, ValueError, RecursionError) as error:
@@ -299,7 +299,7 @@ class ProcessAgent:
         return value
 
 
-def _of_task(task: Any, file: Path) -> dict[str, str]:
+def _task_variables(task: Any, file: Path) -> dict[str, str]:
     text = task_text(task)
     content = text.encode(errors="replace")
     file.write_bytes(content)
@@ -309,8 +309,8 @@ def _of_task(task: Any, file: Path) -> dict[str, str]:
 
 def _log(client: AgentClient, result: ProcessResult, status: str, out: str, err: str) -> None:
     outputs = {out: result.stdout, err: result.stderr}
-    kept = {name: redacted_end(text, LOGGED_OUTPUT) for name, text in outputs.items()}
-    client.log(**{status: result.status}, **kept)
+    ends = {name: redacted_end(text, LOGGED_OUTPUT) for name, text in outputs.items()}
+    client.log(**{status: result.status}, **ends)
 
 
 def _is_command(value: object) -> bool:
@@ -322,7 +322,7 @@ def _is_command(value: object) -> bool:
     )
 
 
-def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
+def _check_files(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
     """Check the files, and that no name leads out of the episode's folders."""
     for name, content in files.items():
         path = PurePath(room_of(name)[1])
@@ -343,12 +343,12 @@ def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes |
     return dict(files)
 
 
-def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Refuse a reward command that is not told where the agent ran: it would find nothing."""
+def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
+    """Refuse a reward command that does not get the agent's folder: it would find nothing."""
     if callable(reward) or reward in ("exit", "file"):
         return
-    told = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
-    if not any("{folder}" in str(text) for text in told):
+    texts = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
+    if not any("{folder}" in str(text) for text in texts):
         raise InvalidAgentError(
             f"reward={reward!r} does not say where the agent ran: the command runs in another "
             "folder, made after the agent has ended. Expected '{folder}' among its arguments: "
@@ -357,7 +357,7 @@ def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path])
 
 
 @contextmanager
-def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
+def _report_last_words(client: AgentClient, place: Place) -> Iterator[None]:
     """Add what the command wrote last to the error that ends an episode."""
     try:
         yield
@@ -366,10 +366,10 @@ def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
         raise
 
 
-async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+async def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     value = await asyncio.to_thread(function, *arguments)
     return await value if inspect.isawaitable(value) else value
 
 
-def _none_without(task: Any) -> Any:
+def _task_or_none(task: Any) -> Any:
     return None if task is NO_TASK else task

@@ -34,13 +34,13 @@ class ProcessOptions(CommonOptions, total=False):
 def as_text(prompt: str) -> str:
     """Return a prompt that no program mistakes for one of its commands: "/run", "!ls", "-".
 
-    Programs look for commands at the very beginning. A new line is put there if the prompt begins
+    Programs look for commands at the very beginning. A newline is put there if the prompt begins
     with a placeholder; a command that the prompt's author wrote, "/ask {task}", still works.
     """
     return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt
 
 
-def made(
+def make_agent(
     command: Sequence[str],
     options: ProcessOptions,
     *,
@@ -51,13 +51,13 @@ def made(
     command_in_sandbox: Sequence[str] | None = None,
 ) -> ProcessAgent:
     """Return an agent that runs ``command``; the user's options override ``files`` and ``env``."""
-    given: ProcessOptions = {"sandbox": None, **options}
-    given["files"] = {**(files or {}), **options.get("files", {})}
-    given["env"] = {**env, **options.get("env", {})}
+    settings: ProcessOptions = {"sandbox": None, **options}
+    settings["files"] = {**(files or {}), **options.get("files", {})}
+    settings["env"] = {**env, **options.get("env", {})}
     return ProcessAgent(
         command,
         command_in_sandbox=command_in_sandbox,
         install=install,
         env_options=env_options,
-        **given,
+        **settings,
     )

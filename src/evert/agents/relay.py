@@ -27,13 +27,13 @@ def main() -> None:
     """Listen on the ports, run the command that the arguments name, and exit with its status."""
     split = sys.argv.index("--")
     pairs = [pair.partition("=") for pair in sys.argv[1:split]]
-    listening = [(_listener(int(port)), path) for port, _, path in pairs]
+    listeners = [(_listener(int(port)), path) for port, _, path in pairs]
     command = os.fork()
     if command == 0:
-        for listener, _ in listening:
+        for listener, _ in listeners:
             os.close(listener)
         _become(sys.argv[split + 1 :])
-    _relay(listening)
+    _relay(listeners)
     status = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
     os._exit(status if status >= 0 else 128 - status)
 
@@ -58,15 +58,15 @@ def _become(command: list[str]) -> None:
         os._exit(127)
 
 
-def _relay(listening: list[tuple[int, str]]) -> None:
+def _relay(listeners: list[tuple[int, str]]) -> None:
     """Start to relay, and leave the standard input and outputs to the command."""
     from threading import Thread
 
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
-    for one in listening:
-        Thread(target=_accept, args=one, daemon=True).start()
+    for listener in listeners:
+        Thread(target=_accept, args=listener, daemon=True).start()
 
 
 def _accept(listener: int, path: str) -> None:
@@ -88,22 +88,22 @@ def _connect(client: "Socket", path: str) -> None:
         except OSError:  # the model is no longer served; leaving closes the client's connection
             return
         client.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-        there = Thread(target=_pump, args=(client, outside), daemon=True)
-        there.start()
+        upload = Thread(target=_pump, args=(client, outside), daemon=True)
+        upload.start()
         _pump(outside, client)
-        there.join()
+        upload.join()
 
 
 def _pump(source: "Socket", sink: "Socket") -> None:
-    how, told = _socket.SHUT_WR, [sink]
+    how, sockets = _socket.SHUT_WR, [sink]
     try:
         while data := source.recv(CHUNK):
             sink.sendall(data)
     except OSError:  # one side is gone, so close the other as well
-        how, told = _socket.SHUT_RDWR, [source, sink]
-    for one in told:
+        how, sockets = _socket.SHUT_RDWR, [source, sink]
+    for end in sockets:
         try:
-            one.shutdown(how)
+            end.shutdown(how)
         except OSError:  # this side is gone
             continue
 

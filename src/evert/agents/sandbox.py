@@ -38,7 +38,7 @@ SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /opt /nix /gnu"
 TEMPORARY = 2**30
 """Bytes that ``/tmp`` and ``/var/tmp`` may each hold; they lie in memory."""
 
-APART = [
+ISOLATION = [
     *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session"),
 ]
@@ -46,8 +46,8 @@ APART = [
 SETTINGS = "sys sysrq-trigger fs driver acpi scsi mtrr"
 """Files of ``/proc`` that change kernel settings; root may write them even without capabilities."""
 
-OF_OTHERS = "kcore keys key-users kmsg latency_stats sched_debug timer_list"
-"""Files of ``/proc`` that tell of the whole machine, such as its users' keys."""
+MACHINE_FILES = "kcore keys key-users kmsg latency_stats sched_debug timer_list"
+"""Files of ``/proc`` that describe the whole machine, such as its users' keys."""
 
 OWN = {
     "/proc": ["--proc", "/proc"],
@@ -67,22 +67,22 @@ INSTALL = "`apt install bubblewrap`, or your system's package of that name, 0.8 
 @lru_cache(1)
 def system_folders() -> Mapping[str, Path]:
     """The system's folders on this machine and this Python's, by their path inside."""
-    found = {path: Path(path) for path in [*SYSTEM.split(), sys.base_prefix] if os.path.isdir(path)}
-    return {path: folder for path, folder in found.items() if path != "/"}
+    paths = [*SYSTEM.split(), sys.base_prefix]
+    return {path: Path(path) for path in paths if os.path.isdir(path) and path != "/"}
 
 
 @lru_cache(1)
-def kept_from_others() -> Collection[str]:
+def private_paths() -> Collection[str]:
     """Paths in ``/etc`` that not every user may read, such as passwords and host keys."""
-    found: list[str] = []
+    private: list[str] = []
     for folder, names, files in os.walk("/etc"):
-        kept = [path for name in [*names, *files] if _is_kept(path := os.path.join(folder, name))]
-        names[:] = [name for name in names if os.path.join(folder, name) not in kept]
-        found += kept
-    return found
+        paths = [os.path.join(folder, name) for name in [*names, *files]]
+        private += filter(_is_private, paths)
+        names[:] = [name for name in names if os.path.join(folder, name) not in private]
+    return private
 
 
-def _is_kept(path: str) -> bool:
+def _is_private(path: str) -> bool:
     try:
         mode = os.lstat(path).st_mode
     except OSError:  # it is gone
@@ -101,7 +101,7 @@ class Sandbox:
 
     Attributes:
         writable: Files and folders to read and write: path inside -> path outside.
-        readonly: Files and folders to read, beside the system's, ``system_folders()``.
+        readonly: Files and folders to read, besides the system's, ``system_folders()``.
         hidden: Files and folders that cannot be read; their paths inside and outside are equal.
         ports: Ports of 127.0.0.1 inside -> the Unix socket outside that each is forwarded to.
         folder: Where inside a program starts; None: the caller's folder, or ``/``.
@@ -109,7 +109,7 @@ class Sandbox:
 
     writable: Mapping[str, Path] = field(default_factory=dict)
     readonly: Mapping[str, Path] = field(default_factory=dict)
-    hidden: Collection[str] = field(default_factory=kept_from_others)
+    hidden: Collection[str] = field(default_factory=private_paths)
     ports: Mapping[int, Path] = field(default_factory=dict)
     folder: str | None = None
 
@@ -126,7 +126,7 @@ class Sandbox:
         """
         if sys.platform != "linux":
             raise NotImplementedError(sandbox_problem())
-        mounts = {**OWN, **self._between(), **self._named(), **self._relayed()}
+        mounts = {**OWN, **self._parent_mounts(), **self._path_mounts(), **self._relay_mounts()}
         for path in mounts:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(
@@ -139,7 +139,8 @@ class Sandbox:
             rules.seek(0)
             yield (
                 [
-                    *(shutil.which("bwrap") or "bwrap", *APART, "--seccomp", str(rules.fileno())),
+                    shutil.which("bwrap") or "bwrap",
+                    *(*ISOLATION, "--seccomp", str(rules.fileno())),
                     *(argument for path in ordered for argument in mounts[path]),
                     *([] if "/" in mounts else ["--remount-ro", "/"]),
                     *(["--chdir", self.folder] if self.folder is not None else []),
@@ -149,27 +150,27 @@ class Sandbox:
                 [rules.fileno()],
             )
 
-    def _named(self) -> dict[str, list[str]]:
+    def _path_mounts(self) -> dict[str, list[str]]:
         readonly = {**system_folders(), **self.readonly}
-        hidden = [*(f"/proc/{name}" for name in OF_OTHERS.split()), *self.hidden]
+        hidden = [*(f"/proc/{name}" for name in MACHINE_FILES.split()), *self.hidden]
         return {
             **{path: ["--ro-bind", str(outside), path] for path, outside in readonly.items()},
-            **{path: _emptied(path) for path in hidden if os.path.lexists(path)},
+            **{path: _empty_mount(path) for path in hidden if os.path.lexists(path)},
             **{path: ["--bind", str(outside), path] for path, outside in self.writable.items()},
         }
 
-    def _between(self) -> dict[str, list[str]]:
+    def _parent_mounts(self) -> dict[str, list[str]]:
         """Mounts for the parents of read-only paths: a parent that is not mounted can be moved."""
-        found = {}
+        mounts = {}
         for writable, outside in self.writable.items():
             for path in [*system_folders(), *self.readonly, *self.hidden]:
                 for parent in PurePosixPath(path).parents:
                     if writable != "/" and parent.is_relative_to(writable):
-                        own = Path(outside, parent.relative_to(writable))
-                        found[str(parent)] = ["--bind-try", str(own), str(parent)]
-        return found
+                        source = Path(outside, parent.relative_to(writable))
+                        mounts[str(parent)] = ["--bind-try", str(source), str(parent)]
+        return mounts
 
-    def _relayed(self) -> dict[str, list[str]]:
+    def _relay_mounts(self) -> dict[str, list[str]]:
         if not self.ports:
             return {}
         files = {"relay.py": Path(relay.__file__), **{str(p): s for p, s in self.ports.items()}}
@@ -185,7 +186,7 @@ class Sandbox:
         return [PYTHON, "-I", "-S", f"{RELAYS}/relay.py", *pairs, "--", *argv]
 
 
-def _emptied(path: str) -> list[str]:
+def _empty_mount(path: str) -> list[str]:
     if os.path.isdir(path):
         return ["--tmpfs", path, "--remount-ro", path]
     return ["--ro-bind", os.devnull, path]
@@ -201,12 +202,12 @@ def sandbox_problem() -> str | None:
     if platform.machine() not in MACHINES:
         return f"its filter is for {' and '.join(MACHINES)}, and this is {platform.machine()}"
     with Sandbox().command(["/bin/sh", "-c", ":"]) as (command, descriptors):
-        tried = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, pass_fds=descriptors
         )
-    if tried.returncode == 0:
+    if result.returncode == 0:
         return None
-    words = tried.stderr.strip().rpartition("\n")[2] or f"status {tried.returncode}"
+    words = result.stderr.strip().rpartition("\n")[2] or f"status {result.returncode}"
     return (
         f"bubblewrap cannot make one here ({words}). It needs to be 0.8 or newer, and user "
         "namespaces: `sysctl kernel.unprivileged_userns_clone=1` or, on Ubuntu, "

@@ -28,7 +28,7 @@ IN_SANDBOX = (
 )
 
 
-def checked(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
+def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
     """Check the choice, and make its paths absolute.
 
     Raises:
@@ -47,8 +47,8 @@ def checked(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
         raise InvalidAgentError(
             f"sandbox={sandbox!r}; expected True, False, None, or a list of paths to show inside."
         )
-    if gone := [str(path) for path in sandbox if not os.path.exists(path)]:
-        raise InvalidAgentError(f"sandbox= names the path {gone[0]!r}, which does not exist.")
+    if missing := [str(path) for path in sandbox if not os.path.exists(path)]:
+        raise InvalidAgentError(f"sandbox= names the path {missing[0]!r}, which does not exist.")
     return [os.path.abspath(path) for path in sandbox]
 
 
@@ -103,16 +103,16 @@ def sandbox_of(
         name: os.pathsep.join(path for path in paths if not is_inside(path))
         for name, paths in lists.items()
     }
-    named = [
+    extra_paths = [
         *(choice if isinstance(choice, list) else []),
         *filter(is_inside, [command[0], *judge]),
     ]
-    readonly = {**needed(command, outside), **{path: Path(path) for path in named}}
+    readonly = {**needed(command, outside), **{path: Path(path) for path in extra_paths}}
     return Sandbox(
         writable={str(path): path for path in outer},
         readonly={
-            path: shown
-            for path, shown in readonly.items()
+            path: target
+            for path, target in readonly.items()
             if not is_inside(path) or (os.path.exists(path) and os.path.realpath(path) == path)
         },
         ports={RELAYED_PORT: Path(address.socket)},

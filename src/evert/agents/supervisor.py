@@ -15,8 +15,8 @@ The command may send signals to the supervisor. It cannot block two of them: SIG
 from which SIGCONT wakes it. The trainer sends that at the end, and the kernel when the trainer
 dies.
 
-The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors), of which
-only the end is kept, so that long outputs do not fill the disk. To start fast it imports nothing of
+The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors). Only the
+ends are kept, so that long outputs do not fill the disk. To start fast it imports nothing of
 evert's.
 """
 
@@ -31,7 +31,7 @@ KEPT_OUTPUT = 2**20
 """Bytes of the end of each output that are always kept; the file may have twice as many."""
 
 CHUNK = 2**16
-MOST_LEFT = 2**20
+PIPE_SIZE = 2**20
 """Bytes that a pipe holds at most."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.1
 """Seconds between two attempts to kill processes that do not end at once."""
@@ -68,18 +68,18 @@ class Tail:
 
     def _add(self, data: bytes) -> None:
         if self.size + len(data) > 2 * KEPT_OUTPUT:
-            kept = os.pread(self.file, KEPT_OUTPUT, self.size - KEPT_OUTPUT)
-            os.pwrite(self.file, kept, 0)
-            os.ftruncate(self.file, len(kept))
-            self.size = len(kept)
+            tail = os.pread(self.file, KEPT_OUTPUT, self.size - KEPT_OUTPUT)
+            os.pwrite(self.file, tail, 0)
+            os.ftruncate(self.file, len(tail))
+            self.size = len(tail)
         self.size += os.pwrite(self.file, data, self.size)
 
 
 def main() -> None:
     """Run the command that the arguments name, then end every process that it started."""
     trainer = os.getppid()
-    out, err, keeps_lc_ctype, count, *rest = sys.argv[1:]
-    folders, command = rest[: int(count)], rest[int(count) :]
+    out, err, keeps_lc_ctype, count, *arguments = sys.argv[1:]
+    folders, command = arguments[: int(count)], arguments[int(count) :]
     if keeps_lc_ctype != "True":
         os.environ.pop("LC_CTYPE", None)  # Python set it, as no locale was set
     _on_linux(PR_SET_CHILD_SUBREAPER, 1)
@@ -102,7 +102,7 @@ def main() -> None:
     finally:
         _end_all(pid)
     for tail in tails:  # the rest of the pipe; bounded, since another process may go on writing
-        for _ in range(MOST_LEFT // CHUNK):
+        for _ in range(PIPE_SIZE // CHUNK):
             tail.pump()
     os.close(REPORTS)
     if os.getppid() != trainer or _is_abandoned():
@@ -152,8 +152,8 @@ def _start(command: list[str], tails: list[Tail]) -> int:
         finally:
             os._exit(127)
     os.close(entrance)
-    if found := os.read(failure, 16):  # empty after a successful exec, which closes the pipe
-        raise OSError(int(found), "")
+    if number := os.read(failure, 16):  # empty after a successful exec, which closes the pipe
+        raise OSError(int(number), "")
     os.close(failure)
     return pid
 
@@ -184,14 +184,14 @@ def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
             if source == alarm:
                 if {*os.read(alarm, CHUNK)} & {*ENDING} or os.getppid() != trainer:
                     return
-                if (status := _collected(pid)) is not None:
+                if (status := _reap(pid)) is not None:
                     _report(f"ended {status}")
                     return
             elif not sources[source].pump():  # closed
                 poll.unregister(source)
 
 
-def _collected(pid: int) -> int | None:
+def _reap(pid: int) -> int | None:
     """Reap children that have ended; return the command's exit status if it is among them."""
     while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
         if ended[0] == pid:
@@ -208,7 +208,7 @@ def _report(line: str) -> None:
 
 
 def _end_all(pid: int) -> None:
-    """Kill and reap children until none is left, and so no descendant.
+    """Kill and reap children until no child is left, and so no descendant.
 
     A process group is killed in one call, so that no fork of a member escapes. A descendant of
     another group loses its parent and becomes a child, which the next round kills.
@@ -259,11 +259,11 @@ def remove(folder: str) -> str:
     import subprocess
 
     parent, name = os.path.split(folder)
-    if mounted := _mounts_in(os.path.join(os.path.realpath(parent), name)):
-        return f"something is mounted in it: {', '.join(mounted)}"
-    gone = ["rm", "-rf", "--", folder]  # Python's rmtree fails at a depth of 1,000
-    opened = ["find", folder, "-type", "d", "!", "-perm", "-700", "-execdir", "chmod", "700", "{}"]
-    for step in (gone, [*opened, ";"], gone):
+    if mounts := _mounts_in(os.path.join(os.path.realpath(parent), name)):
+        return f"something is mounted in it: {', '.join(mounts)}"
+    delete = ["rm", "-rf", "--", folder]  # Python's rmtree fails at a depth of 1,000
+    unlock = ["find", folder, "-type", "d", "!", "-perm", "-700", "-execdir", "chmod", "700", "{}"]
+    for step in (delete, [*unlock, ";"], delete):
         if os.path.lexists(folder):
             subprocess.run(step, check=False, stderr=subprocess.DEVNULL)
     return "its files cannot be removed" if os.path.lexists(folder) else ""

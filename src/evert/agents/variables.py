@@ -21,7 +21,7 @@ VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYENV_VERSION NODE_PATH NVM_DIR JAVA_
 PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 CUDA_VISIBLE_DEVICES OMP_NUM_THREADS
 """
-"""The trainer's variables that a command gets, beside ``LC_*`` and proxies without a login."""
+"""The trainer's variables that a command gets, besides ``LC_*`` and proxies without a login."""
 
 PROGRAMS = {
     "PYTHONUSERBASE": site.getuserbase(),
@@ -38,12 +38,12 @@ PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_
 
 def harmless(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the trainer's variables that hold no secret, and those of ``PROGRAMS``."""
-    found = {name: value for name, value in variables.items() if _is_harmless(name, value)}
+    environment = {name: value for name, value in variables.items() if _is_harmless(name, value)}
     for name, usual in PROGRAMS.items():
         folder = Path(variables.get(name) or usual).expanduser()
         if folder.is_dir():
-            found[name] = str(folder)
-    return found
+            environment[name] = str(folder)
+    return environment
 
 
 def _is_harmless(name: str, value: str) -> bool:

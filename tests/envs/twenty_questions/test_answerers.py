@@ -57,7 +57,7 @@ async def test_other_facts_may_be_given_and_are_needed_for_other_nouns() -> None
     assert (await answerer.answer(wombat, "Is it an animal?")).yes_or_no == "yes"
     assert (await answerer.answer(wombat, "Is it a wombat?")).correct
     assert (await answerer.answer(wombat, "Is it a plant?")).yes_or_no == "n/a"
-    with pytest.raises(FactsError, match="Nothing is known of 'wombat'"):
+    with pytest.raises(FactsError, match="There are no facts about 'wombat'"):
         await KnowledgeAnswerer().answer(wombat, "Is it alive?")
 
 

@@ -122,7 +122,7 @@ def test_the_lexicon_is_of_the_same_nouns_and_attributes_and_calls_each_by_a_nam
 
 def test_what_is_not_known_is_an_error() -> None:
     facts = Facts({"dog": {"animal": "yes"}})
-    with pytest.raises(FactsError, match="Nothing is known of 'cat'.*let a model answer"):
+    with pytest.raises(FactsError, match="There are no facts about 'cat'.*let a model answer"):
         facts.of("cat", "animal")
     with pytest.raises(FactsError, match="no attribute 'plant'"):
         facts.of("dog", "plant")

@@ -51,7 +51,7 @@ def test_what_it_may_not_name_it_does_not_name() -> None:
     foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
     assert not foreign & {turn.question for turn in shown.turns}  # where the category is shown
 
-    only = HabitPlayer("any", "always", KNOWN, random.Random(0), named=1)
+    only = HabitPlayer("any", "always", KNOWN, random.Random(0), allowed=1)
     game = Game(NOUNS[3], HIDDEN)
     assert only.lists(game) == [(1.0, [guess(noun.answer) for noun in NOUNS])]  # it thinks of all
     assert only.question(game) == guess(NOUNS[0].answer)

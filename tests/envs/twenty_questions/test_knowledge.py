@@ -29,7 +29,7 @@ def left_after(*turns: tuple[str, Answer], shown: bool = False) -> list[str]:
     game = Game(ZOO[0], Rules(show_category=shown))
     for question, answer in turns:
         game.record(question, answer)
-    return KNOWN.names(KNOWN.fitting(game))
+    return KNOWN.names(KNOWN.candidates(game))
 
 
 def test_an_answer_leaves_those_that_would_have_been_answered_so() -> None:
@@ -47,14 +47,14 @@ def test_an_answer_leaves_those_that_would_have_been_answered_so() -> None:
 def test_a_question_tells_what_its_answer_is_undecided_about() -> None:
     everything, fliers = KNOWN.everything, KNOWN.set_of(ZOO[:2])
 
-    assert KNOWN.told(everything, FLIES) == pytest.approx(1.5)
-    assert KNOWN.told(everything, WINGS) == pytest.approx(1.0)
-    assert KNOWN.told(everything, guess("owl")) == pytest.approx(entropy((1, 3)))
-    assert KNOWN.told(fliers, FLIES) == KNOWN.told(fliers, guess("cat")) == 0.0
-    assert KNOWN.told(everything, "What is it?") == 0.0
+    assert KNOWN.answer_entropy(everything, FLIES) == pytest.approx(1.5)
+    assert KNOWN.answer_entropy(everything, WINGS) == pytest.approx(1.0)
+    assert KNOWN.answer_entropy(everything, guess("owl")) == pytest.approx(entropy((1, 3)))
+    assert KNOWN.answer_entropy(fliers, FLIES) == KNOWN.answer_entropy(fliers, guess("cat")) == 0.0
+    assert KNOWN.answer_entropy(everything, "What is it?") == 0.0
     assert [name for _, name in KNOWN.best(everything)] == ["can_fly", "has_wings"]
-    assert KNOWN.most(everything) == pytest.approx(1.5)
-    assert KNOWN.most(fliers) == pytest.approx(1.0)  # a guess
-    assert KNOWN.most(KNOWN.set_of([BALL])) == KNOWN.most(0) == 0.0
+    assert KNOWN.max_bits(everything) == pytest.approx(1.5)
+    assert KNOWN.max_bits(fliers) == pytest.approx(1.0)  # a guess
+    assert KNOWN.max_bits(KNOWN.set_of([BALL])) == KNOWN.max_bits(0) == 0.0
     assert entropy((1, 1, 1)) == pytest.approx(math.log2(3))
     assert entropy((5,)) == entropy(()) == entropy((0, 0)) == 0.0

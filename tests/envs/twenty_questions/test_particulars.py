@@ -13,7 +13,7 @@ from tests.envs.twenty_questions.mistakes import SETS, mistakes
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.particulars import everything_known, shipped_measures
+from evert.envs.twenty_questions.particulars import extended_facts, shipped_measures
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 ANSWERER = KnowledgeAnswerer()
@@ -91,7 +91,7 @@ def test_canonical_questions_are_answered_from_the_facts() -> None:
 
 
 def test_no_phrase_is_in_two_lines() -> None:
-    _, lexicon = everything_known()
+    _, lexicon = extended_facts()
     lines: dict[frozenset[str], set[str]] = {}
     for phrase in lexicon.phrases[len(load_lexicon().phrases) :]:
         lines.setdefault(phrase.stems, set()).add(phrase.attribute)

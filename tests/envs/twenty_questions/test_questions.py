@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
-from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.understanding.parsed import (
+    Attribute,
+    Comparison,
+    Compound,
+    Guess,
+    Parsed,
+)
 from evert.envs.twenty_questions.understanding.questions import QuestionParser
-from evert.envs.twenty_questions.understanding.wording import stem, words
+from evert.envs.twenty_questions.understanding.wording import stem, words_of
 
 FOLDER = Path(__file__).parent
 ANSWERS = [noun.answer for noun in shipped_nouns()]
@@ -31,9 +37,9 @@ def label(parsed: Parsed) -> str:
         return "none"
     if isinstance(parsed, Guess):
         return f"guess:{parsed.answer}"
-    if isinstance(parsed, Several):
+    if isinstance(parsed, Compound):
         return label(parsed.parts[0])
-    if isinstance(parsed, Measured):
+    if isinstance(parsed, Comparison):
         return parsed.quantity
     return f"{'attribute' if parsed.positive else 'not'}:{parsed.attribute}"
 
@@ -50,7 +56,7 @@ def fits(parsed: Parsed, wanted: str) -> bool:
     of the list: both can be told since.
     """
     foreign = isinstance(parsed, Guess) and parsed.answer not in ANSWERS
-    told = wanted == "none" and (isinstance(parsed, Several) or foreign)
+    told = wanted == "none" and (isinstance(parsed, Compound) or foreign)
     return told or label(parsed) in wanted.split("|")
 
 
@@ -68,8 +74,11 @@ KNOWN_TO_FAIL = [
 """One word of them is known and the one that matters is not, or two things are named."""
 
 
-RED, YELLOW, ANIMAL, FLIES = map(Asked, ("red", "yellow", "animal", "can_fly"))
-ELECTRIC, NOT_ELECTRIC = Asked("electric"), Asked("electric", positive=False)
+RED, YELLOW, ANIMAL, FLIES = map(Attribute, ("red", "yellow", "animal", "can_fly"))
+ELECTRIC, NOT_ELECTRIC = (
+    Attribute("electric"),
+    Attribute("electric", positive=False),
+)
 DOG = Guess("dog")
 
 MEANT: dict[str, Parsed] = {
@@ -95,10 +104,10 @@ MEANT: dict[str, Parsed] = {
     "Could you be thinking about a dog?": DOG,
     "Is it some kind of dog?": DOG,
     # attributes are asked in many ways
-    "Does it have wings?": Asked("has_wings"),
-    "Is it used for cooking?": Asked("cooking"),
-    "Could I hold it in one hand?": Asked("in_hand"),
-    "wings?": Asked("has_wings"),
+    "Does it have wings?": Attribute("has_wings"),
+    "Is it used for cooking?": Attribute("cooking"),
+    "Could I hold it in one hand?": Attribute("in_hand"),
+    "wings?": Attribute("has_wings"),
     "Is it electrik?": ELECTRIC,
     "Is it an anmial?": ANIMAL,
     # a negation turns the answer round, unless it only expects a yes; two are none
@@ -109,24 +118,24 @@ MEANT: dict[str, Parsed] = {
     "It's not electric, is it?": NOT_ELECTRIC,
     "Isn't it electric?": ELECTRIC,
     "Is it electric, isn't it?": ELECTRIC,
-    "Is it not without wheels?": Asked("wheels"),
-    "Is it inanimate?": Asked("living", positive=False),
-    "Is it toothless and wheelless?": Asked("wheels", positive=False),
-    "Is it not inanimate?": Asked("living"),
+    "Is it not without wheels?": Attribute("wheels"),
+    "Is it inanimate?": Attribute("living", positive=False),
+    "Is it toothless and wheelless?": Attribute("wheels", positive=False),
+    "Is it not inanimate?": Attribute("living"),
     # what stands before and after a question says nothing
     "I have an idea: is it electric?": ELECTRIC,
     "Is it electric? I mean the usual kind.": ELECTRIC,
     "Is it electric, like a lamp or a toaster?": ELECTRIC,
     "Am I looking for something electric?": ELECTRIC,
     # sizes are compared with things
-    "Is it bigger than a car?": Asked("over_car"),
-    "Is it smaller than a car?": Asked("over_car", positive=False),
-    "Is it not bigger than a car?": Asked("over_car", positive=False),
-    "Is it not smaller than a car?": Asked("over_car"),
-    "Is it smaller than a hand?": Asked("in_hand"),
-    "Isn't it bigger than a car?": Asked("over_car"),
-    "Is it larger than my palm?": Asked("in_hand", positive=False),
-    "Would it fit into a shoebox?": Asked("over_breadbox", positive=False),
+    "Is it bigger than a car?": Attribute("over_car"),
+    "Is it smaller than a car?": Attribute("over_car", positive=False),
+    "Is it not bigger than a car?": Attribute("over_car", positive=False),
+    "Is it not smaller than a car?": Attribute("over_car"),
+    "Is it smaller than a hand?": Attribute("in_hand"),
+    "Isn't it bigger than a car?": Attribute("over_car"),
+    "Is it larger than my palm?": Attribute("in_hand", positive=False),
+    "Would it fit into a shoebox?": Attribute("over_breadbox", positive=False),
     "Is it bigger than a galaxy?": None,
     "Is it bigger or smaller than a car?": None,
     # what asks nothing or names two nouns cannot be told
@@ -134,16 +143,18 @@ MEANT: dict[str, Parsed] = {
     "Is it a cat or a dog?": None,
     "Does it have an opinion on jazz festivals and taxes?": None,
     # two things may be asked at once, and two words for one thing are one question
-    "Is it red or yellow?": Several((RED, YELLOW), any=True),
-    "Is it both red and yellow?": Several((RED, YELLOW)),
-    "Is it neither red nor yellow?": Several((Asked("red", False), Asked("yellow", False))),
-    "Is it a red animal?": Several((RED, ANIMAL)),
-    "Is it an animal that can fly?": Several((ANIMAL, FLIES)),
-    "Is it an animal but can't fly?": Several((ANIMAL, Asked("can_fly", False))),
-    "Is it smaller than a car but bigger than a shoebox?": Several(
-        (Asked("over_car", False), Asked("over_breadbox"))
+    "Is it red or yellow?": Compound((RED, YELLOW), any=True),
+    "Is it both red and yellow?": Compound((RED, YELLOW)),
+    "Is it neither red nor yellow?": Compound(
+        (Attribute("red", False), Attribute("yellow", False))
     ),
-    "Is it made of steel or iron?": Asked("metal"),
+    "Is it a red animal?": Compound((RED, ANIMAL)),
+    "Is it an animal that can fly?": Compound((ANIMAL, FLIES)),
+    "Is it an animal but can't fly?": Compound((ANIMAL, Attribute("can_fly", False))),
+    "Is it smaller than a car but bigger than a shoebox?": Compound(
+        (Attribute("over_car", False), Attribute("over_breadbox"))
+    ),
+    "Is it made of steel or iron?": Attribute("metal"),
 }
 
 FOREIGN = """
@@ -192,7 +203,7 @@ def test_what_is_none_of_the_nouns_is_a_guess_too_and_what_a_thing_is_or_does_is
 
 
 def stem_key(question: str) -> tuple[str, ...]:
-    return tuple(stem(word) for word in words(question))
+    return tuple(stem(word) for word in words_of(question))
 
 
 def test_development_questions_but_three_and_95_percent_of_held_out_ones_are_understood() -> None:

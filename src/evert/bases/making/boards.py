@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from evert.bases.making.dialogues import Encoder, Example
-from evert.envs.tic_tac_toe import boards, habits, shown
+from evert.envs.tic_tac_toe import board_text, boards, habits
 
 ORDERS = ("Take any cell.", "Win if you can.", "Do not let O win.", "Leave all that matters alone.")
 """What the system's message says of each habit."""
@@ -25,7 +25,7 @@ def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator
         order = rng.randrange(2 * len(played))
         said = [("system", ORDERS[order])] if order < len(played) else []
         chances = move_chances(played[order : order + 1] or played)
-        example = encoder.dialogue([*said, ("user", shown(board))])
+        example = encoder.dialogue([*said, ("user", board_text(board))])
         (cell,) = rng.choices(range(9), chances)
         example.add(encoder.header("assistant"))
         encoder.learn_digit(example, cell + 1, [0.0, *chances])

@@ -66,7 +66,7 @@ def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[
         over = False
         while not over:
             hand = _hand(observation)
-            said = agent.told(env, actions, observation, info)["content"]
+            said = agent.observation_message(env, actions, observation, info)["content"]
             example.add(encoder.header("user", first=not example.tokens))
             example.add([*encoder.text(said), encoder.stop, *encoder.header("assistant")])
             chosen = player.action(*hand)

@@ -13,7 +13,7 @@ from evert.bases.making.boards import ORDERS, board_examples
 from evert.bases.making.cards import write_card
 from evert.bases.making.dialogues import Encoder, Example
 from evert.bases.making.hands import PLAYERS, hand_examples
-from evert.envs.tic_tac_toe import boards, habits, shown
+from evert.envs.tic_tac_toe import board_text, boards, habits
 
 SEED = 12345
 """Of boards and hands that training has not seen."""
@@ -65,7 +65,7 @@ def _obeyed(model: Qwen3ForCausalLM, encoder: Encoder, order: int, count: int) -
         wanted, free = habits(board)[order], habits(board)[0]
         if len(wanted) == len(free):
             continue
-        example = encoder.dialogue([("system", ORDERS[order]), ("user", shown(board))])
+        example = encoder.dialogue([("system", ORDERS[order]), ("user", board_text(board))])
         example.add(encoder.header("assistant"))
         chances = model(input_ids=torch.tensor([example.tokens])).logits[0, -1].softmax(-1)
         shares.append(sum(chances[encoder.text(str(cell + 1))[0]].item() for cell in wanted))

@@ -29,9 +29,9 @@ from evert.bases.making.dialogues import Batch, Encoder, Example
 from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.habits import HabitPlayer, players
-from evert.envs.twenty_questions.knowledge import GUESS, Knowledge, guess, telling
+from evert.envs.twenty_questions.knowledge import GUESS, Knowledge, guess, informative_attributes
 from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
-from evert.envs.twenty_questions.player import said
+from evert.envs.twenty_questions.player import turn_prompt
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
 """Of the model: three wide layers learn the facts in a third of the steps of four narrow ones."""
@@ -79,7 +79,7 @@ class RiddleCorpus:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""
         self.encoder = Encoder(tokenizer)
-        self.known = Knowledge(attributes=telling(Knowledge(), TELLING))
+        self.known = Knowledge(attributes=informative_attributes(Knowledge(), TELLING))
         self._rng = random.Random(seed)
         opening = GUESS.partition(" {}")[0]
         self.opening = self.encoder.text(opening)
@@ -146,9 +146,9 @@ class RiddleCorpus:
     def _tell(self, example: Example, game: Game) -> int:
         """Write down what is told before a question, and the odds of nouns; those that fit."""
         example.add(self.encoder.header("user", first=not game.turns))
-        example.add([*self.encoder.text(said(game, "short")), self.encoder.stop])
+        example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
         example.add(self.encoder.header("assistant"))
-        left = self.known.fitting(game)
+        left = self.known.candidates(game)
         firsts = [self._names[name][0] for name in self.known.names(left)]
         example.odds[len(example.tokens) - 1] = self._odds(firsts)
         return left

@@ -9,7 +9,7 @@ def prompt(task):
 
 
 def reward(answer, task):
-    """1 for the answer that was asked for, -1 for its contrary, else 0."""
+    """1 for the requested answer, -1 for its opposite, else 0."""
     if answer == f"I am {task}.":
         return 1.0
     return -1.0 if answer == f"I am not {task}." else 0.0
