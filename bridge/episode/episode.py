@@ -44,7 +44,8 @@ JOINED_AT_ONCE = 0.005
 """Seconds in which an agent's thread ends if it has nothing left to do."""
 
 _left_behind: set["asyncio.Task[None]"] = set()
-"""Tasks of agents that ignore cancellation; kept, since garbage collection would resume them."""
+"""Tasks that nobody awaits: of agents that ignore cancellation, and releases. If one were garbage
+collected, it would be resumed or lost."""
 
 
 class Life(StrEnum):
@@ -248,6 +249,10 @@ class Episode:
         self.abandon()
         if self._task is not None and not self.loop.is_closed():
             self._task.cancel()
+        if self._held is not None and self.loop.is_running():
+            releasing = self.loop.create_task(self.release(), name="evert release")
+            _left_behind.add(releasing)  # nobody awaits it
+            releasing.add_done_callback(_left_behind.discard)
 
     def _refusal(self) -> EnvClosedError | EpisodeEndedError:
         if self.life is Life.ENDED:
