@@ -15,7 +15,7 @@ try:
 
     server, options = MCPServer("test"), {"port": port} if port else {}
 except ImportError:  # mcp 1
-    from mcp.server.fastmcp import FastMCP
+    from mcp.server.fastmcp import FastMCP  # type: ignore[attr-defined]
 
     server, options = FastMCP("test", port=port or 8000), {}
 

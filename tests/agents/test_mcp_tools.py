@@ -61,7 +61,7 @@ def agent_of(server: Any, seen: list[str] | None = None, **options: Any) -> Call
         calls = 0
         while True:
             completion = await client.chat.completions.create(messages=messages, tools=tools)
-            message = completion.choices[0].message
+            message: Any = completion.choices[0].message
             messages.append(message)
             if not message.tool_calls:
                 return calls
