@@ -130,7 +130,7 @@ harbor: .venv/developing
 # Benchmarks with a script as the model.
 tasksets: .venv/developing
 	$(BIN)/python frameworks/make_environment.py tasksets
-	.frameworks/tasksets/bin/python -m pytest -n 2 --dist worksteal tests/tasksets --environment tasksets
+	.frameworks/tasksets/bin/python -m pytest -n 2 --dist worksteal tests/tasksets tests/agents/test_mcp_tools.py --environment tasksets
 
 # Any service with Tinker's protocol. Warnings are no errors here: the SDK deprecates parts of itself
 # and leaves connections open.

@@ -61,6 +61,10 @@ class CommandError(EvertError, RuntimeError):
     """An agent that is a command could not be run."""
 
 
+class McpError(EvertError, RuntimeError):
+    """An MCP server could not be started, failed, or did not answer in time."""
+
+
 class EnvStateError(EvertError, RuntimeError):
     """A method of an Env was called in a state that does not allow it."""
 

@@ -14,7 +14,7 @@ from evert.bridge.errors import MissingPackageError
 
 def open_sdk(package: str, client: str, transport: Transport) -> Any:
     """Return an SDK's client whose calls the rollout answers."""
-    library = _import(package, package)
+    library = client_package(package, package)
     kind = "DefaultAsyncHttpxClient" if client.startswith("Async") else "DefaultHttpxClient"
     # The transport has neither library's base class: it serves clients of httpx and of httpx2.
     http = getattr(library, kind)(transport=transport, trust_env=False)
@@ -30,7 +30,7 @@ def open_sdk(package: str, client: str, transport: Transport) -> Any:
 
 def open_genai(transport: Transport) -> Any:
     """Return Google's client, both blocking and async, whose calls the rollout answers."""
-    genai = _import("google.genai", "google-genai")
+    genai = client_package("google.genai", "google-genai")
     # The SDK builds its HTTP clients itself, with the HTTP library of its version.
     arguments = {"transport": transport, "trust_env": False, "verify": _no_tls()}
     return genai.Client(
@@ -50,7 +50,12 @@ def _no_tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _import(module: str, package: str) -> Any:
+def client_package(module: str, package: str) -> Any:
+    """Import a client that an agent uses.
+
+    Raises:
+        MissingPackageError: It cannot be imported.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

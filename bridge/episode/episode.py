@@ -44,7 +44,8 @@ JOINED_AT_ONCE = 0.005
 """Seconds in which an agent's thread ends if it has no more work."""
 
 _detached_tasks: set["asyncio.Task[None]"] = set()
-"""Tasks of agents that ignore cancellation. Garbage collection would resume them."""
+"""Tasks that nobody awaits: of agents that ignore cancellation, and releases. If garbage collection
+took one, it would resume it or lose it."""
 
 
 class Life(StrEnum):
@@ -248,6 +249,10 @@ class Episode:
         self.abandon()
         if self._task is not None and not self.loop.is_closed():
             self._task.cancel()
+        if self._held is not None and self.loop.is_running():
+            releasing = self.loop.create_task(self.release(), name="evert release")
+            _detached_tasks.add(releasing)  # nobody awaits it
+            releasing.add_done_callback(_detached_tasks.discard)
 
     def _refusal(self) -> EnvClosedError | EpisodeEndedError:
         if self.life is Life.ENDED:

@@ -9,16 +9,17 @@ taskset: a module of yours with a function ``taskset``, or an entry point of the
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:taskset"
 
-    common.py          what tasksets share: imports, held-out tasks, errors for unknown names
-    agentdojo.py       AgentDojo's workspaces, with and without prompt injections
-    bfcl.py            BFCL's multi-turn rows
-    bfcl_apis.py       the process with BFCL's simulated APIs
-    miniwob.py         MiniWoB++'s pages in a headless Chromium
-    openenv.py         the environment of an OpenEnv server
-    answers.py         which answers reasoning-gym's scorers may read: some evaluate them as Python
-    reasoning_gym.py   reasoning-gym's generators and scorers: an example for other tasksets
-    scienceworld.py    ScienceWorld's experiments, in its Java simulator
-    textarena.py       TextArena's games, with a seat for each player
+    common.py           what tasksets share: imports, held-out tasks, errors for unknown names
+    agentdojo.py        AgentDojo's workspaces, with and without prompt injections
+    bfcl.py             BFCL's multi-turn rows
+    bfcl_apis.py        the process with BFCL's simulated APIs
+    miniwob.py          MiniWoB++'s pages in a headless Chromium
+    openenv.py          the environment of an OpenEnv server
+    openenv_session.py  one episode at an OpenEnv server, and what its answers say
+    answers.py          which answers reasoning-gym's scorers may read: some evaluate them as Python
+    reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
+    scienceworld.py     ScienceWorld's experiments, in its Java simulator
+    textarena.py        TextArena's games, with a seat for each player
 """
 
 import inspect

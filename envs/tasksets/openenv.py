@@ -1,86 +1,107 @@
-"""The environment of an OpenEnv server: one episode a connection, in words.
+"""The environment of an OpenEnv server, played through OpenEnv's own client.
 
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
-The protocol is JSON over a WebSocket (reset, step, close). evert speaks it without the package
-``openenv-core``, which only the server needs. It lists no tasks in ``OFFLINE``: a server has to be
-started first.
+An action is a text (the reply), fields (one tool whose parameters are the action's schema) or a
+call of an MCP tool. Before a game is returned, an episode is begun to see whether the server gives
+rewards, which its schema does not say. This needs the extra ``openenv``.
 """
 
+import asyncio
 import json
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from evert.bridge.episode.agent import Outcome
-from evert.envs.from_gymnasium.observations import plainly
+from evert.bridge.off_loop import threads
 from evert.envs.games import Game, GameError
 from evert.envs.tasksets.common import game_of_agent, no_such
+from evert.envs.tasksets.openenv_session import (
+    Session,
+    action_schema,
+    calls_tools,
+    opened,
+)
 
 if TYPE_CHECKING:
-    from aiohttp import ClientWebSocketResponse
-
     from evert.bridge.clients.client import AgentClient
 
-PATIENCE = 1.5
-"""Seconds to wait for a server's schema."""
 
-LARGEST = 16 * 2**20
-"""Most bytes of a message from a server."""
-
-
-def openenv(url: str, *, field: str | None = None, turns: int = 100) -> Game:
+def openenv(
+    url: str,
+    *,
+    field: str | None = None,
+    turns: int = 100,
+    probe: int = 8,
+    message_timeout_s: float = 60.0,
+) -> Game:
     """The game of a server's environment.
 
     Args:
         url: URL of the server, "http://127.0.0.1:8000".
-        field: Field of the action that takes the reply; None: the only one that is required.
+        field: Field of the action that takes the reply as text; None: the only field that is
+            required, if it is a text, else actions are tool calls.
         turns: Actions after which an episode is truncated.
+        probe: Actions that are tried to see whether the server gives rewards; 0: do not look.
+        message_timeout_s: Seconds to wait for the server's answer to a message.
 
     Raises:
-        GameError: No OpenEnv server answers at ``url``, or its actions need more than a text.
+        GameError: No OpenEnv server answers at ``url``, it has no such field or no tools, or it
+            gives no reward.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise GameError(f"tasks=openenv:{url} is not a URL; expected one like http://HOST:8000.")
-    action = _action(url.rstrip("/"))
-    texts = [key for key, of in action.get("properties", {}).items() if of.get("type") == "string"]
-    required = list(action.get("required", ()))
-    if field is None and len(required) != 1:
-        raise GameError(
-            f"An action of {url} needs {', '.join(required) or 'nothing'}; expected one text. Name "
-            f"the field for the reply: tasks.field=NAME, of {', '.join(texts) or '(no texts)'}."
-        )
-    field = field or required[0]
-    if field not in texts:
-        raise no_such(f"An action of {url}", "text", field, texts)
-    if beside := [key for key in required if key != field]:
-        raise GameError(
-            f"An action of {url} needs {', '.join(beside)} beside {field}, but a reply is one text."
-        )
+    url = url.rstrip("/")
+    action_schema.cache_clear()  # another server may answer at the URL now
+    agent = OpenEnv(url, _field(url, field), turns, message_timeout_s)
+    threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
     return game_of_agent(
         f"openenv/{urlsplit(url).netloc}",
-        OpenEnv(url.rstrip("/"), field, turns),
+        agent,
         recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512},
     )
+
+
+def _field(url: str, field: str | None) -> str:
+    """The field that takes a reply; "": actions are tool calls."""
+    action = action_schema(url)
+    fields = action["properties"]
+    texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
+    required = action["required"]
+    if field is None:
+        is_text = len(required) == 1 and required[0] in texts
+        return required[0] if is_text and not calls_tools(action) else ""
+    if field not in texts:
+        raise no_such(f"An action of {url}", "text", field, texts)
+    if others := [name for name in required if name != field]:
+        raise GameError(
+            f"An action of {url} needs {', '.join(others)} beside {field}, but a reply is one "
+            "text. Leave tasks.field out: the policy then calls a tool that takes all fields."
+        )
+    return field
 
 
 @dataclass(frozen=True)
 class OpenEnv:
     """An agent that plays a server's environment; the task is the seed of its reset.
 
-    An observation is a text with a line for each field. Each reward goes to its action's turn.
+    The first message is the observation of the reset, a line for each field; the answers to actions
+    are observations, or the results of tools. Each reward goes to its action's turn, that of the
+    reset to the first turn. A reply that should call a tool and calls none ends the episode.
 
     Args:
         url: URL of the server.
-        field: Field of the action that takes the reply.
+        field: Field of the action that takes the reply; "": the policy calls tools.
         turns: Actions after which an episode is truncated.
+        message_timeout_s: Seconds to wait for the server's answer to a message.
     """
 
     url: str
     field: str
     turns: int = 100
+    message_timeout_s: float = 60.0
 
     from_path: ClassVar = True
     train_tasks: ClassVar = range(10_000)
@@ -90,62 +111,81 @@ class OpenEnv:
         """Play an episode.
 
         Raises:
-            GameError: The server refuses a message, or gives no reward in the episode.
+            GameError: The server fails, refuses a message, or ends the episode without a reward.
+            RewardError: A reward is not a finite number.
         """
-        import aiohttp
-
-        address = f"ws{self.url.removeprefix('http')}/ws"
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(address, max_msg_size=LARGEST) as socket,
-        ):
-            seen = await _told(socket, "reset", {"seed": task})
-            messages: list[dict[str, str]] = []
-            rewarded = False
+        async with opened(self.url, self.message_timeout_s, client.reward) as session:
+            offer = {} if self.field else {"tools": await session.list_tools()}
+            await session.reset(task)
+            messages: list[Any] = [{"role": "user", "content": session.text or "Begin."}]
             for _ in range(self.turns):
-                if seen["done"]:
+                if session.is_over:
                     break
-                messages.append({"role": "user", "content": plainly(seen["observation"])})
-                completion = await client.chat.completions.create(messages=messages)
-                reply = completion.choices[0].message.content or ""
-                messages.append({"role": "assistant", "content": reply})
-                seen = await _told(socket, "step", {self.field: reply})
-                if seen["reward"] is not None:
-                    client.reward(float(seen["reward"]))
-                    rewarded = True
-            await socket.send_json({"type": "close"})
-        if not rewarded:
-            raise GameError(f"{self.url} gave no reward in an episode; it must give at least one.")
-        return Outcome(0.0, truncated=not seen["done"])
+                completion = await client.chat.completions.create(messages=messages, **offer)
+                message = completion.choices[0].message
+                messages.append(message)
+                if offer and not message.tool_calls:
+                    return Outcome(0.0)
+                messages += await self._act(session, message)
+        if session.is_over and not session.is_rewarded:
+            raise session.no_reward("until the end of an episode")
+        return Outcome(0.0, truncated=not session.is_over)
+
+    async def _act(self, session: Session, message: Any) -> list[dict[str, Any]]:
+        """Take the actions of a reply, and return the messages that answer it."""
+        if self.field:
+            await session.step({self.field: message.content or ""})
+            return [{"role": "user", "content": session.text}]
+        return [
+            {
+                "role": "tool",
+                "tool_call_id": call.id,
+                "content": await session.call(call.function.name, call.function.arguments),
+            }
+            for call in message.tool_calls
+        ]
+
+    async def check(self, probe: int) -> None:
+        """Check that the server gives rewards, and tools if the policy has to call them.
+
+        Args:
+            probe: Actions to try, with the default or an empty value of each field; 0: do not look
+                for rewards. If the server refuses such an action, nothing is known.
+
+        Raises:
+            GameError: There are no tools, or no reward until the end or in ``probe`` actions.
+        """
+        async with opened(self.url, self.message_timeout_s, lambda reward: None) as session:
+            tools = [] if self.field else await session.list_tools()
+            if not probe:
+                return
+            await session.reset(self.test_tasks[0])
+            for number in range(probe):
+                if session.is_over or session.is_rewarded:
+                    break
+                await self._try(session, tools, number)
+                if session.is_refused:
+                    return
+            if not session.is_rewarded:
+                raise session.no_reward(f"at its reset and in {probe} actions or fewer")
+
+    async def _try(self, session: Session, tools: list[dict[str, Any]], number: int) -> None:
+        if self.field:
+            await session.step({self.field: ""})
+            return
+        function = tools[number % len(tools)]["function"]
+        await session.call(function["name"], json.dumps(_example(function["parameters"])))
 
 
-async def _told(socket: "ClientWebSocketResponse", what: str, data: Any) -> Mapping[str, Any]:
-    """Send a message, and return the observation, reward and ``done`` of the answer."""
-    await socket.send_json({"type": what, "data": data})
-    try:
-        answer = await socket.receive_json()
-    except TypeError as error:  # the message is not text
-        raise GameError(
-            f"The server closed the connection at {what} (code {socket.close_code}); see its log."
-        ) from error
-    told = answer.get("data", {})
-    if answer.get("type") != "observation":
-        raise GameError(
-            f"The server refused {what} {data!r:.200}: {told.get('message', answer)!s:.500} "
-            f"({told.get('code')}). Its environment has to take this. If the server is full, raise "
-            "its max_concurrent_envs, or play fewer episodes at once: parallel=1."
-        )
-    return {"reward": None, "done": False, "observation": {}, **told}
+def _example(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that fit a simple schema: each required field's default, or an empty value."""
+    fields = schema.get("properties", {})
+    return {name: _value(fields.get(name, {})) for name in schema.get("required", ())}
 
 
-def _action(url: str) -> Mapping[str, Any]:
-    """The schema of a server's actions."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:
-            return {**json.loads(answer.read(LARGEST))["action"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GameError(
-            f"tasks=openenv:{url}: no OpenEnv server answers there ({type(error).__name__}: "
-            f"{error}). Start one (uvicorn server.app:app --port 8000), and give its URL."
-        ) from error
+def _value(schema: Mapping[str, Any]) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    empty = {"string": "", "boolean": False, "array": [], "object": {}}
+    number = schema.get("minimum", 0)
+    return schema.get("default", schema.get("const", empty.get(str(schema.get("type")), number)))

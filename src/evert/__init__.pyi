@@ -1,6 +1,7 @@
 # The public names, each imported from its module. ``__init__.py`` reads this file, too.
 from evert import agents as agents
 from evert.agents.cookbook import CookbookAgent as CookbookAgent
+from evert.agents.mcp_tools import mcp_tools as mcp_tools
 from evert.agents.process import ProcessAgent as ProcessAgent
 from evert.bridge.clients.client import AgentClient as AgentClient
 from evert.bridge.clients.client import BlockingAgentClient as BlockingAgentClient
@@ -24,6 +25,7 @@ from evert.bridge.errors import InvalidActionError as InvalidActionError
 from evert.bridge.errors import InvalidAgentError as InvalidAgentError
 from evert.bridge.errors import InvalidDatasetError as InvalidDatasetError
 from evert.bridge.errors import InvalidModelError as InvalidModelError
+from evert.bridge.errors import McpError as McpError
 from evert.bridge.errors import MissingPackageError as MissingPackageError
 from evert.bridge.errors import RecordError as RecordError
 from evert.bridge.errors import RendererMismatchError as RendererMismatchError

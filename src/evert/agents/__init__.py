@@ -23,6 +23,7 @@ installed with evert.
     seccomp.py             the system calls that a sandbox refuses
     installed.py           the folders of installed programs that a sandbox has to show
     relay.py               forwards connections from a sandbox to the model
+    mcp_tools.py           ``evert.mcp_tools``: the tools of an MCP server, for any agent
     cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
 """
 

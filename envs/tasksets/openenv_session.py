@@ -1,0 +1,247 @@
+"""One episode at an OpenEnv server: its session, the tools that it offers, what its answers say.
+
+Everything that a server sends is checked before it is used. OpenEnv's client loads in seconds and
+is imported when it is needed.
+"""
+
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from evert.bridge.chat.schemas import first_error, vet
+from evert.envs.from_gymnasium.observations import plainly
+from evert.envs.games import GameError
+from evert.envs.tasksets.common import needed
+
+if TYPE_CHECKING:
+    from openenv.core.generic_client import GenericEnvClient
+
+PATIENCE = 1.5
+"""Seconds to wait for a server's schema."""
+
+LARGEST = 16
+"""Most MiB of a message from a server."""
+
+STEP = "step"
+"""Name of the tool that takes an action's fields."""
+
+WHILE_FULL = (0.1, 0.3, 1.0)
+"""Seconds between tries to begin an episode: a server frees a session after it was closed."""
+
+
+@asynccontextmanager
+async def opened(
+    url: str, message_timeout_s: float, pay: Callable[[float], None]
+) -> AsyncIterator["Session"]:
+    """Open a session, which connects with its first message, and close it.
+
+    Args:
+        url: URL of the server.
+        message_timeout_s: Seconds to wait for the server's answer to a message.
+        pay: Gets each reward, as the server gives it.
+
+    Raises:
+        GameError: OpenEnv is not installed, or no server of it answers at ``url``.
+    """
+    action = await asyncio.to_thread(action_schema, url)
+    install = "pip install 'evert[openenv]'"
+    package = await asyncio.to_thread(needed, "openenv", "openenv.core.generic_client", install)
+    env = package.GenericEnvClient(
+        url,
+        message_timeout_s=message_timeout_s,
+        max_message_size_mb=LARGEST,
+        mode="simulation",  # whatever OPENENV_CLIENT_MODE says
+    )
+    try:
+        yield Session(url, env, action, pay)
+    finally:
+        await env.close()
+
+
+class Session:
+    """An episode at a server, over one connection.
+
+    Args:
+        url: URL of the server.
+        env: OpenEnv's client.
+        action: The schema of the server's actions.
+        pay: Gets each reward, as the server gives it.
+
+    Attributes:
+        observation: The latest one.
+        is_over: Whether the server has ended the episode.
+        is_refused: Whether the latest action was invalid, or its tool failed.
+        is_rewarded: Whether the server has given a reward.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        env: "GenericEnvClient",
+        action: Mapping[str, Any],
+        pay: Callable[[float], None],
+    ) -> None:
+        self.url = url
+        self._env = env
+        self._action = action
+        self._pay = pay
+        self._socket: Any = None
+        self.observation: Any = {}
+        self.is_over = False
+        self.is_refused = False
+        self.is_rewarded = False
+
+    @property
+    def text(self) -> str:
+        """The observation in words."""
+        fields = self.observation
+        if isinstance(fields, Mapping) and not fields.get("metadata"):
+            fields = {name: value for name, value in fields.items() if name != "metadata"}
+        return plainly(fields)
+
+    def no_reward(self, when: str) -> GameError:
+        """The error for a server that gave no reward."""
+        return GameError(
+            f"{self.url} gave no reward {when}: each was None (the latest observation: "
+            f"{self.text!r:.200}). Its environment has to set Observation.reward to a number, 0.0 "
+            "where nothing is earned; a rubric, or step_async for MCP tools, can do it. If rewards "
+            "come later or only for some actions, pass tasks.probe=0."
+        )
+
+    async def reset(self, seed: int) -> None:
+        """Begin the episode."""
+        await self._send("reset", lambda: self._env.reset(seed=seed))
+        self._socket = self._env._ws
+
+    async def step(self, action: Any) -> None:
+        """Take an action, a dict or one of OpenEnv's."""
+        # The client would connect again, to an environment that nobody has reset.
+        if self._socket.close_code is not None:
+            raise self._failure("step", f"it closed the connection ({self._socket.close_code})")
+        await self._send("step", lambda: self._env.step(action))
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """The tools to offer, in OpenAI's form: those of MCP, or one that takes an action."""
+        if not calls_tools(self._action):
+            description = str(self._action.get("description", "Take an action."))
+            return [_tool(STEP, description, self._action)]
+        from openenv.core.env_server.mcp_types import ListToolsAction, ListToolsObservation
+
+        await self._send("list_tools", lambda: self._env.step(ListToolsAction()))
+        try:
+            tools = ListToolsObservation.model_validate(self.observation).tools
+        except ValueError as error:
+            raise self._failure("list_tools", f"{error}") from error
+        if not tools:
+            raise self._failure("list_tools", f"no tools: {self.text}")
+        return [_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
+
+    async def call(self, name: str, arguments: str) -> str:
+        """Take a call of a tool as an action, and return the result in words."""
+        if self.is_over:
+            return "The episode is over."
+        fields = _json(arguments)
+        if problem := self._problem(name, fields):
+            self.is_refused = True
+            return f"Error: {problem}"
+        if not calls_tools(self._action):
+            await self.step(fields)
+            return self.text
+        from openenv.core.env_server.mcp_types import CallToolAction
+
+        await self.step(CallToolAction(tool_name=name, arguments=fields))
+        if isinstance(self.observation, Mapping) and self.observation.get("error"):
+            self.is_refused = True
+        return self.text if isinstance(self.observation, str) else _result(self.observation)
+
+    def _problem(self, name: str, fields: Any) -> str | None:
+        if calls_tools(self._action):  # the server knows its tools
+            return None if isinstance(fields, dict) else "the arguments are not a JSON object"
+        if name != STEP:
+            return f"there is no tool {name!r:.200}; call {STEP}"
+        return first_error(json.dumps(self._action), fields)
+
+    async def _send(self, what: str, send: Callable[[], Any]) -> None:
+        for pause in (*WHILE_FULL, None):
+            try:
+                result = await send()
+                break
+            except Exception as error:  # what a server does may have any effect in the client
+                if pause is None or "CAPACITY_REACHED" not in str(error):
+                    self._refuse(what, error)
+                    return
+            await asyncio.sleep(pause)
+        self.observation, self.is_over = result.observation, bool(result.done)
+        self.is_refused = False
+        if result.reward is not None:
+            self.is_rewarded = True
+            self._pay(result.reward)
+
+    def _refuse(self, what: str, error: Exception) -> None:
+        if what != "step" or "VALIDATION_ERROR" not in str(error):
+            raise self._failure(what, f"{type(error).__name__}: {error}") from error
+        self.is_refused = True  # the policy's mistake
+        self.observation = f"Error: the environment does not take this action: {error}"
+
+    def _failure(self, what: str, reason: str) -> GameError:
+        return GameError(
+            f"{self.url} failed at {what}: {reason:.500}. See its log. If it is full, raise its "
+            "max_concurrent_envs, or play fewer episodes at once: parallel=1. If it is slow, pass "
+            "tasks.message_timeout_s=."
+        )
+
+
+def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _result(observation: Any) -> str:
+    """The text of a tool's result or error."""
+    if not isinstance(observation, Mapping) or "tool_name" not in observation:
+        return plainly(observation)
+    if error := observation.get("error"):
+        return f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
+    result = observation.get("result")
+    if isinstance(result, Mapping) and isinstance(content := result.get("content"), list):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return plainly(result)
+
+
+def calls_tools(action: Mapping[str, Any]) -> bool:
+    """Whether actions are calls of MCP tools, as the schema of OpenEnv's own classes says."""
+    kind = action["properties"].get("type", {}).get("const")
+    return kind in ("call_tool", "list_tools") or not action["properties"]
+
+
+@cache
+def action_schema(url: str) -> Mapping[str, Any]:
+    """The JSON schema of a server's actions; its client has no method for it."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:
+            schema = answer.read(LARGEST * 2**20)
+        action = {"properties": {}, "required": [], **json.loads(schema)["action"]}
+        vet(json.dumps(action))
+        fields = {name: of for name, of in action["properties"].items() if isinstance(of, dict)}
+        fields.pop("metadata", None)  # every action has it
+        return {**action, "properties": fields}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GameError(
+            f"tasks=openenv:{url}: no OpenEnv server answers there ({type(error).__name__}: "
+            f"{error}). Start one (uvicorn server.app:app --port 8000), and give its URL."
+        ) from error

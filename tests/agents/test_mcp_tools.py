@@ -1,0 +1,173 @@
+"""``evert.mcp_tools``: an agent's tools from MCP servers, which end with the episode."""
+
+import asyncio
+import gc
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.kit import calling, free_port, play, reward
+
+import evert
+from evert import AgentClient, AgentError, ChatAgentEnv
+
+SERVER = Path(__file__).with_name("mcp_server.py")
+STDIO = [sys.executable, str(SERVER)]
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_is_left() -> AsyncIterator[None]:
+    before = set(psutil.Process().children())
+    yield
+    assert set(psutil.Process().children()) == before
+    assert [task for task in asyncio.all_tasks() if "evert" in task.get_name()] == []
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    port = free_port()
+    process = subprocess.Popen([*STDIO, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        while not _answers(port):
+            assert process.poll() is None
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def agent_of(server: Any, seen: list[str] | None = None, **options: Any) -> Callable[..., Any]:
+    """An agent that goes on while the policy calls tools; its reward is the number of calls."""
+
+    async def agent(client: AgentClient) -> float:
+        tools = await evert.mcp_tools(server, **options)
+        messages: list[Any] = [{"role": "user", "content": "Go on."}]
+        calls = 0
+        while True:
+            completion = await client.chat.completions.create(messages=messages, tools=tools)
+            message: Any = completion.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                return calls
+            for call in message.tool_calls:
+                text = await tools.call(call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+                calls += 1
+                if seen is not None:
+                    seen.append(text)
+
+    return agent
+
+
+async def check_calls(server: Any) -> None:
+    seen: list[str] = []
+    wrong = [calling("add", a="three", b=4), calling("fly")]
+    trajectory = await play(agent_of(server, seen), calling("add", a=3, b=4), *wrong, "Done.")
+    assert reward(trajectory) == 3.0
+    assert seen[0] == "7"
+    assert seen[1].startswith("Error:")
+    assert "three" in seen[1] or "integer" in seen[1]
+    assert seen[2] == "Error: there is no tool 'fly'; there are add, die, sleep"
+
+
+async def test_the_tools_of_a_command_are_offered_called_and_explained() -> None:
+    await check_calls(STDIO)
+
+
+async def test_the_tools_of_a_server_over_http_are_offered_called_and_explained(url: str) -> None:
+    await check_calls(url)
+
+
+async def test_episodes_at_once_have_a_session_each(url: str) -> None:
+    for server in (STDIO, url):
+        episodes = [play(agent_of(server), calling("add", a=n, b=1), "Done.") for n in range(3)]
+        assert [reward(each) for each in await asyncio.gather(*episodes)] == [1.0] * 3
+
+
+async def test_the_last_words_of_a_server_that_dies_midway_are_in_the_error() -> None:
+    death = calling("die", words="x" * 9000 + "The disk is full.")
+    with pytest.raises(AgentError, match=r"The disk is full\.$"):
+        await play(agent_of(STDIO), calling("add", a=1, b=1), death, "Done.")
+
+
+async def test_the_last_words_of_a_server_that_does_not_start_are_in_the_error() -> None:
+    with pytest.raises(AgentError, match="The server's own words: no configuration"):
+        await play(agent_of([*STDIO, "0"]), "Done.")
+    with pytest.raises(AgentError, match="No such file"):
+        await play(agent_of(["no-such-program"]), "Done.")
+
+
+async def test_a_server_over_http_that_dies_or_is_not_there_is_an_error(url: str) -> None:
+    with pytest.raises(AgentError, match=rf"The MCP server '{url}' failed"):
+        await play(agent_of(url, timeout_s=5), calling("die", words="Bye."), "Done.")
+    with pytest.raises(AgentError, match="failed"):
+        await play(agent_of("http://127.0.0.1:9/mcp", timeout_s=5), "Done.")
+
+
+async def test_an_answer_that_does_not_come_is_an_error() -> None:
+    with pytest.raises(AgentError, match=r"TimeoutError"):
+        await play(agent_of(STDIO, timeout_s=3), calling("sleep", seconds=60), "Done.")
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "while it starts", "deaf"])
+async def test_an_abandoned_agent_leaves_no_server(how: str) -> None:
+    deaf = [sys.executable, "-c", "import time; time.sleep(60)"]
+    env = ChatAgentEnv(agent_of(deaf if how == "deaf" else STDIO))
+    starting = asyncio.ensure_future(env.initial_observation())
+    if how in ("while it starts", "deaf"):
+        await asyncio.sleep(0.3)
+        await env.close()
+        with pytest.raises(evert.EnvClosedError):
+            await starting
+        return
+    await starting
+    [server] = psutil.Process().children()
+    if how == "closed":
+        await env.close()
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del env, starting
+            gc.collect()
+        tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("evert")]
+        await asyncio.wait(tasks, timeout=20)
+    assert not server.is_running()
+
+
+async def test_outside_of_an_episode_the_caller_closes_the_session() -> None:
+    tools = await evert.mcp_tools(STDIO)
+    assert await tools.call("add", '{"a": 1, "b": 2}') == "3"
+    assert await tools.call("add", "{") == (
+        "Error: the arguments are not JSON: Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1)"
+    )
+    await tools.close()
+    await tools.close()
+
+
+def test_a_plain_function_may_open_a_session_in_a_loop_of_its_own() -> None:
+    def agent(client: evert.BlockingAgentClient) -> float:
+        async def whole() -> str:
+            tools = await evert.mcp_tools(STDIO)
+            return await tools.call("add", '{"a": 1, "b": 2}')
+
+        client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return float(asyncio.run(whole()))
+
+    assert reward(asyncio.run(play(agent))) == 3.0
