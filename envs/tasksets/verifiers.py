@@ -100,16 +100,23 @@ class Verifiers:
 def _loaded(name: str, options: str) -> "V0Environment | V1Environment":
     """Load an environment; ``options`` is the repr of the options, since a dict is no key."""
     arguments: dict[str, Any] = literal_eval(options)
-    module = importlib.import_module(_module_of(name))
-    if hasattr(module, "load_environment") and find_spec("verifiers.envs"):
-        from evert.envs.tasksets.verifiers_v0 import V0Environment
+    has_v0, is_v0 = find_spec("verifiers.envs") is not None, False
+    try:
+        is_v0 = hasattr(importlib.import_module(_module_of(name)), "load_environment")
+        if is_v0 and has_v0:
+            from evert.envs.tasksets.verifiers_v0 import V0Environment
 
-        return V0Environment(name, arguments)
-    if not find_spec("verifiers.v1"):
-        raise GameError(f"tasks=verifiers:{name} needs verifiers 0.4: {INSTALL}.")
-    from evert.envs.tasksets.verifiers_v1 import V1Environment
+            return V0Environment(name, arguments)
+        from evert.envs.tasksets.verifiers_v1 import V1Environment
 
-    return V1Environment(name, arguments, is_v0=hasattr(module, "load_environment"))
+        return V1Environment(name, arguments)
+    except (AttributeError, ImportError, TypeError) as error:
+        if has_v0 or not (is_v0 or re.search(r"'verifiers(?!\.v1)", str(error))):
+            raise
+        raise GameError(
+            f"tasks=verifiers:{name} was written for verifiers before 0.4 ({type(error).__name__}: "
+            f"{error}). Install verifiers 0.3.1 and evert in a separate virtual environment."
+        ) from error
 
 
 def _module_name(name: str) -> str:

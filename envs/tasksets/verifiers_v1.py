@@ -44,22 +44,12 @@ class V1Environment:
     Args:
         name: Name of the taskset.
         options: As in ``evert.envs.tasksets.verifiers.verifiers``.
-        is_v0: Whether its package has a ``load_environment``, for the error.
 
     Raises:
-        GameError: It needs a container, or an older version of verifiers.
+        GameError: It needs a container.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], *, is_v0: bool = False) -> None:
-        try:
-            taskset_class(name)
-        except (AttributeError, TypeError) as error:
-            if not is_v0:
-                raise
-            raise GameError(
-                f"tasks=verifiers:{name} has a load_environment and no taskset: verifiers 0.4 no "
-                "longer plays it. Install verifiers 0.3.1 and evert in a separate environment."
-            ) from error
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         held_out = {k.removeprefix(EVAL): v for k, v in options.items() if k.startswith(EVAL)}
         train = {key: value for key, value in options.items() if not key.startswith(EVAL)}
         blocks = {"train": _block(name, train)}
@@ -181,6 +171,7 @@ class _Tasks(Sequence[Any]):
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The ``env`` block of a configuration of verifiers', as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
+    taskset_class(name)  # raises if there is none, and the next line does not
     kind = vf.env_config_type(name)
     for key, value in options.items():
         *parents, last = key.split(".")

@@ -141,6 +141,7 @@ async def by_evert(case: Case) -> tuple[list[Trajectory], Results]:
     return trajectories, [(reward(t), end) for t, end in zip(trajectories, ends, strict=True)]
 
 
+@pytest.mark.timeout(3000)  # verifiers 0.4 starts a process for each turn
 @pytest.mark.parametrize("case", V0 if IS_V0 else V1, ids=lambda case: case.name)
 async def test_rewards_and_metrics_are_those_of_verifiers_own_evaluation(case: Case) -> None:
     theirs = await (by_verifiers_v0 if IS_V0 else by_verifiers_v1)(case)
@@ -174,7 +175,7 @@ async def test_a_held_out_task_is_of_the_eval_split_and_a_limit_truncates() -> N
 
     def says(prompt: str) -> str:
         prompts.append(prompt)
-        return "2"
+        return "1"
 
     trajectory = await play(Verifiers(name, {**HELD_OUT, **limit}), says, task="eval/0")
     first = 40 if IS_V0 else 1000
@@ -182,11 +183,13 @@ async def test_a_held_out_task_is_of_the_eval_split_and_a_limit_truncates() -> N
     assert len(prompts) == len(trajectory.transitions) == 1
     ends = trajectory.transitions[-1].metrics
     assert ends["env_stop/max_turns_reached" if IS_V0 else "env_stop/max_turns"] == 1.0
+    assert ends.get("stop/truncated") == (None if IS_V0 else 1.0)  # v0 counts only cut replies
 
 
 MODULES = {
     "raising_env": "raise OSError('no licence')",
     "neither_env": "",
+    "late_env": "def load_environment(): import verifiers",
     "sandbox_env": """
 import verifiers as vf
 from datasets import Dataset
@@ -263,7 +266,8 @@ REFUSED_V1: list[tuple[dict[str, Any], str]] = [
         r"harness bash runs commands that the policy writes.* tasks\.agent\.runtime\.type=docker",
     ),
     ({"id": "verifiers:v1-guess", "cout": 3}, r"(?s)ValidationError.*cout"),
-    ({"id": "verifiers:v0-guess"}, r"verifiers 0.4 no longer plays it. Install verifiers 0.3.1"),
+    ({"id": "verifiers:v0-guess"}, r"before 0.4 \(AttributeError: .*\). Install verifiers 0.3.1"),
+    ({"id": "verifiers:late-env"}, r"before 0.4 \(AttributeError: .*\). Install verifiers 0.3.1"),
     ({"id": "verifiers:neither-env"}, r"taskset module 'neither_env' defines no `__all__`"),
 ]
 
