@@ -115,9 +115,12 @@ environment-openai3: .venv/developing
 environment-trainers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
 
+# Also the taskset of verifiers' environments, with the last verifiers that has the older kind.
 trainers-verifiers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py verifiers
-	.frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
+	.frameworks/verifiers/bin/python -m pytest -n 2 --dist worksteal tests/more_trainers --environment verifiers
+	$(BIN)/python frameworks/make_environment.py verifiers-v0
+	.frameworks/verifiers-v0/bin/python -m pytest tests/more_trainers --environment verifiers-v0
 
 # Harbor plays trials with a script as the model, in a sandbox: no container, no network. Two of its
 # agents run with their programs; each night, all do.

@@ -56,6 +56,10 @@ TASK: Final = "task"
 """Name of the parameter that takes the task, if a parameter has that name."""
 
 
+ENV_STOP: Final = "env_stop/"
+"""Prefix of the metric that has the stop reason of an environment that an agent plays."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of an episode, with more than a reward.

@@ -20,6 +20,9 @@ taskset: a module of yours with a function ``taskset``, or an entry point of the
     reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
     scienceworld.py     ScienceWorld's experiments, in its Java simulator
     textarena.py        TextArena's games, with a seat for each player
+    verifiers.py        environments of verifiers: their tasks, and the agent that plays them
+    verifiers_v0.py     those of verifiers before 0.4
+    verifiers_v1.py     those of verifiers 0.4
 """
 
 import inspect

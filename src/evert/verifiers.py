@@ -14,7 +14,7 @@ if find_spec("verifiers") is None or find_spec("verifiers.v1") is None:
         name="verifiers",
     )
 
-from evert.trainers.integrations.verifiers.agent import VerifiersAgent as VerifiersAgent
+from evert.envs.tasksets.verifiers_v1 import VerifiersAgent as VerifiersAgent
 from evert.trainers.integrations.verifiers.plugins import AgentHarness as AgentHarness
 from evert.trainers.integrations.verifiers.plugins import AgentTaskset as AgentTaskset
 

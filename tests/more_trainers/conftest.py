@@ -2,11 +2,13 @@
 
     .frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
-``frameworks/make_environment.py verifiers`` makes the environment. Without ``--environment``
-nothing here is collected: the packages are not in .venv.
+``frameworks/make_environment.py verifiers`` makes the environment; in that of ``verifiers-v0``, an
+older verifiers, the taskset's tests run alone. Without ``--environment`` nothing here is collected:
+the packages are not in .venv.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,22 +18,42 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tests.tasksets.conftest import Said, tool_calls
 
 GAMES = Path(__file__).parent.parent.parent / "examples"
-HERE = "verifiers"
 EXAMPLES = [str(GAMES / "other_trainers"), str(GAMES)]
+ENVIRONMENTS = str(Path(__file__).parent / "environments")
+OLD, NEW = "verifiers-v0", "verifiers"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("environment") == HERE:
-        sys.path[:0] = EXAMPLES  # as when one is run
+    if config.getoption("environment") in (OLD, NEW):
+        sys.path[:0] = [*EXAMPLES, ENVIRONMENTS]  # as when one is run
+        # For the servers of verifiers' tools.
+        os.environ["PYTHONPATH"] = os.pathsep.join([ENVIRONMENTS, os.environ.get("PYTHONPATH", "")])
 
 
-def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return None if config.getoption("environment") == HERE else True
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    environment = config.getoption("environment")
+    if environment == NEW or (environment == OLD and "taskset" in collection_path.stem):
+        return None
+    return None if environment == OLD and collection_path.is_dir() else True
 
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+JSON = "application/json"
+
+
+def events(completion: dict[str, Any]) -> str:
+    """A completion as a stream of one chunk."""
+    [choice] = completion["choices"]
+    calls = choice["message"].get("tool_calls") or []
+    delta = {**choice["message"], "tool_calls": [{"index": n, **c} for n, c in enumerate(calls)]}
+    chunk = {**completion, "object": "chat.completion.chunk"}
+    chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}]
+    return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
 
 
 @contextmanager
@@ -41,10 +63,12 @@ def served(answer: Answer) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            streamed = bool(body.get("stream"))
             self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", f"{'text/event-stream' if streamed else JSON}")
             self.end_headers()
-            self.wfile.write(json.dumps(answer(body)).encode())
+            reply = answer(body)
+            self.wfile.write((events(reply) if streamed else json.dumps(reply)).encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -58,12 +82,15 @@ def served(answer: Answer) -> Iterator[int]:
 
 
 @contextmanager
-def served_chat(say: Callable[[str], str]) -> Iterator[str]:
+def served_chat(say: Callable[[str], Said]) -> Iterator[str]:
     """An endpoint for chat completions, whose model says this to all that it was told."""
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
-        said = say(" ".join(message["content"] for message in body["messages"]))
-        message = {"role": "assistant", "content": said}
+        said = say(" ".join(str(message.get("content")) for message in body["messages"]))
+        message: dict[str, Any] = {"role": "assistant", "content": said}
+        if not isinstance(said, str):
+            calls = tool_calls(said, len(body["messages"]))
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         about = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}

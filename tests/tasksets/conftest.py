@@ -54,7 +54,7 @@ def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
         number, said = next(left)
         message: dict[str, Any] = {"role": "assistant", "content": said}
         if not isinstance(said, str):
-            message = {"role": "assistant", "content": None, "tool_calls": _calls(said, number)}
+            message = {"role": "assistant", "content": None, "tool_calls": tool_calls(said, number)}
         head = {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted"}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         return httpx.Response(200, json={**head, "choices": [choice]})
@@ -63,7 +63,8 @@ def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
     return openai.OpenAI(api_key="none", http_client=httpx.Client(transport=transport))
 
 
-def _calls(said: list[Call], number: int) -> list[dict[str, Any]]:
+def tool_calls(said: list[Call], number: int) -> list[dict[str, Any]]:
+    """Calls as a message of the Chat Completions API has them."""
     return [
         {
             "id": f"call-{number}-{place}",

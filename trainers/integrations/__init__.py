@@ -1,9 +1,9 @@
-"""evert's agents under other trainers, and other libraries' environments as agents.
+"""evert's agents under other trainers, and Harbor's trials as agents.
 
 In reading order:
 
     trl/        agents under TRL's trainers
     verl/       agents under verl's trainers
-    verifiers/  verifiers' environments as agents, and agents as verifiers' environments
+    verifiers/  agents as verifiers' environments
     harbor/     Harbor's trials as agents
 """

@@ -52,7 +52,7 @@ from evert.bridge.chat.messages import CookbookMessage
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.client import AgentClient, ask, renderer_of
-from evert.bridge.episode.agent import NO_TASK, Outcome
+from evert.bridge.episode.agent import ENV_STOP, NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_of
 from evert.bridge.isolation import import_function, isolated_score
 from evert.bridge.tokens.renderer import SHARED, PromptRenderer, with_tokenizer
@@ -63,9 +63,6 @@ GRADERS = {
     "math_verify": "tinker_cookbook.recipes.math_rl.math_grading:grade_answer_math_verify",
 }
 """The recipe that computes on answers, and its functions for that."""
-
-ENV_STOP = "env_stop/"
-"""Prefix of the metric that has the environment's own stop reason."""
 
 
 class CookbookAgent:

@@ -1,8 +1,8 @@
-"""verifiers' environments as evert's agents, and evert's agents as verifiers' environments.
+"""evert's agents as environments of verifiers.
 
-``evert.verifiers`` has the public names.
+``evert.verifiers`` has the public names, and those of the other direction, verifiers' environments
+as agents (``envs/tasksets/verifiers.py``).
 
-    agent.py             ``VerifiersAgent``: an environment of verifiers as an agent
     plugins.py           ``AgentTaskset``, ``AgentHarness``: tasks and an agent, for verifiers
     answered_outside.py  plays an agent whose calls another framework answers
 """
