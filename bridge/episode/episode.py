@@ -249,7 +249,7 @@ class Episode:
         self.abandon()
         if self._task is not None and not self.loop.is_closed():
             self._task.cancel()
-        if self._held is not None and self.loop.is_running():
+        if self._exit_stack is not None and self.loop.is_running():
             releasing = self.loop.create_task(self.release(), name="evert release")
             _detached_tasks.add(releasing)  # nobody awaits it
             releasing.add_done_callback(_detached_tasks.discard)

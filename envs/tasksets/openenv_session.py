@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evert.bridge.chat.schemas import first_error, vet
+from evert.bridge.chat.schemas import first_error, check_schema
 from evert.envs.from_gymnasium.observations import plainly
 from evert.envs.games import GameError
 from evert.envs.tasksets.common import needed
@@ -236,7 +236,7 @@ def action_schema(url: str) -> Mapping[str, Any]:
         with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:
             schema = answer.read(LARGEST * 2**20)
         action = {"properties": {}, "required": [], **json.loads(schema)["action"]}
-        vet(json.dumps(action))
+        check_schema(json.dumps(action))
         fields = {name: of for name, of in action["properties"].items() if isinstance(of, dict)}
         fields.pop("metadata", None)  # every action has it
         return {**action, "properties": fields}
