@@ -235,7 +235,7 @@ def test_a_damaged_checkpoint_is_refused_by_every_way_in(engine: Engine, trainin
     for way in (service.create_training_client_from_state, resume, service.create_sampling_client):
         with pytest.raises(CheckpointError, match=r"damaged: .*model\.safetensors"):
             way(path).result()
-    with pytest.raises(CheckpointError, match="saved to sample from"):
+    with pytest.raises(CheckpointError, match="saved for sampling"):
         resume(weights).result()
 
 

@@ -269,7 +269,8 @@ def _check_step(params: types.AdamParams) -> None:
     for name, value in params.model_dump(exclude={"grad_clip_norm"}).items():
         limit = 1.0 if name.startswith("beta") else math.inf
         if not math.isfinite(value) or value < 0 or value >= limit:
+            expected = "from 0 to below 1" if limit == 1.0 else "of 0 or more"
             raise TrainingError(
-                f"optim_step got {name}={value}; expected a number from 0"
-                f"{' to below 1' if limit == 1.0 else ' up'}. The weights are unchanged."
+                f"optim_step got {name}={value}; expected a number {expected}. The weights are "
+                "unchanged."
             )

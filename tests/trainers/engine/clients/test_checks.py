@@ -42,7 +42,7 @@ REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
     ([], CE, None, "no data"),
     ([GOOD, sft([1, 262, 3])], CE, None, "Datum 1: model_input has token id 262; .* 0 to 261"),
     ([sft([1, -1])], CE, None, "token id -1; the model"),
-    ([sft([1, 2], target_tokens=[2, -100])], CE, None, "has token id -100.*has weight"),
+    ([sft([1, 2], target_tokens=[2, -100])], CE, None, "has token id -100.*set its weight"),
     ([sft([1] * 513)], CE, None, "Datum 0 has 513 input tokens; expected 1 to .*context of 512"),
     ([sft([])], CE, None, "0 input tokens; expected 1 to"),
     ([sft([1, 2, 3], target_tokens=[1, 2])], CE, None, r"has shape \(2,\) for 3 .*pected \(3,\)"),
@@ -101,7 +101,7 @@ def test_a_step_out_of_range_is_refused_and_the_gradient_waits(training: Any) ->
     training.forward_backward([GOOD], CE)
     wrong: list[tuple[dict[str, float], str]] = [
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
-        ({"learning_rate": -1.0}, "learning_rate=-1.0; expected a number from 0 on"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0; expected a number of 0 or more"),
         ({"beta2": 1.0}, "beta2=1.0; expected a number from 0 to below 1"),
         ({"weight_decay": float("inf")}, "weight_decay=inf"),
     ]

@@ -39,4 +39,4 @@ def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:
     with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
         attach_lora(model, 4, seed=0)
     assert "Train all its parameters: full_parameter=True" in str(raised.value)
-    assert "GPT-2 and models like it have Conv1D layers" in str(raised.value)
+    assert "Models like GPT-2 have Conv1D layers" in str(raised.value)
