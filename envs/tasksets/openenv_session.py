@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evert.bridge.chat.schemas import first_error, check_schema
+from evert.bridge.chat.schemas import check_schema, first_error
 from evert.envs.from_gymnasium.observations import plainly
 from evert.envs.games import GameError
 from evert.envs.tasksets.common import needed
