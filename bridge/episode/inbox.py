@@ -93,8 +93,9 @@ class Inbox(Generic[P]):
 
     Args:
         agent: The agent's name, for messages.
-        frozen_calls: Calls that frozen models are answering. The agent's timeout does not run during
-            such calls, while a call is sampled ahead, or while another role waits for its trainer.
+        frozen_calls: Calls that frozen models are answering. The agent's timeout does not run
+            during such calls, while a call is sampled ahead, or while another role waits for its
+            trainer.
         boxes: The inboxes of all roles.
 
     Attributes:
