@@ -32,9 +32,11 @@ from unittest.mock import Mock, patch
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from transformers import modeling_utils
 
 CUDA, MPS = torch.device("cuda", 0), torch.device("mps", 0)
 HOST = torch.device("cpu")
@@ -362,8 +364,14 @@ def _in_place_of_mps() -> Iterator[None]:
         patch.multiple(torch.mps, **answers),
         patch.object(torch.backends.mps, "is_available", lambda: True),
         patch.object(torch.nn.functional, "scaled_dot_product_attention", side_effect=refusal),
+        patch.object(modeling_utils, "safe_open", _open_on_the_host),
     ):
         yield
+
+
+def _open_on_the_host(file: Any, **options: Any) -> Any:
+    """Open weights on the CPU: safetensors writes to MPS from Rust, which no stand-in sees."""
+    return safe_open(file, **{**options, "device": "cpu"})
 
 
 def _check_devices(name: str, operation: Any, args: Any, kwargs: Any) -> None:
